@@ -1,0 +1,45 @@
+"""Fine-tune code-search encoders with Soft-InfoNCE: InfoNCE whose in-batch negatives carry weights."""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "SoftInfoNCETrainer": "trainer",
+    "RetrievalOutput": "trainer",
+    "SoftInfoNCETrainingArguments": "arguments",
+    "ModelArguments": "arguments",
+    "DataArguments": "arguments",
+    "EstimatorCallback": "callbacks",
+    "Estimator": "estimators.base",
+    "BM25Estimator": "estimators.bm25",
+    "SimCSEEstimator": "estimators.simcse",
+    "TrainedModelEstimator": "estimators.trained_model",
+    "MixtureEstimator": "estimators.mixture",
+    "EncoderProfile": "encoders.profiles",
+    "PROFILES": "encoders.profiles",
+    "load_encoder": "encoders.loading",
+    "Objective": "objective",
+    "SetupError": "errors",
+    "info_nce": "losses",
+    "soft_info_nce": "losses",
+    "weighted_info_nce": "losses",
+    "binary_cross_entropy": "losses",
+    "kl_regularized_info_nce": "losses",
+    "negative_weights": "weights",
+    "cancel_top_k": "weights",
+    "cancel_above_ratio": "weights",
+    "extract_data_flow": "dataflow",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str):
+    """Import what is asked for when it is asked for: `import soft_trainer` itself needs neither torch nor datasets."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'soft_trainer' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"soft_trainer.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

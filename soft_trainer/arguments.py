@@ -1,0 +1,127 @@
+"""Everything a run can be told: model, data, training. Field names are the command line's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
+
+LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
+
+
+def option(default, help: str, **metadata):
+    """A dataclass field with its help text."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass
+class ModelArguments:
+    """Which encoder, and how it reads texts. What is not given comes from the encoder's profile."""
+
+    model_name_or_path: str | None = option(
+        None, "Encoder to fine-tune: a Hub name or a folder. Default: microsoft/unixcoder-base."
+    )
+    model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.")
+    from_scratch: str | None = option(
+        None, "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows."
+    )
+    vocabulary_size: int = option(16384, "Tokens of the tokenizer that --from_scratch trains.")
+    profile: str | None = option(None, f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.")
+    pooling: str | None = option(None, f"One embedding from token vectors: {', '.join(POOLINGS)}.")
+    query_prefix: str | None = option(None, "Text before every query, special tokens included.")
+    code_prefix: str | None = option(None, "Text before every code, special tokens included.")
+    query_length: int | None = option(None, "Tokens kept of a query, special tokens included.")
+    code_length: int | None = option(None, "Tokens kept of a code, special tokens included.")
+    data_flow_length: int | None = option(None, "Data-flow nodes after the code tokens (GraphCodeBERT).")
+    score_function: str | None = option(None, f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
+    score_scale: float | None = option(None, "Factor on every score; 20 is usual with cosine.")
+    query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
+    code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
+    trust_remote_code: bool = option(False, "Run code that comes with a model on the Hub.")
+
+
+@dataclass
+class DataArguments:
+    """Which rows to train and evaluate on."""
+
+    language: str = option("ruby", f"Programming language: {', '.join(LANGUAGES)}.")
+    dataset_name: str = option("code-search-net/code_search_net", "Data set on the Hub, in CodeSearchNet's columns.")
+    data_dir: str | None = option(None, "Folder with train, valid, test and codebase as .jsonl or .jsonl.gz.")
+    source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
+    split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
+    max_train_rows: int | None = option(None, "Train on the first so many rows only.")
+    lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")
+    examples: int = option(5, "Test queries to show with their top functions at the end.")
+    early_stopping_patience: int | None = option(None, "Stop after so many evaluations without a better metric.")
+    estimator: str | None = option(
+        "bm25", "Estimator of the weights: bm25, simcse, trained_model, none, a mixture a+b, or module:Class."
+    )
+    estimator_model: str | None = option(None, "Hub name or folder of the encoder behind simcse or trained_model.")
+    bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.")
+    bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.")
+    bm25_document_column: str | None = option(None, "Score queries against this column instead of other queries.")
+
+    @property
+    def paper_language(self) -> str | None:
+        """The language whose row counts in the paper compare, None for rows that are not CodeSearchNet's."""
+        return None if self.data_dir or self.source_dir else self.language
+
+
+@dataclass
+class SoftInfoNCEOptions:
+    """Loss and weights. None: the estimator's default."""
+
+    loss: str | None = option(
+        None,
+        "soft_info_nce, info_nce, weighted_info_nce, bce or kl_regularization. Default: soft_info_nce with an "
+        "estimator, info_nce without.",
+    )
+    alpha: float | None = option(None, "Weight of the similarity in Eq. 4. Default: the estimator's.")
+    beta: float | None = option(None, "Constant of Eq. 4. Default: the estimator's.")
+    temperature: float | None = option(None, "Temperature of the softmax of similarities. Default: the estimator's.")
+    floor: float = option(0.1, "Smallest weight of a negative.")
+    infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.")
+    kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.")
+    cancel: str = option("none", "False-negative cancellation: none, top_k or ratio.")
+    cancel_k: int = option(3, "How many of the most similar negatives top_k cancels.")
+    cancel_ratio: float = option(0.5, "ratio cancels negatives above this share of the positive's similarity.")
+    clamp_negative_scores: bool = option(False, "Raise negative scores to 0, as the proof of Theorem 1 does.")
+    mask_duplicates: bool = option(True, "A negative with the positive's query or code text does not count.")
+    gather_negatives: bool | None = option(
+        None, "Take the codes of all processes as negatives. Default: yes, with several processes."
+    )
+    chunk_by_length: bool = option(True, "Encode a batch in chunks of like length, with the same result.")
+
+
+@dataclass
+class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
+    """`transformers.TrainingArguments` with the options of the loss.
+
+    Defaults that differ: batches of 32, 10 epochs, `learning_rate` 2e-5, the last short batch dropped, the model with
+    the best `mrr` counts as best, NaN is never filtered from the log, unused columns stay, buffers are not broadcast.
+    """
+
+    output_dir: str | None = option(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
+    per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
+    per_device_eval_batch_size: int = option(64, "Texts encoded at once in evaluation, per process.")
+    learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
+    num_train_epochs: float = option(10.0, "Passes over the training rows.")
+    logging_steps: float = option(50, "Steps between two lines of the log.")
+    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
+    save_strategy: str = option("epoch", "When to save a checkpoint: no, steps, epoch or best.")
+    save_total_limit: int | None = option(2, "How many checkpoints to keep.")
+    dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
+    dataloader_num_workers: int = option(-1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.")
+    remove_unused_columns: bool = option(False, "Not used: the columns of a pair are always kept.")
+    ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
+    metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
+
+    def __post_init__(self):
+        if not (self.do_train or self.do_eval or self.do_predict):
+            self.do_train = self.do_eval = self.do_predict = True
+        workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
+        super().__post_init__()
+        if workers < 0 and self.device.type != "cpu":
+            self.dataloader_num_workers = 4

@@ -1,0 +1,98 @@
+"""Options from the command line and from a YAML recipe, and errors as one line."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from transformers import HfArgumentParser
+
+from soft_trainer.errors import SetupError
+
+
+def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, description: str | None = None) -> tuple:
+    """One instance of each of `dataclass_types` from `--option value` and `--config FILE.yaml`.
+
+    What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
+    names another recipe, relative to its own folder, that it changes.
+
+    Raises:
+        SetupError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
+            cannot be read.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", help="YAML recipe of options; those on the command line win.")
+    parser.error = _raise
+    known = {option.lstrip("-") for option in parser._option_string_actions}
+    recipe = _take_config(argv)
+    options = read_recipe(recipe) if recipe else {}
+    for key in options:
+        if key not in known:
+            raise SetupError(f"{recipe}: unknown option {key!r}{_nearest(key, known)}")
+    try:
+        *parsed, rest = parser.parse_args_into_dataclasses(
+            [*_as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
+        )
+    except (ValueError, ImportError) as error:
+        raise SetupError(str(error)) from error
+    if rest:
+        raise SetupError(f"unknown option {rest[0]}{_nearest(rest[0].lstrip('-').split('=')[0], known)}")
+    return tuple(parsed[: len(dataclass_types)])
+
+
+def read_recipe(path: str | Path) -> dict:
+    """The options of a recipe, those of its `base` first."""
+    path = Path(path)
+    try:
+        options = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise SetupError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise SetupError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(options, dict):
+        raise SetupError(f"{path}: a mapping of options is expected")
+    base = options.pop("base", None)
+    return {**(read_recipe(path.parent / base) if base else {}), **options}
+
+
+@contextlib.contextmanager
+def errors_for_people() -> Iterator[None]:
+    """Turn a SetupError into one line on standard error and exit code 2."""
+    try:
+        yield
+    except SetupError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+def _take_config(argv: list[str]) -> str | None:
+    """Remove `--config FILE` from `argv` and return FILE."""
+    for place, word in enumerate(argv):
+        if word == "--config" and place + 1 < len(argv):
+            return argv.pop(place) and argv.pop(place)
+        if word.startswith("--config="):
+            return argv.pop(place).partition("=")[2]
+    return None
+
+
+def _as_argv(options: dict) -> list[str]:
+    argv = []
+    for key, value in options.items():
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            argv += [f"--{key}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
+    return argv
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
+
+
+def _raise(message: str):
+    raise SetupError(message)

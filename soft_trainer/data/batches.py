@@ -1,0 +1,86 @@
+"""One process's part of a joined batch, with all that its loss needs beside the embeddings, made in a data worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from soft_trainer import distributed
+from soft_trainer.data.tokens import SIDES, TokenColumn
+
+
+class TrainBatches(Dataset):
+    """Turns the rows of a joined batch into this process's inputs.
+
+    Args:
+        tokens: the token ids of "query" and of "code".
+        collator: features -> model inputs.
+        similarity: (query rows, code rows) -> Tensor[B, N], when that is to be computed ahead of the step.
+        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, when duplicates are to
+            be masked.
+        gather: whether the codes of every process are negatives, or this process's alone.
+    """
+
+    def __init__(
+        self,
+        tokens: dict[str, TokenColumn],
+        collator: Callable,
+        similarity: Callable | None = None,
+        text_ids: dict[str, np.ndarray] | None = None,
+        gather: bool = True,
+    ):
+        self.tokens, self.collator, self.similarity = tokens, collator, similarity
+        self.text_ids, self.gather = text_ids, gather
+
+    def __len__(self) -> int:
+        return len(self.tokens["query"])
+
+    def __getitem__(self, row: int) -> dict:
+        return {"row": row} | {f"{side}_ids": self.tokens[side][row] for side in SIDES}
+
+    def __getitems__(self, joined: Sequence[int]) -> dict:
+        """The collated inputs of this process's part, and of the loss:
+
+        `rows` LongTensor[B], `code_rows` LongTensor[N] (those whose codes meet these queries), `positives`
+        LongTensor[B], `sizes` (rows of each process), `negatives` BoolTensor[B, N] where a duplicate is masked,
+        `duplicates` (how many are masked), `similarity` Tensor[B, N] where it is computed ahead.
+        """
+        rank, processes = distributed.world()
+        joined = np.asarray(joined)
+        parts = [distributed.part(len(joined), process, processes) for process in range(processes)]
+        rows = joined[parts[rank]]
+        code_rows = joined if self.gather else rows
+        start = parts[rank].start if self.gather else 0
+        batch = self.collator([self[int(row)] for row in rows])
+        batch["rows"], batch["code_rows"] = torch.from_numpy(rows), torch.from_numpy(code_rows)
+        batch["positives"] = torch.arange(start, start + len(rows))
+        batch["sizes"] = [part.stop - part.start for part in parts]
+        negatives = self._negatives(rows, code_rows, batch["positives"])
+        batch["duplicates"] = 0
+        if negatives is not None:
+            batch["negatives"] = negatives
+            batch["duplicates"] = int(negatives.numel() - negatives.sum())
+        if self.similarity is not None:
+            batch["similarity"] = self.similarity(rows, code_rows).float()
+        return batch
+
+    def _negatives(self, rows, code_rows, positives) -> torch.Tensor | None:
+        """False where a negative's query or code text equals the positive's; None when no negative's does."""
+        if self.text_ids is None:
+            return None
+        same = np.zeros((len(rows), len(code_rows)), dtype=bool)
+        for ids in self.text_ids.values():
+            same |= ids[rows][:, None] == ids[code_rows][None, :]
+        if same.sum() == len(rows):
+            return None
+        negatives = torch.from_numpy(~same)
+        return negatives.scatter_(1, positives.unsqueeze(1), True)
+
+
+def text_ids(texts: Sequence) -> np.ndarray:
+    """A number for every text: that of the first row with the same text."""
+    first: dict = {}
+    return np.fromiter((first.setdefault(text, row) for row, text in enumerate(texts)), np.int64, len(texts))

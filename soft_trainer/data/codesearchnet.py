@@ -1,0 +1,213 @@
+"""Rows in CodeSearchNet's columns: from the Hub, from a folder of JSON lines, or chosen by lists of urls."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset
+from datasets.exceptions import DatasetGenerationError
+
+from soft_trainer.arguments import LANGUAGES
+from soft_trainer.console import say
+from soft_trainer.data.tokens import text_column
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import SetupError
+
+TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
+TOKEN_LISTS = ("code_tokens", "docstring_tokens")
+FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
+SPLITS = ("train", "valid", "test", "codebase")
+SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
+
+HUB_COLUMNS = {
+    "repository_name": "repo",
+    "func_path_in_repository": "path",
+    "whole_func_string": "original_string",
+    "func_code_string": "code",
+    "func_code_tokens": "code_tokens",
+    "func_documentation_string": "docstring",
+    "func_documentation_tokens": "docstring_tokens",
+    "split_name": "partition",
+    "func_code_url": "url",
+}
+HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+SHOWN = 5  # rows that an error message names
+
+
+def check_language(language: str) -> None:
+    """Raise SetupError, listing the six, for a language that CodeSearchNet does not have."""
+    if language not in LANGUAGES:
+        raise SetupError(f"language={language!r}: use one of {', '.join(LANGUAGES)}")
+
+
+def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
+    """The splits of a folder with `SPLIT.jsonl` or `SPLIT.jsonl.gz`, cached and memory-mapped.
+
+    Raises:
+        SetupError: a missing file, or a row that is no JSON object (names file and row).
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise SetupError(f"{folder}: no such folder; it should hold {', '.join(f'{s}.jsonl[.gz]' for s in splits)}")
+    return DatasetDict({split: load_jsonl(_file(folder, split)) for split in splits})
+
+
+def _file(folder: Path, split: str) -> Path:
+    for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
+        if (folder / name).is_file():
+            return folder / name
+    raise SetupError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there")
+
+
+def load_jsonl(path: Path) -> Dataset:
+    """The rows of one file of JSON lines, plain or gzipped; columns beyond CodeSearchNet's are left out.
+
+    Raises:
+        SetupError: a row that is no JSON object, or a value of the wrong kind (names file and row).
+    """
+    status = path.stat()
+    # Size and time are arguments of the generator so that a file that has changed is read again.
+    arguments = {"path": str(path.resolve()), "size": status.st_size, "modified": status.st_mtime_ns}
+    try:
+        return Dataset.from_generator(_read_rows, features=FEATURES, gen_kwargs=arguments)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, SetupError):
+            raise error.__cause__ from None
+        raise
+    except ValueError as error:
+        if path.stat().st_size == 0 or "empty" in str(error):
+            raise SetupError(f"{path}: no rows") from None
+        raise
+
+
+def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
+    """Rows with every column of FEATURES, None where a row lacks one."""
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
+    with opened as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _row(line, f"{path}, row {number}")
+        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+            raise SetupError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
+
+
+def _row(line: str, place: str) -> dict:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise SetupError(f"{place}: not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise SetupError(f"{place}: a JSON object is expected, not {type(row).__name__}")
+    values = {name: row.get(name) for name in FEATURES}
+    for name in TOKEN_LISTS:
+        if isinstance(values[name], str):
+            values[name] = values[name].split()
+    for name, value in values.items():
+        kind = list if name in TOKEN_LISTS else str
+        if value is not None and not isinstance(value, kind):
+            raise SetupError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
+    return values
+
+
+def load_hub(dataset_name: str, language: str) -> DatasetDict:
+    """CodeSearchNet of one language from the Hub, renamed to the JSON-lines columns.
+
+    The codebase is valid and test together, without rows that repeat a url; `--split_urls` gives the published one.
+    """
+    try:
+        loaded = load_dataset(dataset_name, language)
+    except (OSError, ValueError) as error:
+        raise SetupError(
+            f"{dataset_name} ({language}) cannot be had from the Hub: {str(error).splitlines()[0]}; without a network "
+            "use --data_dir or --source_dir"
+        ) from error
+    splits = {}
+    for split, name in HUB_SPLITS.items():
+        rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
+        splits[split] = rows.select_columns([name for name in FEATURES if name in rows.column_names]).cast(FEATURES)
+    pool = concatenate_datasets([splits["valid"], splits["test"]])
+    splits["codebase"] = pool.select(list(_first_rows(pool["url"]).values()))
+    return DatasetDict(splits)
+
+
+def _first_rows(urls: Sequence[str]) -> dict[str, int]:
+    """url -> the first row that has it."""
+    first: dict[str, int] = {}
+    for row, url in enumerate(urls):
+        first.setdefault(url, row)
+    return first
+
+
+def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
+    """The splits that the lists `SPLIT.txt` of urls in `folder` name, taken from all rows of `data`.
+
+    A codebase url that no row has is dropped, as published, and so is a query's; how many is said.
+
+    Raises:
+        SetupError: a missing list.
+    """
+    rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
+    first = _first_rows(rows["url"])
+    chosen = {}
+    for split in SPLITS:
+        path = Path(folder) / f"{split}.txt"
+        if not path.is_file():
+            raise SetupError(f"{path}: no such file; --split_urls wants {', '.join(f'{s}.txt' for s in SPLITS)}")
+        urls = list(dict.fromkeys(path.read_text().split()))
+        found = [first[url] for url in urls if url in first]
+        if len(found) < len(urls):
+            say(f"{path.name}: {len(urls) - len(found):,} of {len(urls):,} urls have no row and are dropped")
+        chosen[split] = rows.select(found)
+    return DatasetDict(chosen)
+
+
+def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
+    """Refuse data that training or evaluation would stumble over.
+
+    Raises:
+        SetupError: an empty split, a missing or empty column (names the rows), a repeated url in the codebase, or a
+            query whose url is not in the codebase.
+    """
+    for split, rows in data.items():
+        if len(rows) == 0:
+            raise SetupError(f"{split}: no rows")
+        columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
+        for column in columns if split == "train" else [*columns, "url"]:
+            _check_filled(rows, column, split)
+    pool = data["codebase"]["url"]
+    first = _first_rows(pool)
+    if len(first) < len(pool):
+        row, url = next((row, url) for row, url in enumerate(pool) if first[url] != row)
+        raise SetupError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
+    for split in ("valid", "test"):
+        missing = [row for row, url in enumerate(data[split]["url"]) if url not in first]
+        if missing:
+            raise SetupError(
+                f"{split}: {_rows(missing)} have a url that is not in the codebase ({data[split][missing[0]]['url']})"
+            )
+
+
+def _check_filled(rows: Dataset, column: str, split: str) -> None:
+    values = rows.with_format("arrow")[:][column]
+    lengths = (pc.list_value_length if column in TOKEN_LISTS else pc.utf8_length)(values).fill_null(0)
+    empty = pc.indices_nonzero(pc.equal(lengths, 0)).to_pylist()
+    if empty:
+        what = "missing" if values.null_count == len(values) else "missing or empty"
+        raise SetupError(f"{split}: column {column!r} is {what} in {_rows(empty)}")
+
+
+def _rows(places: Sequence[int]) -> str:
+    shown = ", ".join(str(place + 1) for place in places[:SHOWN])
+    more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
+    return f"{'row' if len(places) == 1 else 'rows'} {shown}{more}"
+
+
+def standard_library() -> str:
+    """The folder of the running Python's standard library."""
+    return os.path.dirname(os.__file__)

@@ -1,0 +1,72 @@
+"""What is in the rows: the table at the start of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+
+from soft_trainer.console import table
+from soft_trainer.data.codesearchnet import SIDES_OF
+from soft_trainer.data.tokens import side_settings, text_column, texts, tokenized
+from soft_trainer.encoders.profiles import EncoderProfile
+
+PAPER_ROWS = {  # Table 6
+    "ruby": (24_927, 1_400, 1_261, 4_360),
+    "python": (251_820, 13_914, 14_918, 43_827),
+    "java": (164_923, 5_183, 10_955, 40_347),
+    "javascript": (58_025, 3_885, 3_291, 13_981),
+    "php": (241_241, 12_982, 14_014, 52_660),
+    "go": (167_288, 7_325, 8_122, 28_120),
+}
+
+
+def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> dict[str, dict]:
+    """For every split its rows and, by side, token lengths before the cut, share cut, and texts that occur before.
+
+    Returns:
+        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, a side only where the
+        split is read for it. Lengths are in tokens, special tokens included; `cut` is a share from 0 to 1.
+    """
+    statistics: dict[str, dict] = {}
+    for split, rows in data.items():
+        statistics[split] = {"rows": len(rows)}
+        for side in SIDES_OF[split]:
+            statistics[split][side] = _side_statistics(rows, side, profile, tokenizer)
+    return statistics
+
+
+def _side_statistics(rows: Dataset, side: str, profile: EncoderProfile, tokenizer) -> dict[str, float]:
+    settings = side_settings(profile, side)
+    column = text_column(rows, settings["columns"], side)
+    lengths = np.asarray(tokenized(rows, side, profile, tokenizer).with_format("numpy")["length"][:])
+    return {
+        "mean": float(lengths.mean()),
+        "p95": float(np.percentile(lengths, 95)),
+        "cut": float((lengths > settings["length"]).mean()),
+        "duplicates": len(rows) - len(set(texts(rows[column]))),
+    }
+
+
+def statistics_table(statistics: dict[str, dict], paper_language: str | None = None) -> str:
+    """`data_statistics` as a Markdown table, with the paper's row counts for CodeSearchNet's `paper_language`."""
+    headers = ["split", "rows"]
+    paper: Sequence[int | None] = (None,) * len(statistics)
+    if paper_language is not None:
+        headers.append("rows in the paper")
+        paper = PAPER_ROWS[paper_language]
+    for side in ("query", "code"):
+        headers += [f"{side} tokens: mean", "95 %", "cut", f"same {side} before"]
+    rows = []
+    for (split, values), published in zip(statistics.items(), paper, strict=True):
+        row = [split, values["rows"], *([published] if paper_language is not None else [])]
+        for side in ("query", "code"):
+            found = values.get(side)
+            row += (
+                [f"{found['mean']:.0f}", f"{found['p95']:.0f}", f"{found['cut']:.1%}", found["duplicates"]]
+                if found
+                else [None] * 4
+            )
+        rows.append(row)
+    return table(headers, rows)

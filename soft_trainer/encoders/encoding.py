@@ -1,0 +1,100 @@
+"""Texts to token ids, token vectors to embeddings, embeddings to scores: for training, evaluation and loading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+
+from soft_trainer.encoders.profiles import EncoderProfile
+
+
+def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256) -> list[list[int]]:
+    """Token ids of `prefix + text` with the tokenizer's special tokens, cut to `max_length`, not padded."""
+    return tokenize_with_lengths(tokenizer, texts, prefix, max_length)[0]
+
+
+def tokenize_with_lengths(
+    tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
+) -> tuple[list[list[int]], list[int]]:
+    """`tokenize`, and how many tokens each text has before the cut."""
+    encodings = tokenizer([prefix + text for text in texts], truncation=True, max_length=max_length).encodings
+    special = tokenizer.num_special_tokens_to_add()
+    lengths = [len(e.ids) + sum(len(rest.ids) - special for rest in e.overflowing) for e in encodings]
+    return [e.ids for e in encodings], lengths
+
+
+def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
+    """One embedding a text, Tensor[B, d] in float32, from a model's outputs.
+
+    Args:
+        outputs: what the model returned, `last_hidden_state` Tensor[B, L, d] and, for "pooler", `pooler_output`.
+        attention_mask: Tensor[B, L], 1 on the tokens to average.
+    """
+    if profile.pooling == "pooler":
+        embeddings = outputs.pooler_output.float()
+    elif profile.pooling == "cls":
+        embeddings = outputs.last_hidden_state[:, 0].float()
+    else:
+        mask = attention_mask.unsqueeze(-1).to(outputs.last_hidden_state.dtype)
+        embeddings = (outputs.last_hidden_state * mask).float().sum(1) / mask.float().sum(1)
+    return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
+
+
+def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Embeddings Tensor[B, d] of one padded batch, in float32 whatever precision the model runs in."""
+    return pool(profile, model(**inputs), inputs["attention_mask"])
+
+
+def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
+    """Scores Tensor[B, N] of queries Tensor[B, d] against codes Tensor[N, d]: dot or cosine, times the scale."""
+    queries, codes = comparable(profile, queries), comparable(profile, codes)
+    with torch.autocast(queries.device.type, enabled=False):
+        return queries @ codes.T * profile.score_scale
+
+
+def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
+    """Embeddings whose dot products are the profile's scores, before the scale; in float32 or higher."""
+    embeddings = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+    return F.normalize(embeddings, dim=-1) if profile.score_function == "cosine" else embeddings
+
+
+@torch.no_grad()
+def embed(
+    model: nn.Module,
+    profile: EncoderProfile,
+    token_ids: Sequence[Sequence[int]],
+    pad_token_id: int,
+    batch_size: int = 64,
+    progress: str | None = None,
+) -> Tensor:
+    """Embeddings Tensor[n, d] of any number of texts, in float32 on the model's device, in eval mode.
+
+    Texts are encoded in the order of their length, with as many tokens to a batch as `batch_size` texts of full length
+    have, and put back in order.
+
+    Args:
+        token_ids: the token ids of each text.
+        progress: the label of a progress bar, None for no bar.
+    """
+    from soft_trainer.data.tokens import pad
+
+    device = next(model.parameters()).device
+    order = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
+    was_training = model.training
+    model.eval()
+    parts = []
+    with tqdm(total=len(order), desc=progress, disable=progress is None, leave=False) as bar:
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            inputs = pad([token_ids[row] for row in rows], pad_token_id)
+            parts.append(encode(model, profile, {name: tensor.to(device) for name, tensor in inputs.items()}))
+            bar.update(len(rows))
+    model.train(was_training)
+    joined = torch.cat(parts)
+    embeddings = torch.empty_like(joined)
+    embeddings[torch.tensor(order, device=device)] = joined
+    return embeddings

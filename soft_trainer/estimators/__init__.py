@@ -1,0 +1,1 @@
+"""Estimators: rows x rows -> raw similarity."""

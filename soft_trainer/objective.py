@@ -1,0 +1,145 @@
+"""Which loss a run minimises and with what settings: a table over `losses` and `weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from soft_trainer import losses
+from soft_trainer.errors import SetupError
+from soft_trainer.weights import cancel_above_ratio, cancel_top_k, check_settings, negative_weights, smallest_batch
+
+CANCELLATIONS = ("none", "top_k", "ratio")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss with its settings: from the scores and similarities of a batch to a scalar.
+
+    Args:
+        loss: a key of `LOSSES`.
+        alpha, beta, temperature, floor: of Eq. 4 and of the softmax before it.
+        infonce_weight, kl_weight: of `kl_regularization`.
+        cancel: "none", "top_k" or "ratio": which negatives do not count at all (Section 4.4).
+        cancel_k, cancel_ratio: how many of the most similar, or above what share of the positive's similarity.
+        clamp_negative_scores: raise negative scores to 0, as the proof of Theorem 1 has it.
+
+    Raises:
+        SetupError: a value outside its range.
+    """
+
+    loss: str = "soft_info_nce"
+    alpha: float = 1.5
+    beta: float = 0.5
+    temperature: float = 1.0
+    floor: float = 0.1
+    infonce_weight: float = 1.3
+    kl_weight: float = 0.7
+    cancel: str = "none"
+    cancel_k: int = 3
+    cancel_ratio: float = 0.5
+    clamp_negative_scores: bool = False
+
+    def __post_init__(self):
+        for name, allowed in (("loss", tuple(LOSSES)), ("cancel", CANCELLATIONS)):
+            if getattr(self, name) not in allowed:
+                raise SetupError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
+        try:
+            check_settings(self.alpha, self.beta, self.temperature, self.floor)
+        except ValueError as error:
+            raise SetupError(str(error)) from None
+        if self.cancel_k < 0 or self.cancel_ratio < 0:
+            raise SetupError(f"cancel_k={self.cancel_k}, cancel_ratio={self.cancel_ratio}: must be 0 or more")
+
+    @property
+    def needs_similarity(self) -> bool:
+        """Whether an estimator is asked at all."""
+        return self.loss != "info_nce" or self.cancel != "none"
+
+    @property
+    def uses_weights(self) -> bool:
+        """Whether Eq. 4 is used."""
+        return self.loss == "soft_info_nce"
+
+    @property
+    def smallest_batch(self) -> int:
+        """The smallest N whose queries keep enough negatives for Eq. 4, 2 for the other losses."""
+        cancelled = self.cancel_k if self.cancel == "top_k" else 0
+        return cancelled + (smallest_batch(self.alpha, self.beta) if self.uses_weights else 2)
+
+    def __call__(
+        self, scores: Tensor, positives: Tensor, similarity: Tensor | None = None, negatives: Tensor | None = None
+    ) -> Tensor:
+        """The loss of B queries against N codes, a scalar.
+
+        Args:
+            scores: Tensor[B, N].
+            positives: LongTensor[B], column of each query's own code.
+            similarity: raw, Tensor[B, N]; needed where `needs_similarity`.
+            negatives: BoolTensor[B, N], the columns that count, all but the positive when None.
+        """
+        negatives = self.counted(similarity, positives, negatives)
+        if self.clamp_negative_scores:
+            scores = scores.clamp_min(0)
+        return LOSSES[self.loss](self, scores, positives, similarity, negatives)
+
+    def counted(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
+        """`negatives` after cancellation."""
+        if self.cancel == "none":
+            return negatives
+        if negatives is not None:
+            # A duplicate is left out already: it must not use up the k, nor count as most similar.
+            column = positives.unsqueeze(1)
+            similarity = similarity.masked_fill(~negatives.scatter(1, column, True), -torch.inf)
+        if self.cancel == "top_k":
+            kept = cancel_top_k(similarity, self.cancel_k, positives)
+        else:
+            kept = cancel_above_ratio(similarity, self.cancel_ratio, positives)
+        return kept if negatives is None else kept & negatives
+
+    def weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """w_ij, Tensor[B, N]. A query with too few negatives for Eq. 4 (a short batch) has weights of 1."""
+        return negative_weights(
+            similarity,
+            self.alpha,
+            self.beta,
+            self.temperature,
+            self.floor,
+            positives,
+            negatives,
+            too_few="uniform",
+        )
+
+
+def _soft_info_nce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
+    return losses.soft_info_nce(scores, o.weights(similarity, positives, negatives), positives)
+
+
+def _info_nce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
+    return losses.info_nce(scores, positives, negatives=negatives)
+
+
+def _weighted_info_nce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
+    return losses.weighted_info_nce(scores, similarity, o.temperature, positives, negatives=negatives)
+
+
+def _bce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
+    return losses.binary_cross_entropy(scores, similarity, o.temperature, positives, negatives=negatives)
+
+
+def _kl_regularization(o: Objective, scores, positives, similarity, negatives) -> Tensor:
+    return losses.kl_regularized_info_nce(
+        scores, similarity, o.temperature, o.infonce_weight, o.kl_weight, positives, negatives=negatives
+    )
+
+
+LOSSES: dict[str, Callable] = {
+    "soft_info_nce": _soft_info_nce,
+    "info_nce": _info_nce,
+    "weighted_info_nce": _weighted_info_nce,
+    "bce": _bce,
+    "kl_regularization": _kl_regularization,
+}

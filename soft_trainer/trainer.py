@@ -1,0 +1,391 @@
+"""SoftInfoNCETrainer: encode, gather, weigh, loss; and evaluation by retrieval."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import speed_metrics
+
+from soft_trainer import distributed
+from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.callbacks import EstimatorCallback
+from soft_trainer.console import say, table
+from soft_trainer.data.batches import TrainBatches, text_ids
+from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
+from soft_trainer.data.tokens import SIDES, TokenColumn, side_settings, text_column, texts, tokenized
+from soft_trainer.encoders.chunking import ChunkCost
+from soft_trainer.encoders.encoding import comparable, embed, encode, score
+from soft_trainer.encoders.loading import resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import SetupError
+from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.objective import Objective
+
+
+@dataclass(frozen=True)
+class RetrievalOutput:
+    """What `SoftInfoNCETrainer.predict` returns: the ranking of every query's own code, and the metrics of it."""
+
+    ranking: Ranking
+    metrics: dict[str, float]
+
+
+class SoftInfoNCETrainer(Trainer):
+    """Fine-tunes a code-search encoder with Soft-InfoNCE (Eq. 3) or one of the paper's other losses.
+
+    Args:
+        model: a plain `PreTrainedModel` encoder, so that what is saved loads with `AutoModel`.
+        args: `SoftInfoNCETrainingArguments`, or plain `transformers.TrainingArguments`, which mean Soft-InfoNCE where
+            there is an estimator and InfoNCE where there is none.
+        train_dataset: rows in CodeSearchNet's columns. A row's number is its position here.
+        eval_dataset: rows with `url` and a query, or a dict of them.
+        codebase: rows with `url` and a code, the pool that queries are ranked against, or a dict with the keys of
+            `eval_dataset`.
+        processing_class: the tokenizer.
+        encoder: pooling, prefix, lengths and score; known from the model when None.
+        data_collator: features with `query_ids` and `code_ids` -> `{"query": inputs, "code": inputs}`.
+        callbacks: among them an `EstimatorCallback`, for weights.
+
+    Raises:
+        SetupError: settings or data that cannot work, before any training.
+    """
+
+    # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        model=None,
+        args: TrainingArguments | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        codebase: Dataset | dict[str, Dataset] | None = None,
+        processing_class=None,
+        encoder: EncoderProfile | None = None,
+        data_collator=None,
+        callbacks=None,
+        **kwargs,
+    ):
+        args = args or SoftInfoNCETrainingArguments(output_dir="outputs")
+        if processing_class is None:
+            raise SetupError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
+        self.encoder = encoder or resolve_profile(model.config._name_or_path)
+        self.options = args if isinstance(args, SoftInfoNCEOptions) else SoftInfoNCEOptions()
+        self.estimator_callback = next((c for c in callbacks or () if isinstance(c, EstimatorCallback)), None)
+        self.objective = _objective(self.options, self.estimator_callback)
+        self.codebase = codebase
+        collator = data_collator or PairCollator(
+            processing_class.pad_token_id, ChunkCost() if self.options.chunk_by_length else None
+        )
+        super().__init__(
+            model,
+            args,
+            data_collator=collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            **kwargs,
+        )
+        self._duplicates_masked = 0
+        self._check_setup()
+        if self.estimator_callback is not None:
+            self.estimator_callback.bind(train_dataset)
+
+    # ---- What meets in a batch ----
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the codes of every process are negatives."""
+        gather = self.options.gather_negatives
+        return self.args.world_size > 1 and (gather is None or gather)
+
+    @property
+    def joined_batch_size(self) -> int:
+        """N, the codes that each query meets."""
+        return self.args.per_device_train_batch_size * (self.args.world_size if self.gathers else 1)
+
+    def get_train_dataloader(self) -> EpochDataLoader:
+        """Joined batches of rows, of which every process's workers collate its own part."""
+        args = self.args
+        sampler = JoinedBatchSampler(
+            len(self.train_dataset),
+            args.per_device_train_batch_size * args.world_size,
+            strategy=args.train_sampling_strategy,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            drop_last=args.dataloader_drop_last,
+        )
+        return EpochDataLoader(
+            self._train_batches(),
+            batch_sampler=sampler,
+            collate_fn=_as_is,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+
+    def _train_batches(self) -> TrainBatches:
+        """The training rows as token ids, with what the workers compute ahead."""
+        rows = self.train_dataset
+        ids = None
+        if self.options.mask_duplicates:
+            columns = {s: text_column(rows, side_settings(self.encoder, s)["columns"], s) for s in SIDES}
+            ids = {side: text_ids(texts(rows[column])) for side, column in columns.items()}
+        ahead = self.objective.needs_similarity and getattr(self.estimator_callback.estimator, "in_workers", False)
+        return TrainBatches(
+            {side: self._tokens(rows, side) for side in SIDES},
+            self.data_collator,
+            similarity=self.estimator_callback.similarity if ahead else None,
+            text_ids=ids,
+            gather=self.gathers,
+        )
+
+    def _tokens(self, rows: Dataset, side: str) -> TokenColumn:
+        """One side of `rows` as token ids; the main process tokenises, the others read its cache."""
+        with self.args.main_process_first(desc=f"tokenising {side}"):
+            return TokenColumn.from_dataset(tokenized(rows, side, self.encoder, self.processing_class), "ids")
+
+    # ---- The step ----
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The objective of this process's queries against the codes of the joined batch."""
+        queries, codes = (self.embeddings(model, inputs[side]) for side in SIDES)
+        loss = self.batch_loss(queries, codes, inputs)
+        return (loss, {"query": queries, "code": codes}) if return_outputs else loss
+
+    def embeddings(self, model, side: dict) -> Tensor:
+        """Embeddings Tensor[B, d] of one side of a batch, in the batch's order."""
+        if "chunks" not in side:
+            return encode(model, self.encoder, side)
+        return torch.cat([encode(model, self.encoder, chunk) for chunk in side["chunks"]])[side["order"]]
+
+    def batch_loss(self, queries: Tensor, codes: Tensor, batch: dict) -> Tensor:
+        """The loss from embeddings Tensor[B, d] of this process's queries and codes, and what the batch says of rows.
+
+        Scaled so that the gradients that processes average are those of one process on the joined batch.
+        """
+        if self.gathers:
+            codes = distributed.gather_with_gradient(codes, batch["sizes"])
+        scores = score(self.encoder, queries, codes)
+        similarity, positives, negatives = self._similarity(batch), batch["positives"], batch.get("negatives")
+        loss = self.objective(scores, positives, similarity, negatives)
+        if self.objective.uses_weights and self._is_logging_step():
+            with torch.no_grad():
+                counted = self.objective.counted(similarity, positives, negatives)
+                weights = self.objective.weights(similarity, positives, counted)
+            self.estimator_callback.observe(weights, self.objective.floor)
+        self._duplicates_masked += batch["duplicates"]
+        sizes = batch["sizes"]
+        return loss * (len(sizes) * len(queries) / sum(sizes)) if len(set(sizes)) > 1 else loss
+
+    def _similarity(self, batch: dict) -> Tensor | None:
+        """Raw similarities, computed ahead or now, on the device of the step."""
+        if not self.objective.needs_similarity:
+            return None
+        if "similarity" in batch:
+            return batch["similarity"]
+        return self.estimator_callback.similarity(batch["rows"], batch["code_rows"]).to(self.args.device)
+
+    def _is_logging_step(self) -> bool:
+        return (self.state.global_step + 1) % max(int(self.state.logging_steps or 1), 1) == 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the weights' statistics beside a training loss."""
+        if "loss" in logs and self.estimator_callback is not None:
+            logs.update(self.estimator_callback.statistics())
+        if "loss" in logs and self.options.mask_duplicates:
+            logs["duplicates_masked"] = self._duplicates_masked
+        super().log(logs, start_time)
+
+    def floating_point_ops(self, inputs) -> int:
+        """6 x parameters x tokens, of the tokens that are computed, padding included."""
+        tokens = sum(chunk["input_ids"].numel() for side in SIDES for chunk in inputs[side].get("chunks", ()))
+        return 6 * tokens * self.model.num_parameters(exclude_embeddings=True)
+
+    # ---- Evaluation ----
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        codebase: Dataset | None = None,
+    ) -> dict[str, float]:
+        """Rank every query of `eval_dataset` against the whole codebase.
+
+        Returns:
+            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size`, ..., the same on every process. A dict of data
+            sets adds its key to the prefix.
+        """
+        eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, dict):
+            metrics = {}
+            for key, rows in eval_dataset.items():
+                metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{key}", self._codebase(key))
+            return metrics
+        metrics = self.predict(eval_dataset, codebase, metric_key_prefix=metric_key_prefix).metrics
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(
+        self,
+        dataset: Dataset,
+        codebase: Dataset | None = None,
+        metric_key_prefix: str = "test",
+        top_k: int = 10,
+    ) -> RetrievalOutput:
+        """Ranks and top codes of every query of `dataset`, on every process.
+
+        Args:
+            dataset: rows with `url` and a query.
+            codebase: rows with `url` and a code; the trainer's own when None.
+            top_k: how many codes to keep of each query's ranking.
+
+        Raises:
+            SetupError: no codebase, or a query whose url is not in it.
+        """
+        start = time.time()
+        codebase = self._codebase() if codebase is None else codebase
+        targets = target_rows(dataset, codebase)
+        queries = self._embed_rows(dataset, "query")
+        codes = self._embed_rows(codebase, "code")
+        mine = distributed.part(len(queries), *distributed.world())
+        local = rank_codes(queries[mine], codes, targets[mine], top_k=top_k, score_scale=self.encoder.score_scale)
+        ranking = Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
+        metrics = retrieval_metrics(ranking.ranks, len(codebase))
+        metrics |= speed_metrics("", start, num_samples=len(dataset))
+        metrics = {f"{metric_key_prefix}_{key.lstrip('_')}": value for key, value in metrics.items()}
+        return RetrievalOutput(ranking, metrics)
+
+    def _codebase(self, key: str | None = None) -> Dataset:
+        """The pool to rank, that of `key` where there are several."""
+        codebase = self.codebase[key] if isinstance(self.codebase, dict) and key is not None else self.codebase
+        if not isinstance(codebase, Dataset):
+            raise SetupError("evaluation needs a codebase: pass codebase= (rows with url and code)")
+        return codebase
+
+    def _embed_rows(self, rows: Dataset, side: str) -> Tensor:
+        """Embeddings of one side of `rows`, comparable by dot product, each process encoding its share."""
+        tokens = self._tokens(rows, side)
+        rank, processes = distributed.world()
+        # Every process takes every so-manieth row of the length-sorted order, so that all have the same to do.
+        order = np.argsort(-tokens.lengths, kind="stable")
+        with self.accelerator.autocast():
+            local = embed(
+                self.model,
+                self.encoder,
+                [tokens[int(row)] for row in order[rank::processes]],
+                self.processing_class.pad_token_id,
+                self.args.per_device_eval_batch_size,
+                progress=f"Encoding {side}" if rank == 0 and not self.args.disable_tqdm else None,
+            )
+        joined = distributed.gather(local)
+        placed = torch.empty_like(joined)
+        placed[np.concatenate([order[process::processes] for process in range(processes)])] = joined
+        return comparable(self.encoder, placed)
+
+    # ---- Saving ----
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """A complete folder: encoder, tokenizer, sentence-transformers files, profile and settings; no pickle."""
+        if not self.args.should_save:
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        export_encoder(model, self.processing_class, self.encoder, folder, state_dict)
+        settings = self.args.to_dict()
+        (folder / "training_args.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
+
+    # ---- Before the first step ----
+
+    def train(self, *args, **kwargs):
+        """Train, after a banner that says what will be trained."""
+        say(self.banner())
+        return super().train(*args, **kwargs)
+
+    def banner(self) -> str:
+        """What a run is about to do, as a table."""
+        args, objective = self.args, self.objective
+        joined = self.joined_batch_size
+        estimator = type(self.estimator_callback.estimator).__name__ if self.estimator_callback else "none"
+        weights = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
+        rows = [
+            ("batch per process", args.per_device_train_batch_size),
+            ("processes", args.world_size),
+            ("codes a query meets (N)", joined),
+            ("negatives per query", joined - 1),
+            ("accumulated batches", args.gradient_accumulation_steps),
+            ("loss", objective.loss),
+            ("estimator", estimator),
+            ("alpha / beta / temperature", weights if objective.needs_similarity else "not used"),
+            ("score", f"{self.encoder.score_function} x {self.encoder.score_scale:g}, {self.encoder.pooling} pooling"),
+            ("precision", self.accelerator.mixed_precision.replace("no", "float32")),
+        ]
+        return table(("training", ""), rows)
+
+    def _check_setup(self) -> None:
+        """Refuse before training what cannot work in it."""
+        args, objective = self.args, self.objective
+        if args.n_gpu > 1:
+            raise SetupError(
+                f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
+                "of a batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
+            )
+        if objective.needs_similarity and self.estimator_callback is None:
+            raise SetupError(
+                f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
+                "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
+            )
+        if self.train_dataset is not None and self.joined_batch_size < objective.smallest_batch:
+            raise SetupError(
+                f"a query meets N={self.joined_batch_size} codes, too few for loss={objective.loss} with "
+                f"alpha={objective.alpha:g}, beta={objective.beta:g}, cancel={objective.cancel}: beta must be above "
+                f"alpha / (N - 1); the smallest N that works is {objective.smallest_batch}"
+            )
+        if args.load_best_model_at_end and args.metric_for_best_model in ("loss", "eval_loss"):
+            raise SetupError(
+                "metric_for_best_model='loss': evaluation measures retrieval, use metric_for_best_model='mrr'"
+            )
+        if args.fp16 and args.device.type == "cpu":
+            raise SetupError("fp16 needs a GPU: use --bf16, or leave it out, on a CPU")
+
+
+def target_rows(dataset: Dataset, codebase: Dataset) -> Tensor:
+    """The row of each query's own code in the codebase, LongTensor[Q], by `url`.
+
+    Raises:
+        SetupError: a query whose url is not in the codebase.
+    """
+    places = {url: row for row, url in enumerate(codebase["url"])}
+    missing = [url for url in dataset["url"] if url not in places]
+    if missing:
+        raise SetupError(f"{len(missing)} queries have a url that is not in the codebase, the first: {missing[0]}")
+    return torch.tensor([places[url] for url in dataset["url"]])
+
+
+def _objective(options: SoftInfoNCEOptions, callback: EstimatorCallback | None) -> Objective:
+    """The loss of a run: its options, and the estimator's defaults where an option is None."""
+    names = ("floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio", "clamp_negative_scores")
+    settings = {name: getattr(options, name) for name in names}
+    for name in ("alpha", "beta", "temperature"):
+        value = getattr(options, name)
+        if value is None and callback is not None:
+            value = getattr(callback.estimator, name, 1.0)
+        settings[name] = 1.0 if value is None else value
+    return Objective(loss=options.loss or ("soft_info_nce" if callback else "info_nce"), **settings)
+
+
+def _as_is(batch):
+    return batch

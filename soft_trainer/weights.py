@@ -1,0 +1,103 @@
+"""From raw similarities to the weights w_ij of Eq. 4, and false-negative cancellation as masks of negatives."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def negative_weights(
+    similarity: Tensor,
+    alpha: float,
+    beta: float,
+    temperature: float,
+    floor: float = 0.1,
+    positives: Tensor | None = None,
+    negatives: Tensor | None = None,
+    *,
+    too_few: str = "raise",
+) -> Tensor:
+    """The weights of Soft-InfoNCE (Eq. 4): small for a negative that is similar to the query.
+
+    sim_ij is the softmax of `similarity / temperature` over a query's n negatives; w_ij = (beta - alpha sim_ij) /
+    (beta - alpha / n), which sums to n; then the clamp from below at `floor` (Appendix C.2), after which the sum is n
+    or more.
+
+    Args:
+        similarity: raw, larger = more alike, Tensor[B, N].
+        alpha, beta, temperature, floor: alpha >= 0, beta > 0, temperature > 0, 0 <= floor <= 1.
+        positives: LongTensor[B], column of each query's own code (default `arange(B)`).
+        negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
+        too_few: what a query gets whose n negatives are not more than alpha / beta, where Eq. 4 divides by zero or
+            changes sign: "raise", or "uniform" for weights of 1 (plain InfoNCE for that query, and no wait for the
+            device).
+
+    Returns:
+        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on what is left out.
+
+    Raises:
+        ValueError: a setting out of its range, or too few negatives with `too_few="raise"`.
+    """
+    check_settings(alpha, beta, temperature, floor)
+    similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
+    negatives, column = _negatives(similarity, positives, negatives)
+    number = negatives.sum(1, keepdim=True, dtype=similarity.dtype)
+    enough = beta * number > alpha
+    if too_few == "raise" and not bool((enough | (number == 0)).all()):
+        raise ValueError(
+            f"{int(number[~enough].min())} negatives are too few for alpha={alpha:g}, beta={beta:g}: beta must be "
+            f"above alpha / negatives, so a query needs at least {smallest_batch(alpha, beta) - 1}"
+        )
+    sim = (similarity / temperature).masked_fill(~negatives, -torch.inf).softmax(1)
+    weights = (beta - alpha * sim) / (beta - alpha / number)
+    weights = torch.where(enough, weights.clamp_min(floor), 1.0)
+    return weights.masked_fill(~negatives, 0.0).scatter(1, column, 1.0)
+
+
+def smallest_batch(alpha: float, beta: float) -> int:
+    """The smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
+    return max(2, math.floor(alpha / beta) + 2)
+
+
+def check_settings(alpha: float, beta: float, temperature: float, floor: float = 0.1) -> None:
+    """Raise ValueError for a value that Eq. 4 cannot take, naming the range."""
+    for name, value, allowed, fits in (
+        ("alpha", alpha, "0 or more", alpha >= 0),
+        ("beta", beta, "above 0", beta > 0),
+        ("temperature", temperature, "above 0", temperature > 0),
+        ("floor", floor, "from 0 to 1", 0 <= floor <= 1),
+    ):
+        if not (fits and math.isfinite(value)):
+            raise ValueError(f"{name}={value:g}: must be {allowed}")
+
+
+def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
+    """False-negative cancellation (Section 4.4): BoolTensor[B, N], False on the k negatives most similar to a query.
+
+    The positive is False too: what is returned are the negatives that count. Equal similarities are cancelled in the
+    order of their columns, so that k are cancelled and no more.
+    """
+    if k < 0:
+        raise ValueError(f"k={k}: must be 0 or more")
+    negatives, _ = _negatives(similarity, positives, None)
+    ranked = similarity.masked_fill(~negatives, -torch.inf).argsort(1, descending=True, stable=True)
+    return negatives.scatter(1, ranked[:, :k], False)
+
+
+def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
+    """False-negative cancellation (Section 4.4) relative to the positive: BoolTensor[B, N], False on every negative
+    whose similarity is above `ratio` times that of the query's own code (and on the positive)."""
+    negatives, column = _negatives(similarity, positives, None)
+    return negatives & ~(similarity > ratio * similarity.gather(1, column))
+
+
+def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The columns that count, BoolTensor[B, N] without the positive, and the positive's column, LongTensor[B, 1]."""
+    if positives is None:
+        positives = torch.arange(len(similarity), device=similarity.device)
+    column = positives.unsqueeze(1)
+    if negatives is None:
+        negatives = torch.ones_like(similarity, dtype=torch.bool)
+    return negatives.scatter(1, column, False), column
