@@ -58,7 +58,13 @@ class DataArguments:
     estimator: str | None = option(
         "bm25", "Estimator of the weights: bm25, simcse, trained_model, none, a mixture a+b, or module:Class."
     )
-    estimator_model: str | None = option(None, "Hub name or folder of the encoder behind simcse or trained_model.")
+    estimator_model: str | None = option(
+        None, "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
+    )
+    estimator_cache_dir: str | None = option(None, "Where row embeddings are kept. Default: in the Hugging Face home.")
+    no_estimator_cache: bool = option(False, "Compute row embeddings in every run and keep none.")
+    mixture_shares: str | None = option(None, "Share of each member of a mixture, by comma. Default: equal.")
+    mixture_temperatures: str | None = option(None, "Temperature of each member, by comma. Default: its own.")
     bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.")
     bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.")
     bm25_document_column: str | None = option(None, "Score queries against this column instead of other queries.")

@@ -14,6 +14,13 @@ def world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if _many() else (0, 1)
 
 
+def device() -> torch.device:
+    """The device of this process."""
+    from accelerate import PartialState
+
+    return PartialState().device
+
+
 def barrier() -> None:
     """Wait until every process is here."""
     if _many():

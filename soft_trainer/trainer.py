@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -23,7 +22,8 @@ from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_settings, text_column, texts, tokenized
 from soft_trainer.encoders.chunking import ChunkCost
-from soft_trainer.encoders.encoding import comparable, embed, encode, score
+from soft_trainer.encoders.corpus import embed_sharded
+from soft_trainer.encoders.encoding import comparable, encode, score
 from soft_trainer.encoders.loading import resolve_profile
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
@@ -278,23 +278,16 @@ class SoftInfoNCETrainer(Trainer):
 
     def _embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Embeddings of one side of `rows`, comparable by dot product, each process encoding its share."""
-        tokens = self._tokens(rows, side)
-        rank, processes = distributed.world()
-        # Every process takes every so-manieth row of the length-sorted order, so that all have the same to do.
-        order = np.argsort(-tokens.lengths, kind="stable")
         with self.accelerator.autocast():
-            local = embed(
+            embeddings = embed_sharded(
                 self.model,
                 self.encoder,
-                [tokens[int(row)] for row in order[rank::processes]],
+                self._tokens(rows, side),
                 self.processing_class.pad_token_id,
                 self.args.per_device_eval_batch_size,
-                progress=f"Encoding {side}" if rank == 0 and not self.args.disable_tqdm else None,
+                progress=None if self.args.disable_tqdm else f"Encoding {side}",
             )
-        joined = distributed.gather(local)
-        placed = torch.empty_like(joined)
-        placed[np.concatenate([order[process::processes] for process in range(processes)])] = joined
-        return comparable(self.encoder, placed)
+        return comparable(self.encoder, embeddings)
 
     # ---- Saving ----
 

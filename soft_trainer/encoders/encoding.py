@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -60,41 +59,3 @@ def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
     """Embeddings whose dot products are the profile's scores, before the scale; in float32 or higher."""
     embeddings = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
     return F.normalize(embeddings, dim=-1) if profile.score_function == "cosine" else embeddings
-
-
-@torch.no_grad()
-def embed(
-    model: nn.Module,
-    profile: EncoderProfile,
-    token_ids: Sequence[Sequence[int]],
-    pad_token_id: int,
-    batch_size: int = 64,
-    progress: str | None = None,
-) -> Tensor:
-    """Embeddings Tensor[n, d] of any number of texts, in float32 on the model's device, in eval mode.
-
-    Texts are encoded in the order of their length, with as many tokens to a batch as `batch_size` texts of full length
-    have, and put back in order.
-
-    Args:
-        token_ids: the token ids of each text.
-        progress: the label of a progress bar, None for no bar.
-    """
-    from soft_trainer.data.tokens import pad
-
-    device = next(model.parameters()).device
-    order = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
-    was_training = model.training
-    model.eval()
-    parts = []
-    with tqdm(total=len(order), desc=progress, disable=progress is None, leave=False) as bar:
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            inputs = pad([token_ids[row] for row in rows], pad_token_id)
-            parts.append(encode(model, profile, {name: tensor.to(device) for name, tensor in inputs.items()}))
-            bar.update(len(rows))
-    model.train(was_training)
-    joined = torch.cat(parts)
-    embeddings = torch.empty_like(joined)
-    embeddings[torch.tensor(order, device=device)] = joined
-    return embeddings

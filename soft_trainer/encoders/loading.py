@@ -24,7 +24,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from soft_trainer.encoders.encoding import embed, score, tokenize
+from soft_trainer.encoders.corpus import embed
+from soft_trainer.encoders.encoding import score, tokenize
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
 from soft_trainer.errors import SetupError
 

@@ -1,31 +1,69 @@
-"""From the name on the command line to an estimator."""
+"""From the names on the command line to an estimator."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 
 from soft_trainer.arguments import DataArguments
+from soft_trainer.encoders.loading import resolve_profile
 from soft_trainer.errors import SetupError
+from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
+from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
+from soft_trainer.estimators.trained_model import TrainedModelEstimator
 
 
 def choose_estimator(arguments: DataArguments):
-    """The estimator that `--estimator` names, None for "none".
+    """The estimator that `--estimator` names: one, a mixture `a+b`, a user's `module:Class`, None for "none".
 
     Raises:
-        SetupError: an unknown name, or a module or class that cannot be imported.
+        SetupError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
     """
-    name = arguments.estimator or "none"
-    if name == "none":
+    names = (arguments.estimator or "none").split("+")
+    if names == ["none"]:
         return None
+    models = iter(arguments.estimator_model.split(",") if arguments.estimator_model else ())
+    members = [_one(name, arguments, models) for name in names]
+    if len(members) == 1:
+        return members[0]
+    return MixtureEstimator(
+        members, _numbers("mixture_shares", arguments), _numbers("mixture_temperatures", arguments)
+    )
+
+
+def _one(name: str, arguments: DataArguments, models):
     if ":" in name:
         return _own(name)
-    if name == "bm25":
-        from soft_trainer.estimators.bm25 import BM25Estimator
+    if name not in MAKERS:
+        raise SetupError(f"estimator={name!r}: use {', '.join(MAKERS)}, none, a mixture a+b, or module:Class")
+    return MAKERS[name](arguments, models)
 
-        return BM25Estimator(
-            document_column=arguments.bm25_document_column, idf=arguments.bm25_idf, scope=arguments.bm25_scope
-        )
-    raise SetupError(f"estimator={name!r}: use bm25, none or module:Class")
+
+def _bm25(arguments: DataArguments, models) -> BM25Estimator:
+    return BM25Estimator(
+        document_column=arguments.bm25_document_column, idf=arguments.bm25_idf, scope=arguments.bm25_scope
+    )
+
+
+def _encoded(kind: type, default: str | None) -> Callable:
+    def make(arguments: DataArguments, models):
+        model = next(models, default)
+        if model is None:
+            raise SetupError("estimator=trained_model: name its folder or Hub name with --estimator_model")
+        resolve_profile(model.partition("@")[0], revision=model.partition("@")[2] or None)
+        cache = None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER
+        return kind(model, cache_dir=cache)
+
+    return make
+
+
+MAKERS: dict[str, Callable] = {
+    "bm25": _bm25,
+    "simcse": _encoded(SimCSEEstimator, PAPER_MODEL),
+    "trained_model": _encoded(TrainedModelEstimator, None),
+}
 
 
 def _own(name: str):
@@ -36,3 +74,11 @@ def _own(name: str):
     except (ImportError, AttributeError) as error:
         raise SetupError(f"estimator={name!r}: {error}") from error
     return estimator()
+
+
+def _numbers(option: str, arguments: DataArguments) -> Sequence[float] | None:
+    value = getattr(arguments, option)
+    try:
+        return None if value is None else [float(number) for number in value.split(",")]
+    except ValueError:
+        raise SetupError(f"{option}={value!r}: numbers by comma are expected") from None

@@ -1,0 +1,267 @@
+"""The rules by which CodeSearchNet and GraphCodeBERT choose their rows.
+
+Most rules look at one row, in CodeSearchNet's columns, and say whether it goes. `comments` drops nothing: it takes the
+comments off the code. Whether a row is a duplicate depends on the rows before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+from datasketch import MinHash, MinHashLSH
+
+from soft_trainer import dataflow
+from soft_trainer.errors import SetupError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Row = dict[str, Any]
+
+MIN_CODE_LINES = 3
+MIN_DOCUMENT_TOKENS, MAX_DOCUMENT_TOKENS = 3, 256
+SIMILARITY = 0.8
+PERMUTATIONS = 128
+SHINGLE = 3
+
+CONSTRUCTORS = {
+    "ruby": {"initialize"},
+    "python": {"__init__", "__new__"},
+    "java": set(),
+    "javascript": {"constructor"},
+    "php": {"__construct", "__destruct"},
+    "go": set(),
+}
+# CodeSearchNet's own lists of methods that every class may have; `__names__` of Python and PHP are a pattern
+MAGIC_METHODS = {
+    "ruby": set("to_s to_text inspect display dup clone equal? eql? hash == != === =~ <=> <= < > >= between?".split()),
+    "java": set("toString hashCode equals finalize notify notifyAll clone".split()),
+    "javascript": set("toString toLocaleString valueOf".split()),
+    "go": {"String", "GoString"},
+}
+_MAGIC_PATTERN = {"python": re.compile(r"__\w+__"), "php": re.compile(r"__[a-z]\w*")}
+_TEST_WORDS = {"test", "tests"}
+_SPEC_LANGUAGES = {"ruby", "javascript"}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_IMAGE = re.compile(r"<\s*img\b", re.IGNORECASE)
+_LINK = re.compile(r"https?\s*:\s*/\s*/", re.IGNORECASE)
+
+
+def does_not_parse(row: Row) -> bool:
+    """Code that has a syntax error, or of which the grammar has no idea."""
+    return not dataflow.parses(row["code"], row["language"])
+
+
+def is_short(row: Row) -> bool:
+    """Under three lines of code, blank ones not counted."""
+    return sum(1 for line in row["code"].splitlines() if line.strip()) < MIN_CODE_LINES
+
+
+def is_test(row: Row) -> bool:
+    """A test: `test` is a word of the function's own name, or of its path (in Ruby and JavaScript also `spec`)."""
+    return is_test_path(row["path"], row["language"]) or bool(_TEST_WORDS & _words(_own_name(row)))
+
+
+def is_test_path(path: str, language: str) -> bool:
+    """Whether a file or a folder of its is named as tests are: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
+    words = _TEST_WORDS | {"spec", "specs"} if language in _SPEC_LANGUAGES else _TEST_WORDS
+    return bool(words & _words(path))
+
+
+def is_constructor(row: Row) -> bool:
+    """A constructor or destructor, by its name; in Java one that is named as its class is."""
+    *scope, name = row["func_name"].split(".")
+    return name in CONSTRUCTORS[row["language"]] or (row["language"] == "java" and scope[-1:] == [name])
+
+
+def is_magic(row: Row) -> bool:
+    """A method that any class may have, such as `__str__`, `toString` or `<=>`."""
+    name, language = _own_name(row), row["language"]
+    pattern = _MAGIC_PATTERN.get(language)
+    return bool(pattern.fullmatch(name)) if pattern else name in MAGIC_METHODS[language]
+
+
+def has_document_of_odd_length(row: Row) -> bool:
+    """A document of under 3 or over 256 tokens."""
+    return not MIN_DOCUMENT_TOKENS <= len(row["docstring_tokens"]) <= MAX_DOCUMENT_TOKENS
+
+
+def has_image(row: Row) -> bool:
+    """`<img ...>` in the document."""
+    return bool(_IMAGE.search(_document(row)))
+
+
+def has_link(row: Row) -> bool:
+    """`http://` or `https://` in the document."""
+    return bool(_LINK.search(_document(row)))
+
+
+def is_not_english(row: Row) -> bool:
+    """A character outside ASCII in the document: no published query has one."""
+    return not _document(row).isascii()
+
+
+def _own_name(row: Row) -> str:
+    """The function's name without its class."""
+    return row["func_name"].rsplit(".", 1)[-1]
+
+
+def _document(row: Row) -> str:
+    """The query of a row as one string."""
+    return " ".join(row["docstring_tokens"])
+
+
+def _words(name: str) -> set[str]:
+    """The lower-case words of an identifier or a path: `FooTest`, `foo_test` and `foo/test` hold `test`."""
+    return {word.lower() for word in _WORD.findall(name)}
+
+
+class Duplicates:
+    """Remembers codes and says whether one was there before, exactly or nearly.
+
+    Near means an estimated Jaccard similarity of at least 0.8 between the sets of three successive tokens (MinHash,
+    128 permutations with a fixed seed). The first of a group stays.
+    """
+
+    def __init__(self) -> None:
+        self._exact: set[int] = set()
+        self._index = MinHashLSH(threshold=SIMILARITY, num_perm=PERMUTATIONS)
+        self._signatures: list[MinHash] = []
+
+    def is_exact(self, code_tokens: Sequence[str]) -> bool:
+        """Whether the same tokens came before; remembers them."""
+        digest = xxhash.xxh3_128_intdigest("\0".join(code_tokens).encode())
+        known = digest in self._exact
+        self._exact.add(digest)
+        return known
+
+    def is_near(self, hashes: np.ndarray) -> bool:
+        """Whether a code like it came before; remembers it if none did. `hashes` comes from `minhash`."""
+        signature = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashvalues=hashes)
+        if any(self._signatures[i].jaccard(signature) >= SIMILARITY for i in self._index.query(signature)):
+            return True
+        self._index.insert(len(self._signatures), signature, check_duplication=False)
+        self._signatures.append(signature)
+        return False
+
+
+def minhash(token_lists: Iterable[Sequence[str]]) -> list[np.ndarray]:
+    """The MinHash values of each token list, `uint32[128]`."""
+    hashed = MinHash.generator(
+        map(_shingles, token_lists), num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest
+    )
+    return [signature.hashvalues for signature in hashed]
+
+
+def _shingles(tokens: Sequence[str]) -> set[bytes]:
+    """Every three successive tokens as one string."""
+    return {" ".join(tokens[i : i + SHINGLE]).encode() for i in range(max(1, len(tokens) - SHINGLE + 1))}
+
+
+# GraphCodeBERT and CodeSearchNet say of what they drop; `comments` and the two kinds of duplicates are handled apart
+CODE_RULES: dict[str, Callable[[Row], bool]] = {
+    "short_functions": is_short,
+    "tests": is_test,
+    "constructors": is_constructor,
+    "magic_methods": is_magic,
+}
+DOCUMENT_RULES: dict[str, Callable[[Row], bool]] = {
+    "document_length": has_document_of_odd_length,
+    "images": has_image,
+    "links": has_link,
+    "not_english": is_not_english,
+}
+_ROW_RULES = {"unparseable": does_not_parse, **CODE_RULES, **DOCUMENT_RULES}
+RULES: dict[str, str] = {
+    "comments": "Comments and docstrings are taken off the code; counts the rows that had some.",
+    **{name: (rule.__doc__ or "").strip() for name, rule in _ROW_RULES.items()},
+    "duplicates": "The same code tokens as a row before.",
+    "near_duplicates": "Nearly the same code tokens as a row before.",
+}
+GRAPHCODEBERT_RULES = ("comments", "unparseable", *DOCUMENT_RULES)
+CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
+
+
+def filter_rows(dataset: Dataset, rules: Sequence[str], num_proc: int | None = None) -> tuple[Dataset, dict[str, int]]:
+    """Apply `rules` to `dataset`, in the order of `RULES`; a codebase without documents has no use for those on them.
+
+    Args:
+        dataset: rows in CodeSearchNet's columns.
+        rules: names from `RULES`.
+        num_proc: processes of `datasets.map`.
+
+    Returns:
+        The rows that stay, in order, and for each rule the number of rows that it was the first to drop (`comments`:
+        the number of rows that it changed).
+
+    Raises:
+        SetupError: an unknown rule.
+    """
+    if unknown := sorted(set(rules) - set(RULES)):
+        raise SetupError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
+    counts = {name: 0 for name in RULES if name in rules}
+    if "comments" in rules:
+        dataset = dataset.map(_without_comments, batched=True, num_proc=num_proc, desc="comments")
+        counts["comments"] = sum(dataset["had_comments"])
+        dataset = dataset.remove_columns("had_comments")
+    row_rules = [name for name in _ROW_RULES if name in rules]
+    near = "near_duplicates" in rules
+    verdicts = dataset.map(
+        _judge,
+        batched=True,
+        fn_kwargs={"rules": row_rules, "near": near},
+        remove_columns=dataset.column_names,
+        num_proc=num_proc,
+        desc="filtering",
+    )
+    reasons = verdicts["dropped_by"][:]
+    _mark_duplicates(dataset, verdicts, reasons, [name for name in ("duplicates", "near_duplicates") if name in rules])
+    counts.update(Counter(reason for reason in reasons if reason))
+    return dataset.select([row for row, reason in enumerate(reasons) if not reason]), counts
+
+
+def first_broken(row: Row, rules: Iterable[str]) -> str:
+    """The first of `rules` that drops `row`; empty where none does."""
+    return next((name for name in rules if _ROW_RULES[name](row)), "")
+
+
+def _rows(batch: dict[str, list]) -> list[Row]:
+    """A batch of columns as rows."""
+    return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+
+def _without_comments(batch: dict[str, list]) -> dict[str, list]:
+    """The batch with `code` and `code_tokens` free of comments, and whether there were any."""
+    pairs = list(zip(batch["code"], batch["language"], strict=True))
+    code = [dataflow.remove_comments(text, language) for text, language in pairs]
+    tokens = [dataflow.code_tokens(text, language) for text, (_, language) in zip(code, pairs, strict=True)]
+    changed = [new != old for new, (old, _) in zip(code, pairs, strict=True)]
+    return {"code": code, "code_tokens": tokens, "had_comments": changed}
+
+
+def _judge(batch: dict[str, list], rules: list[str], near: bool) -> dict[str, list]:
+    """The rule that drops each row, and its MinHash values where they are wanted."""
+    rows = _rows(batch)
+    return {
+        "dropped_by": [first_broken(row, rules) for row in rows],
+        "minhash": minhash(row["code_tokens"] for row in rows) if near else [None] * len(rows),
+    }
+
+
+def _mark_duplicates(dataset: Dataset, verdicts: Dataset, reasons: list[str], rules: list[str]) -> None:
+    """Write the rule that drops it into `reasons` for every row left that is a duplicate of one before."""
+    if not rules:
+        return
+    duplicates = Duplicates()
+    tokens = dataset.select_columns("code_tokens")
+    hashes = verdicts.select_columns("minhash").with_format("numpy")
+    for row in [row for row, reason in enumerate(reasons) if not reason]:
+        if "duplicates" in rules and duplicates.is_exact(tokens[row]["code_tokens"]):
+            reasons[row] = "duplicates"
+        elif "near_duplicates" in rules and duplicates.is_near(hashes[row]["minhash"]):
+            reasons[row] = "near_duplicates"

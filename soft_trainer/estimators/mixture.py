@@ -1,0 +1,64 @@
+"""Several estimators as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from soft_trainer.errors import SetupError
+from soft_trainer.estimators.base import Estimator, Rows, as_array, checked_similarity
+
+
+class MixtureEstimator(Estimator):
+    """The average of its members' distributions over a query's negatives.
+
+    `similarity` is the logarithm of the average, so that a softmax at temperature 1 gives the average back. Alpha and
+    beta are the first member's.
+
+    Args:
+        members: estimators.
+        shares: of each member in the average, scaled to sum to 1; equal when None.
+        temperatures: of each member's softmax; each member's own when None.
+
+    Raises:
+        SetupError: no member, a share or temperature too many or too few, or one that is not above 0.
+    """
+
+    temperature = 1.0
+
+    def __init__(
+        self,
+        members: Sequence[Estimator],
+        shares: Sequence[float] | None = None,
+        temperatures: Sequence[float] | None = None,
+    ):
+        if not members:
+            raise SetupError("a mixture needs at least one estimator")
+        self.members = list(members)
+        self.alpha, self.beta = (getattr(self.members[0], name, 1.0) for name in ("alpha", "beta"))
+        self.in_workers = all(getattr(member, "in_workers", False) for member in self.members)
+        shares = [1.0] * len(self.members) if shares is None else list(shares)
+        own = [getattr(member, "temperature", 1.0) for member in self.members]
+        self.temperatures = own if temperatures is None else list(temperatures)
+        for name, values in (("shares", shares), ("temperatures", self.temperatures)):
+            if len(values) != len(self.members) or min(values) <= 0:
+                raise SetupError(f"{name}={values}: {len(self.members)} numbers above 0 are needed, one a member")
+        self.shares = [share / sum(shares) for share in shares]
+
+    def fit(self, dataset) -> None:
+        """Fit every member."""
+        for member in self.members:
+            member.fit(dataset)
+
+    def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
+        """Logarithm of the averaged distributions, Tensor[Q, C]."""
+        own = torch.from_numpy(as_array(query_rows)[:, None] == as_array(code_rows)[None, :])
+        own &= ~own.all(1, keepdim=True)  # a query whose every column is its own has nothing else to normalise over
+        logs = []
+        for member, share, temperature in zip(self.members, self.shares, self.temperatures, strict=True):
+            logits = checked_similarity(member, query_rows, code_rows).cpu() / temperature
+            negatives = logits.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+            logs.append(logits - negatives + torch.log(torch.tensor(share)))
+        return torch.stack(logs).logsumexp(0)

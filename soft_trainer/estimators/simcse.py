@@ -1,0 +1,32 @@
+"""SimCSE: a code is as similar to a query as the code's own query is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from soft_trainer.estimators.base import Rows
+from soft_trainer.estimators.encoded import EncodedRowsEstimator, dot_products
+
+PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
+
+
+class SimCSEEstimator(EncodedRowsEstimator):
+    """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
+
+    The encoder is a folder or Hub name of sentence-transformers, with its own pooling, or a plain `AutoModel` with mean
+    pooling; embeddings are normalised. The paper takes `PAPER_MODEL`, trained further by `soft_trainer.simcse`.
+    """
+
+    alpha, beta, temperature = 1.3, 0.7, 0.1
+
+    def fit(self, dataset) -> None:
+        """Encode the queries of every row, or take them from the cache."""
+        encoder = self.load()
+        profile = encoder.profile.replace(normalize=True, score_function="dot")
+        self._queries = self.encode_rows(dataset, "query", dataclasses.replace(encoder, profile=profile))
+
+    def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
+        """Cosines, Tensor[Q, C] in float32."""
+        return dot_products(self._queries, self._queries, query_rows, code_rows)

@@ -1,0 +1,107 @@
+"""A tiny offline world: two dozen real pairs, a tokenizer trained on them, a RoBERTa of 32 dimensions."""
+
+import copy
+import json
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+PAIRS = [
+    ("sort a list with quick sort", "def quick_sort(xs): return [] if not xs else quick_sort(lower(xs)) + xs[:1]"),
+    ("sort a list with bubble sort", "def bubble_sort(xs): [swap(xs, i) for i in range(len(xs))]"),
+    ("write text to a file", "def write_text(path, text): open(path, 'w').write(text)"),
+    ("read all lines of a file", "def read_lines(path): return open(path).readlines()"),
+    ("remove a file if it exists", "def remove(path): os.path.exists(path) and os.remove(path)"),
+    ("reverse a string", "def reverse(text): return text[::-1]"),
+    ("count the words of a text", "def count_words(text): return Counter(text.split())"),
+    ("parse an ISO date", "def parse_date(text): return datetime.fromisoformat(text)"),
+    ("open a connection to a server", "def connect(host, port): return socket.create_connection((host, port))"),
+    ("close the connection", "def close(self): self.connection.close()"),
+    ("compute the mean of numbers", "def mean(numbers): return sum(numbers) / len(numbers)"),
+    ("compute the variance of numbers", "def variance(xs): return sum((x - mean(xs)) ** 2 for x in xs) / len(xs)"),
+    ("encode an object as JSON", "def to_json(value): return json.dumps(value)"),
+    ("decode a JSON document", "def from_json(text): return json.loads(text)"),
+    ("join paths and normalise them", "def join(*parts): return os.path.normpath(os.path.join(*parts))"),
+    ("list the files of a folder", "def files(folder): return [p for p in os.listdir(folder)]"),
+    ("send an email message", "def send(message): smtp.send_message(message)"),
+    ("hash a password with salt", "def hash_password(word, salt): return sha256(salt + word).hexdigest()"),
+    ("draw a random number", "def draw(low, high): return random.uniform(low, high)"),
+    ("split a text at commas", "def split(text): return text.split(',')"),
+    ("find the largest element", "def largest(xs): return max(xs)"),
+    ("flatten a nested list", "def flatten(xs): return [y for x in xs for y in x]"),
+    ("merge two dictionaries", "def merge(a, b): return {**a, **b}"),
+    ("sleep for some seconds", "def pause(seconds): time.sleep(seconds)"),
+]
+
+
+def make_row(query: str, code: str, number: int) -> dict:
+    """One row in CodeSearchNet's columns."""
+    return {
+        "repo": "someone/something",
+        "path": f"module_{number}.py",
+        "func_name": code.split("(")[0].removeprefix("def "),
+        "original_string": code,
+        "language": "python",
+        "code": code,
+        "code_tokens": code.split(),
+        "docstring": query,
+        "docstring_tokens": query.split(),
+        "url": f"https://example.org/module_{number}.py#L1",
+        "partition": "train",
+    }
+
+
+@pytest.fixture(scope="session")
+def rows() -> list[dict]:
+    return [make_row(query, code, number) for number, (query, code) in enumerate(PAIRS)]
+
+
+@pytest.fixture(scope="session")
+def dataset(rows):
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+@pytest.fixture(scope="session")
+def profile():
+    from soft_trainer.encoders.profiles import EncoderProfile
+
+    return EncoderProfile(query_length=16, code_length=32, score_function="cosine", score_scale=20.0)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(rows, profile):
+    from soft_trainer.encoders.scratch import train_tokenizer
+
+    return train_tokenizer((text for row in rows for text in (row["docstring"], row["code"])), profile, 500)
+
+
+@pytest.fixture(scope="session")
+def _model(tokenizer, profile):
+    from soft_trainer.encoders.scratch import small_roberta
+
+    torch.manual_seed(0)
+    return small_roberta("32x2", tokenizer, profile)
+
+
+@pytest.fixture
+def model(_model):
+    """A fresh copy of the tiny encoder."""
+    return copy.deepcopy(_model)
+
+
+@pytest.fixture(scope="session")
+def data_dir(rows, tmp_path_factory):
+    """The pairs as a folder in GraphCodeBERT's layout: 16 train, 4 valid, 4 test, all in the codebase."""
+    folder = tmp_path_factory.mktemp("data")
+    splits = {"train": rows[:16], "valid": rows[16:20], "test": rows[20:], "codebase": rows}
+    for split, chosen in splits.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    return folder

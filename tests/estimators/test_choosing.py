@@ -1,0 +1,50 @@
+import sys
+
+import pytest
+
+from soft_trainer.arguments import DataArguments
+from soft_trainer.errors import SetupError
+from soft_trainer.estimators.choosing import choose_estimator
+
+
+def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):
+    assert choose_estimator(DataArguments(estimator="none")) is None
+    bm25 = choose_estimator(DataArguments(estimator="bm25", bm25_idf="lucene", bm25_scope="corpus"))
+    assert (bm25.idf, bm25.scope) == ("lucene", "corpus")
+    trained = choose_estimator(
+        DataArguments(estimator="trained_model", estimator_model=str(encoder_dir), estimator_cache_dir=str(tmp_path))
+    )
+    assert trained.cache_dir == str(tmp_path)
+    mixture = choose_estimator(
+        DataArguments(
+            estimator="bm25+simcse",
+            estimator_model=str(encoder_dir),
+            mixture_shares="0.3,0.7",
+            no_estimator_cache=True,
+        )
+    )
+    assert [type(member).__name__ for member in mixture.members] == ["BM25Estimator", "SimCSEEstimator"]
+    assert mixture.shares == pytest.approx([0.3, 0.7]) and mixture.members[1].cache_dir is None
+
+
+def test_an_own_class_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "my_estimators.py").write_text("class Mine:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert type(choose_estimator(DataArguments(estimator="my_estimators:Mine"))).__name__ == "Mine"
+    sys.modules.pop("my_estimators")
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"estimator": "bm26"}, "use bm25, simcse, trained_model, none"),
+        ({"estimator": "trained_model"}, "--estimator_model"),
+        ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
+        ({"estimator": "json:Mine"}, "Mine"),
+        ({"estimator": "bm25+bm25", "mixture_shares": "a,b"}, "numbers by comma"),
+        ({"estimator": "bm25", "bm25_idf": "plus"}, "okapi, robertson, lucene"),
+    ],
+)
+def test_what_is_wrong_is_named(options, says):
+    with pytest.raises(SetupError, match=says):
+        choose_estimator(DataArguments(**options))

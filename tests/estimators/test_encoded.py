@@ -1,0 +1,128 @@
+import pytest
+import torch
+
+from soft_trainer import SimCSEEstimator, TrainedModelEstimator, load_encoder
+from soft_trainer.errors import SetupError
+
+
+@pytest.fixture
+def count_encodings(monkeypatch):
+    """How many texts have been encoded since."""
+    import soft_trainer.estimators.encoded as encoded
+
+    counted = []
+    real = encoded.embed_sharded
+
+    def counting(model, profile, tokens, *args, **kwargs):
+        counted.append(len(tokens))
+        return real(model, profile, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(encoded, "embed_sharded", counting)
+    return counted
+
+
+def test_simcse_is_the_cosine_of_queries(dataset, encoder_dir, tmp_path):
+    estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
+    estimator.fit(dataset)
+    embeddings = load_encoder(encoder_dir).encode_queries([" ".join(t) for t in dataset["docstring_tokens"]])
+    embeddings = torch.nn.functional.normalize(embeddings, dim=-1)
+    torch.testing.assert_close(estimator.similarity([3, 1], [0, 1, 2]), embeddings[[3, 1]] @ embeddings[:3].T)
+    assert (estimator.alpha, estimator.beta, estimator.temperature) == (1.3, 0.7, 0.1)
+
+
+def test_a_trained_model_scores_as_it_was_trained_to(dataset, encoder_dir, tmp_path):
+    estimator = TrainedModelEstimator(encoder_dir, cache_dir=tmp_path)
+    estimator.fit(dataset)
+    encoder = load_encoder(encoder_dir)
+    queries = encoder.encode_queries([" ".join(t) for t in dataset["docstring_tokens"]])
+    codes = encoder.encode_codes([" ".join(t) for t in dataset["code_tokens"]])
+    rows = torch.tensor([5, 2, 7])
+    expected = encoder.score(queries[rows], codes[rows])
+    torch.testing.assert_close(estimator.similarity(rows, rows), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_second_run_takes_the_rows_from_disk(dataset, encoder_dir, tmp_path, count_encodings):
+    for _ in range(2):
+        TrainedModelEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+    assert count_encodings == [24, 24]  # queries and codes, once
+    TrainedModelEstimator(encoder_dir, cache_dir=None).fit(dataset)
+    assert len(count_encodings) == 4
+
+
+def test_other_rows_and_other_weights_have_rows_of_their_own(dataset, encoder_dir, model, tokenizer, profile, tmp_path,
+                                                            count_encodings):  # fmt: skip
+    from soft_trainer.hub.export import export_encoder
+
+    first = SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "rows")
+    first.fit(dataset)
+    shuffled = SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "rows")
+    shuffled.fit(dataset.select(range(23, -1, -1)))
+    torch.testing.assert_close(shuffled.similarity([23], [22]), first.similarity([0], [1]))
+    with torch.no_grad():
+        model.embeddings.LayerNorm.weight += 0.1
+    other = export_encoder(model, tokenizer, profile, tmp_path / "other")
+    SimCSEEstimator(other, cache_dir=tmp_path / "rows").fit(dataset)
+    assert len(count_encodings) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:-4] + bytes(4), lambda b: b""])
+def test_a_damaged_cache_is_built_again(dataset, encoder_dir, tmp_path, count_encodings, damage, monkeypatch):
+    import soft_trainer.estimators.row_cache as row_cache
+
+    warned = []
+    monkeypatch.setattr(row_cache.logger, "warning", warned.append)
+    estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
+    estimator.fit(dataset)
+    expected = estimator.similarity(range(24), range(24)).clone()
+    (file,) = tmp_path.glob("*.npy")
+    data = damage(file.read_bytes())
+    file.unlink()
+    file.write_bytes(data)
+    again = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
+    again.fit(dataset)
+    torch.testing.assert_close(again.similarity(range(24), range(24)), expected)
+    assert len(count_encodings) == 2 and "is damaged" in warned[0]
+
+
+def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_dir, tmp_path, monkeypatch):
+    import soft_trainer.estimators.row_cache as row_cache
+
+    def killed(path, values, **kwargs):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(row_cache.np, "save", killed)
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+    SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+    assert len([p for p in tmp_path.glob("*.npy") if not p.name.startswith(".")]) == 1
+
+
+def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder_dir, tmp_path, count_encodings,
+                                                               monkeypatch):  # fmt: skip
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SetupError, match="cannot be written.*--no_estimator_cache"):
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "file" / "rows").fit(dataset)
+    import soft_trainer.estimators.row_cache as row_cache
+
+    monkeypatch.setattr(row_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10})())
+    with pytest.raises(SetupError, match="MiB are free"):
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+    assert count_encodings == []
+
+
+def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(dataset, encoder_dir, tmp_path, monkeypatch):
+    import soft_trainer.estimators.row_cache as row_cache
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(row_cache.np, "save", full)
+    estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
+    estimator.fit(dataset)
+    assert estimator.similarity([0], [0]).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_missing_model_is_named(dataset, tmp_path):
+    with pytest.raises(SetupError, match="nowhere"):
+        SimCSEEstimator(tmp_path / "nowhere").fit(dataset)

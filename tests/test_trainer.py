@@ -1,0 +1,251 @@
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import EarlyStoppingCallback, TrainingArguments
+
+from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, losses
+from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.tokens import SIDES
+from soft_trainer.encoders.chunking import ChunkCost
+from soft_trainer.errors import SetupError
+
+
+@pytest.fixture
+def make_trainer(model, dataset, tokenizer, profile, tmp_path):
+    def make(estimator="bm25", trainer_model=None, plain=False, rows=None, callbacks=(), collator=None, **options):
+        options = {"output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 8, "use_cpu": True} | options
+        options = {"max_steps": 3, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True} | options
+        own = [EstimatorCallback(BM25Estimator() if estimator == "bm25" else estimator)] if estimator else []
+        return SoftInfoNCETrainer(
+            model=trainer_model or model,
+            args=(TrainingArguments if plain else SoftInfoNCETrainingArguments)(**options),
+            train_dataset=dataset if rows is None else rows,
+            eval_dataset=dataset,
+            codebase=dataset,
+            processing_class=tokenizer,
+            encoder=profile,
+            data_collator=collator,
+            callbacks=[*own, *callbacks],
+        )
+
+    return make
+
+
+def first_batch(trainer):
+    return next(iter(trainer.get_train_dataloader()))
+
+
+def fitted(trainer):
+    trainer.estimator_callback.estimator.fit(trainer.train_dataset)
+    return trainer
+
+
+def test_every_parameter_moves_and_the_loss_falls(make_trainer, model):
+    before = copy.deepcopy(model.state_dict())
+    trainer = make_trainer(max_steps=30, learning_rate=5e-3)
+    trainer.train()
+    still = [n for n, p in trainer.model.named_parameters() if torch.equal(p, before[n])]
+    assert still == []
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(logged[-5:]) < 0.7 * sum(logged[:5])
+
+
+def test_the_log_tells_of_the_weights(make_trainer):
+    trainer = make_trainer(per_device_train_batch_size=24, max_steps=1)
+    trainer.train()
+    entry = trainer.state.log_history[0]
+    rows = torch.arange(24)
+    weights = trainer.objective.weights(trainer.estimator_callback.similarity(rows, rows).float(), rows)
+    negatives = weights[~torch.eye(24, dtype=torch.bool)]
+    assert entry["weight_mean"] == pytest.approx(float(negatives.mean()), abs=1e-5)
+    assert entry["weight_min"] == pytest.approx(float(negatives.min()), abs=1e-5)
+    assert entry["weight_at_floor"] == pytest.approx(float((negatives <= 0.1).float().mean()), abs=1e-6)
+
+
+def test_plain_training_arguments_mean_soft_info_nce_with_an_estimator_and_info_nce_without(make_trainer):
+    with_estimator = make_trainer(plain=True)
+    assert with_estimator.objective.loss == "soft_info_nce"
+    assert (with_estimator.objective.alpha, with_estimator.objective.beta) == (1.5, 0.5)
+    with_estimator.train()
+    assert with_estimator.state.global_step == 3
+    assert make_trainer(estimator=None, plain=True).objective.loss == "info_nce"
+
+
+def test_chunks_of_like_length_give_the_loss_and_gradients_of_one_padded_batch(make_trainer, model, tokenizer):
+    model.eval()
+    results = []
+    for cost in (ChunkCost(overhead=1.0), None):
+        collator = PairCollator(tokenizer.pad_token_id, cost)
+        trainer = fitted(make_trainer(trainer_model=copy.deepcopy(model), collator=collator))
+        batch = first_batch(trainer)
+        loss = trainer.compute_loss(trainer.model, batch)
+        loss.backward()
+        results.append((len(batch["code"]["chunks"]), loss, [p.grad for p in trainer.model.parameters()]))
+    (many, loss, gradients), (one, expected, expected_gradients) = results
+    assert many > one == 1
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    for gradient, other in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(make_trainer, model):
+    model.eval()
+    trainer = fitted(make_trainer())
+    batch = first_batch(trainer)
+    with torch.no_grad():
+        loss = trainer.compute_loss(model, batch)
+        queries, codes = (torch.nn.functional.normalize(trainer.embeddings(model, batch[side])) for side in SIDES)
+    similarity = BM25Estimator()
+    similarity.fit(trainer.train_dataset.select(batch["rows"].tolist()))
+    n = len(batch["rows"])
+    weights = trainer.objective.weights(similarity.similarity(range(n), range(n)), torch.arange(n))
+    expected = losses.soft_info_nce(20 * queries @ codes.T, weights.float())
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_accumulating_two_batches_is_not_one_batch_of_twice_the_size(make_trainer):
+    # Negatives are those of a batch: accumulation averages two losses over 7 negatives, not one over 15.
+    logged = []
+    for size, accumulated in ((8, 2), (16, 1)):
+        trainer = make_trainer(
+            estimator=None,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulated,
+            max_steps=1,
+            seed=1,
+        )
+        trainer.model.eval()
+        trainer.train()
+        logged.append(trainer.state.log_history[0]["loss"])
+    assert logged[0] == pytest.approx(torch.log(torch.tensor(8.0)).item(), rel=0.25)
+    assert logged[1] > logged[0] + 0.3
+
+
+def test_evaluation_equals_brute_force(make_trainer, model):
+    trainer = make_trainer()
+    output = trainer.predict(trainer.eval_dataset)
+    batch = trainer.data_collator([trainer._train_batches()[row] for row in range(24)])
+    model.eval()
+    with torch.no_grad():
+        q, c = (torch.nn.functional.normalize(trainer.embeddings(model, batch[side]).double()) for side in SIDES)
+    scores = q @ c.T
+    expected = 1 + (scores > scores.diagonal()[:, None]).sum(1)
+    assert output.ranking.ranks.tolist() == expected.tolist()
+    assert output.metrics["test_mrr"] == pytest.approx((1 / expected).mean().item(), abs=1e-6)
+    assert output.metrics["test_pool_size"] == 24
+    assert trainer.evaluate()["eval_mrr"] == pytest.approx(output.metrics["test_mrr"], abs=1e-9)
+
+
+def test_several_data_sets_are_ranked_in_their_own_codebases(make_trainer, dataset):
+    trainer = make_trainer()
+    trainer.codebase = {"small": dataset.select(range(8)), "large": dataset}
+    metrics = trainer.evaluate({"small": dataset.select(range(4)), "large": dataset.select(range(4))})
+    assert metrics["eval_small_pool_size"] == 8 and metrics["eval_large_pool_size"] == 24
+
+
+def test_the_best_model_and_early_stopping_work_as_in_any_trainer(make_trainer):
+    trainer = make_trainer(
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        learning_rate=0.0,
+        callbacks=[EarlyStoppingCallback(2)],
+    )
+    trainer.train()
+    # With a learning rate of 0 the first evaluation stays the best, and two without improvement stop the run.
+    assert trainer.state.global_step == 3
+    assert trainer.state.best_global_step == 1
+    assert trainer.state.best_metric == trainer.evaluate()["eval_mrr"]
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(make_trainer, model, tmp_path):
+    options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5, "num_train_epochs": 3}
+    whole = make_trainer(trainer_model=copy.deepcopy(model), **options)
+    whole.train()
+    resumed = make_trainer(trainer_model=copy.deepcopy(model), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-5"))
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+def test_a_short_last_batch_trains_with_weights_of_one(make_trainer, dataset):
+    # 24 rows in batches of 22 leave 2: one negative a query, too few for alpha 1.5 and beta 0.5.
+    trainer = make_trainer(per_device_train_batch_size=22, dataloader_drop_last=False, max_steps=2)
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(entries) == 2
+    assert entries[1]["weight_mean"] == 1.0
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+def test_the_last_short_batch_is_dropped_by_default(make_trainer):
+    trainer = fitted(make_trainer(per_device_train_batch_size=10))
+    assert [len(batch["rows"]) for batch in trainer.get_train_dataloader()] == [10, 10]
+
+
+def test_duplicates_are_no_negatives(make_trainer, rows):
+    twins = Dataset.from_list([*rows[:8], {**rows[0], "code": "def other(): pass", "code_tokens": ["other"]}])
+    trainer = fitted(make_trainer(rows=twins, per_device_train_batch_size=9))
+    batch = first_batch(trainer)
+    order = batch["rows"].tolist()
+    twin, first = order.index(8), order.index(0)
+    assert not batch["negatives"][first, twin] and not batch["negatives"][twin, first]
+    assert batch["duplicates"] == 2
+    assert "negatives" not in first_batch(fitted(make_trainer(rows=twins, mask_duplicates=False)))
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"per_device_train_batch_size": 3}, "the smallest N that works is 5"),
+        ({"alpha": -1.0}, "alpha=-1: must be 0 or more"),
+        ({"temperature": 0.0}, "temperature=0: must be above 0"),
+        ({"loss": "triplet"}, "use one of soft_info_nce, info_nce"),
+        ({"estimator": None, "loss": "soft_info_nce"}, "needs an estimator"),
+        ({"fp16": True}, "fp16 needs a GPU"),
+        ({"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_strategy": "steps",
+          "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}, "metric_for_best_model='mrr'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_training(make_trainer, options, says):
+    with pytest.raises(SetupError, match=says):
+        make_trainer(**options)
+
+
+def test_the_smallest_batch_that_is_named_works(make_trainer):
+    make_trainer(per_device_train_batch_size=5, max_steps=1).train()
+
+
+def test_an_own_estimator_needs_two_methods(make_trainer):
+    class SameLength:
+        def fit(self, dataset):
+            self.lengths = torch.tensor([float(len(tokens)) for tokens in dataset["docstring_tokens"]])
+
+        def similarity(self, query_rows, code_rows):
+            return -(self.lengths[query_rows][:, None] - self.lengths[code_rows][None, :]).abs()
+
+    trainer = make_trainer(estimator=SameLength())
+    trainer.train()
+    assert trainer.state.log_history[0]["weight_min"] < 1
+
+
+def test_an_estimator_of_the_wrong_shape_is_named(make_trainer):
+    class Wrong:
+        def fit(self, dataset):
+            pass
+
+        def similarity(self, query_rows, code_rows):
+            return torch.zeros(len(query_rows))
+
+    with pytest.raises(ValueError, match=r"Wrong.similarity returned shape \(8,\) for 8 queries and 8 codes"):
+        make_trainer(estimator=Wrong()).train()
+
+
+def test_a_query_without_its_code_is_named(make_trainer, dataset):
+    with pytest.raises(SetupError, match="module_20.py"):
+        make_trainer().predict(dataset.select([20]), dataset.select(range(10)))
