@@ -98,6 +98,10 @@ class SoftInfoNCEOptions:
     gather_negatives: bool | None = option(
         None, "Take the codes of all processes as negatives. Default: yes, with several processes."
     )
+    gradient_cache_chunk_size: int | None = option(
+        None,
+        "Encode so many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
+    )
     chunk_by_length: bool = option(True, "Encode a batch in chunks of like length, with the same result.")
 
 

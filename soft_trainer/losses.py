@@ -62,7 +62,7 @@ def binary_cross_entropy(
     *,
     negatives: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross-entropy (Section 4.3): mean over all B x N entries of the cross-entropy of p against y.
+    """Binary cross-entropy (Section 4.3): mean over queries and their columns of the cross-entropy of p against y.
 
     y and p are those of `weighted_info_nce`. log(1 - p) is taken from log p, without cancellation where p is near 0
     or 1.
@@ -72,8 +72,8 @@ def binary_cross_entropy(
     labels = _soft_labels(similarity, temperature, positives, counted, scores.dtype)
     log_p = scores.masked_fill(~counted, -torch.inf).log_softmax(1).masked_fill(~counted, 0.0)
     log_not_p = _log_of_the_rest(scores, counted)
-    entropies = -(labels * log_p + (1 - labels) * log_not_p)
-    return entropies.masked_fill(~counted, 0.0).sum() / counted.sum()
+    entropies = -(labels * log_p + (1 - labels) * log_not_p).masked_fill(~counted, 0.0)
+    return (entropies.sum(1) / counted.sum(1)).mean()
 
 
 def kl_regularized_info_nce(

@@ -71,8 +71,9 @@ class Run:
 
     def measure(self, system: str) -> None:
         """Rank the queries of valid and test with the encoder as it is now."""
+        codes = self.trainer.embed_rows(self.data["codebase"], "code") if self.results else None
         for split in self.results:
-            output = self.trainer.predict(self.data[split], self.data["codebase"], metric_key_prefix=split)
+            output = self.trainer.predict(self.data[split], self.data["codebase"], split, codes=codes)
             metrics = {key.removeprefix(f"{split}_"): value for key, value in output.metrics.items()}
             self._add(split, system, output.ranking, metrics)
 

@@ -28,8 +28,11 @@ from soft_trainer.encoders.loading import resolve_profile
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.gradient_cache import cached_backward
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.objective import Objective
+
+LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,9 @@ class SoftInfoNCETrainer(Trainer):
         self.objective = _objective(self.options, self.estimator_callback)
         self.codebase = codebase
         collator = data_collator or PairCollator(
-            processing_class.pad_token_id, ChunkCost() if self.options.chunk_by_length else None
+            processing_class.pad_token_id,
+            ChunkCost.of(model.config.hidden_size, args.device.type) if self.options.chunk_by_length else None,
+            self.options.gradient_cache_chunk_size,
         )
         super().__init__(
             model,
@@ -171,31 +176,59 @@ class SoftInfoNCETrainer(Trainer):
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side["chunks"]])[side["order"]]
 
     def batch_loss(self, queries: Tensor, codes: Tensor, batch: dict) -> Tensor:
-        """The loss from embeddings Tensor[B, d] of this process's queries and codes, and what the batch says of rows.
-
-        Scaled so that the gradients that processes average are those of one process on the joined batch.
-        """
+        """The loss from embeddings Tensor[B, d] of this process's queries and codes, and the batch they are of."""
         if self.gathers:
             codes = distributed.gather_with_gradient(codes, batch["sizes"])
+        return self._share_of_loss(queries, codes, batch, slice(0, len(queries)))
+
+    def _share_of_loss(self, queries: Tensor, codes: Tensor, batch: dict, block: slice) -> Tensor:
+        """What a block of this process's queries adds to its loss, against the codes Tensor[N, d] of all.
+
+        The loss of a process is scaled so that the gradients that processes average are those of one process on the
+        joined batch.
+        """
         scores = score(self.encoder, queries, codes)
-        similarity, positives, negatives = self._similarity(batch), batch["positives"], batch.get("negatives")
+        similarity, positives = self._similarity(batch, block), batch["positives"][block]
+        negatives = batch["negatives"][block] if "negatives" in batch else None
         loss = self.objective(scores, positives, similarity, negatives)
-        if self.objective.uses_weights and self._is_logging_step():
+        if self.objective.uses_weights and block.start == 0 and self._is_logging_step():
             with torch.no_grad():
                 counted = self.objective.counted(similarity, positives, negatives)
                 weights = self.objective.weights(similarity, positives, counted)
             self.estimator_callback.observe(weights, self.objective.floor)
-        self._duplicates_masked += batch["duplicates"]
         sizes = batch["sizes"]
-        return loss * (len(sizes) * len(queries) / sum(sizes)) if len(set(sizes)) > 1 else loss
+        return loss * (len(queries) * len(sizes) / sum(sizes)) if self._is_uneven(batch, queries) else loss
 
-    def _similarity(self, batch: dict) -> Tensor | None:
-        """Raw similarities, computed ahead or now, on the device of the step."""
+    def _is_uneven(self, batch: dict, queries: Tensor) -> bool:
+        """Whether the mean over these queries is not yet their share of the mean over the joined batch."""
+        return len(set(batch["sizes"])) > 1 or len(queries) != len(batch["rows"])
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        """A step of any `Trainer`, or one with gradient caching."""
+        self._duplicates_masked += inputs["duplicates"]
+        if self.options.gradient_cache_chunk_size is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        accumulated = self.current_gradient_accumulation_steps
+        loss = cached_backward(
+            lambda chunk: encode(model, self.encoder, chunk),
+            inputs,
+            lambda queries, codes, block: self._share_of_loss(queries, codes, inputs, block) / accumulated,
+            self.accelerator.backward,
+            self.gathers,
+            block_size=max(self.options.gradient_cache_chunk_size, LOSS_BLOCK),
+            no_sync=lambda: self.accelerator.no_sync(model),
+        )
+        return loss.to(self.args.device)
+
+    def _similarity(self, batch: dict, block: slice) -> Tensor | None:
+        """Raw similarities of a block of queries, computed ahead or now, on the device of the step."""
         if not self.objective.needs_similarity:
             return None
         if "similarity" in batch:
-            return batch["similarity"]
-        return self.estimator_callback.similarity(batch["rows"], batch["code_rows"]).to(self.args.device)
+            return batch["similarity"][block]
+        return self.estimator_callback.similarity(batch["rows"][block], batch["code_rows"]).to(self.args.device)
 
     def _is_logging_step(self) -> bool:
         return (self.state.global_step + 1) % max(int(self.state.logging_steps or 1), 1) == 0
@@ -232,7 +265,9 @@ class SoftInfoNCETrainer(Trainer):
         if isinstance(eval_dataset, dict):
             metrics = {}
             for key, rows in eval_dataset.items():
-                metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{key}", self._codebase(key))
+                metrics |= self.evaluate(
+                    rows, ignore_keys, f"{metric_key_prefix}_{key}", codebase or self._codebase(key)
+                )
             return metrics
         metrics = self.predict(eval_dataset, codebase, metric_key_prefix=metric_key_prefix).metrics
         self.log(metrics)
@@ -245,6 +280,7 @@ class SoftInfoNCETrainer(Trainer):
         codebase: Dataset | None = None,
         metric_key_prefix: str = "test",
         top_k: int = 10,
+        codes: Tensor | None = None,
     ) -> RetrievalOutput:
         """Ranks and top codes of every query of `dataset`, on every process.
 
@@ -252,6 +288,7 @@ class SoftInfoNCETrainer(Trainer):
             dataset: rows with `url` and a query.
             codebase: rows with `url` and a code; the trainer's own when None.
             top_k: how many codes to keep of each query's ranking.
+            codes: `embed_rows(codebase, "code")`, where the caller ranks several sets in one codebase.
 
         Raises:
             SetupError: no codebase, or a query whose url is not in it.
@@ -259,8 +296,8 @@ class SoftInfoNCETrainer(Trainer):
         start = time.time()
         codebase = self._codebase() if codebase is None else codebase
         targets = target_rows(dataset, codebase)
-        queries = self._embed_rows(dataset, "query")
-        codes = self._embed_rows(codebase, "code")
+        queries = self.embed_rows(dataset, "query")
+        codes = self.embed_rows(codebase, "code") if codes is None else codes
         mine = distributed.part(len(queries), *distributed.world())
         local = rank_codes(queries[mine], codes, targets[mine], top_k=top_k, score_scale=self.encoder.score_scale)
         ranking = Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
@@ -276,8 +313,11 @@ class SoftInfoNCETrainer(Trainer):
             raise SetupError("evaluation needs a codebase: pass codebase= (rows with url and code)")
         return codebase
 
-    def _embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Embeddings of one side of `rows`, comparable by dot product, each process encoding its share."""
+    def embed_rows(self, rows: Dataset, side: str) -> Tensor:
+        """Embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.
+
+        Each process encodes its share and gets all.
+        """
         with self.accelerator.autocast():
             embeddings = embed_sharded(
                 self.model,

@@ -82,7 +82,7 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
     if k < 0:
         raise ValueError(f"k={k}: must be 0 or more")
     negatives, _ = _negatives(similarity, positives, None)
-    ranked = similarity.masked_fill(~negatives, -torch.inf).argsort(1, descending=True, stable=True)
+    ranked = similarity.masked_fill(~negatives, -torch.inf).argsort(dim=1, descending=True, stable=True)
     return negatives.scatter(1, ranked[:, :k], False)
 
 

@@ -17,10 +17,11 @@ class PairCollator:
     Args:
         pad_token_id: the tokenizer's.
         cost: what a chunk costs beside its tokens; None pads each side in one piece.
+        largest_chunk: rows that a chunk may have at most.
     """
 
-    def __init__(self, pad_token_id: int, cost: ChunkCost | None = None):
-        self.pad_token_id, self.cost = pad_token_id, cost
+    def __init__(self, pad_token_id: int, cost: ChunkCost | None = None, largest_chunk: int | None = None):
+        self.pad_token_id, self.cost, self.largest_chunk = pad_token_id, cost, largest_chunk
 
     def __call__(self, features: Sequence[dict]) -> dict:
         """`{"query": side, "code": side}` of features with `query_ids` and `code_ids`.
@@ -33,7 +34,7 @@ class PairCollator:
     def side(self, token_ids: Sequence[np.ndarray]) -> dict:
         """One side of a batch, in chunks."""
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
-        chunks = chunk_by_length(lengths, self.cost)
+        chunks = chunk_by_length(lengths, self.cost, self.largest_chunk)
         order = np.empty(len(token_ids), dtype=np.int64)
         order[np.concatenate(chunks)] = np.arange(len(token_ids))
         padded = [pad([token_ids[row] for row in chunk], self.pad_token_id) for chunk in chunks]

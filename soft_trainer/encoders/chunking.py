@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 STEP = 8  # lengths are compared in steps of so many tokens: finer cuts gain nothing
+LAYER_OVERHEAD = {"cpu": 1e8, "cuda": 5e10}  # operations in the time that a layer costs beside its arithmetic
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,34 @@ class ChunkCost:
     overhead: float = 64.0
     attention: float = 5e-4
 
+    @classmethod
+    def of(cls, hidden_size: int, device_type: str) -> ChunkCost:
+        """The cost on a kind of device of a transformer of this width.
 
-def chunk_by_length(lengths: np.ndarray, cost: ChunkCost | None) -> list[np.ndarray]:
+        A token takes 24 h^2 operations a layer, and 4 h for each token that it attends to; a layer of a chunk costs
+        `LAYER_OVERHEAD` operations' time beside them. Constants, not timings of the run at hand: the chunks decide
+        which dropout a row gets, and a resumed run must cut as the first one did.
+        """
+        overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
+        return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
+
+
+def chunk_by_length(lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None) -> list[np.ndarray]:
     """Row numbers of each chunk, longest rows first; the cheapest partition of the sorted rows under `cost`.
 
     Args:
         lengths: tokens of each row, [B].
         cost: None for a single chunk in the order given.
+        largest: rows that a chunk may have at most.
     """
+    chunks = _cheapest(lengths, cost)
+    if largest is None:
+        return chunks
+    return [chunk[start : start + largest] for chunk in chunks for start in range(0, len(chunk), largest)]
+
+
+def _cheapest(lengths: np.ndarray, cost: ChunkCost | None) -> list[np.ndarray]:
+    """The cheapest partition, by dynamic programming over the distinct lengths."""
     if cost is None or len(lengths) < 2:
         return [np.arange(len(lengths))]
     rows = np.argsort(-lengths, kind="stable")

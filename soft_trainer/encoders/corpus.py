@@ -24,7 +24,7 @@ def embed(
     batch_size: int = 64,
     progress: str | None = None,
 ) -> Tensor:
-    """Embeddings Tensor[n, d] of any number of texts, in float32 on the model's device, in eval mode.
+    """Embeddings Tensor[n, d] of any number of texts, in float32 or higher on the model's device, in eval mode.
 
     Texts are encoded longest first, so that a batch has little padding and memory runs out at once or never, and are
     put back in order.
@@ -37,7 +37,8 @@ def embed(
     order = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
     was_training = model.training
     model.eval()
-    embeddings = torch.empty(len(order), model.config.hidden_size, device=device)
+    kind = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    embeddings = torch.empty(len(order), model.config.hidden_size, device=device, dtype=kind)
     with tqdm(total=len(order), desc=progress, disable=progress is None, leave=False, unit="text") as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]

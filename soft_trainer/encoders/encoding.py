@@ -27,24 +27,25 @@ def tokenize_with_lengths(
 
 
 def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
-    """One embedding a text, Tensor[B, d] in float32, from a model's outputs.
+    """One embedding a text, Tensor[B, d] in float32 or higher, from a model's outputs.
 
     Args:
         outputs: what the model returned, `last_hidden_state` Tensor[B, L, d] and, for "pooler", `pooler_output`.
         attention_mask: Tensor[B, L], 1 on the tokens to average.
     """
     if profile.pooling == "pooler":
-        embeddings = outputs.pooler_output.float()
+        embeddings = _widened(outputs.pooler_output)
     elif profile.pooling == "cls":
-        embeddings = outputs.last_hidden_state[:, 0].float()
+        embeddings = _widened(outputs.last_hidden_state[:, 0])
     else:
-        mask = attention_mask.unsqueeze(-1).to(outputs.last_hidden_state.dtype)
-        embeddings = (outputs.last_hidden_state * mask).float().sum(1) / mask.float().sum(1)
+        states = _widened(outputs.last_hidden_state)
+        mask = attention_mask.unsqueeze(-1).to(states.dtype)
+        embeddings = (states * mask).sum(1) / mask.sum(1)
     return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Embeddings Tensor[B, d] of one padded batch, in float32 whatever precision the model runs in."""
+    """Embeddings Tensor[B, d] of one padded batch, in float32 or higher whatever precision the model runs in."""
     return pool(profile, model(**inputs), inputs["attention_mask"])
 
 
@@ -57,5 +58,10 @@ def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
 
 def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
     """Embeddings whose dot products are the profile's scores, before the scale; in float32 or higher."""
-    embeddings = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+    embeddings = _widened(embeddings)
     return F.normalize(embeddings, dim=-1) if profile.score_function == "cosine" else embeddings
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """In float32, float64 as it is."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

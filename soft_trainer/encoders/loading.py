@@ -53,8 +53,8 @@ class Encoder:
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
         """Embeddings Tensor[n, d] of natural-language queries, float32, on the model's device, in the order given."""
-        ids = tokenize(self.tokenizer, queries, self.profile.query_prefix, self.profile.query_length)
-        return self._embed(ids, batch_size, "queries" if progress else None)
+        profile = self.profile
+        return self._embed(queries, profile.query_prefix, profile.query_length, batch_size, progress)
 
     def encode_codes(
         self, codes: Sequence[str], language: str | None = None, batch_size: int = 64, progress: bool = False
@@ -67,16 +67,18 @@ class Encoder:
         Raises:
             SetupError: the encoder reads data flow and `language` is missing or unknown.
         """
-        ids = tokenize(self.tokenizer, codes, self.profile.code_prefix, self.profile.code_length)
-        return self._embed(ids, batch_size, "codes" if progress else None)
+        profile = self.profile
+        return self._embed(codes, profile.code_prefix, profile.code_length, batch_size, progress)
 
     def score(self, queries: Tensor, codes: Tensor) -> Tensor:
         """Scores Tensor[B, N] of query embeddings Tensor[B, d] against code embeddings Tensor[N, d]."""
         return score(self.profile, queries, codes)
 
-    def _embed(self, ids: list[list[int]], batch_size: int, progress: str | None) -> Tensor:
-        """Embeddings Tensor[n, d] of tokenised texts."""
-        return embed(self.model, self.profile, ids, self.tokenizer.pad_token_id, batch_size, progress)
+    def _embed(self, texts: Sequence[str], prefix: str, length: int, batch_size: int, progress: bool) -> Tensor:
+        """Embeddings Tensor[n, d] of texts without data flow."""
+        ids = tokenize(self.tokenizer, texts, prefix, length) if len(texts) else []
+        label = "Encoding" if progress else None
+        return embed(self.model, self.profile, ids, self.tokenizer.pad_token_id, batch_size, label)
 
 
 def load_encoder(
@@ -98,11 +100,18 @@ def load_encoder(
         >>> codes = encoder.encode_codes(["def lines(path): return open(path).readlines()"])
         >>> encoder.score(queries, codes)  # Tensor[1, 1]
     """
+    revision = _commit(name_or_path, revision)
     profile = resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision)
     model = load_model(name_or_path, profile, revision)
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile)
+
+
+def _commit(name_or_path: str | Path, revision: str | None) -> str | None:
+    """The commit behind `revision` of a repository of ours: all files from one commit, the Hub asked once."""
+    path = repository_file(name_or_path, PROFILE_FILE, revision)
+    return revision if path is None or Path(name_or_path).is_dir() else path.parent.name
 
 
 def load_model(name_or_path: str | Path, profile: EncoderProfile, revision: str | None = None) -> PreTrainedModel:

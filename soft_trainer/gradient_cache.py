@@ -1,0 +1,109 @@
+"""Gradient caching: a batch of any size in the memory of a chunk, with exact gradients.
+
+Embed every chunk without a graph; take the loss of all embeddings and its gradient with respect to them; encode every
+chunk again, with the same dropout, and send that gradient back through it (Gao et al., 2021, "Scaling deep contrastive
+learning batch size under memory limited setup").
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from soft_trainer import distributed
+from soft_trainer.data.tokens import SIDES
+
+Encode = Callable[[dict], Tensor]
+
+
+class RandomState:
+    """The state of the random numbers on the CPU and one device, to be played again."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+    @contextlib.contextmanager
+    def again(self):
+        """Random numbers as they were when this was made; afterwards, as if nothing had been drawn."""
+        devices = [] if self.own is None else [self.device]
+        with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
+            torch.set_rng_state(self.cpu)
+            if self.own is not None:
+                torch.get_device_module(self.device).set_rng_state(self.own, self.device)
+            yield
+
+
+def cached_backward(
+    encode: Encode,
+    batch: dict,
+    loss_of: Callable[[Tensor, Tensor, slice], Tensor],
+    backward: Callable[[Tensor], None],
+    gathers: bool,
+    block_size: int,
+    no_sync: Callable,
+) -> Tensor:
+    """Accumulate the gradients of a whole batch, one chunk in memory at a time.
+
+    Args:
+        encode: model inputs of one chunk -> embeddings.
+        batch: with `chunks` and `order` on either side.
+        loss_of: (queries of a block, all codes, the block) -> that block's share of the loss.
+        backward: the backward pass of a loss, with whatever scaling the precision needs.
+        gathers: whether the codes of all processes are negatives.
+        block_size: queries whose scores are in memory at once.
+        no_sync: a context in which gradients are not reduced over processes; left for the very last chunk.
+
+    Returns:
+        The loss, a scalar without graph.
+    """
+    found = {side: _embed(encode, batch[side]) for side in SIDES}
+    leaves = {side: embeddings.requires_grad_() for side, (embeddings, _) in found.items()}
+    order = {side: batch[side]["order"] for side in SIDES}
+    queries = leaves["query"][order["query"]]
+    local_codes = leaves["code"][order["code"]]
+    codes = distributed.gather_with_gradient(local_codes, batch["sizes"]) if gathers else local_codes
+    total = _loss_in_blocks(queries, codes, loss_of, backward, block_size)
+    chunks = [
+        (chunk, state, gradient)
+        for side, (_, states) in found.items()
+        for chunk, state, gradient in zip(
+            batch[side]["chunks"],
+            states,
+            leaves[side].grad.split([len(chunk["input_ids"]) for chunk in batch[side]["chunks"]]),
+            strict=True,
+        )
+    ]
+    for place, (chunk, state, gradient) in enumerate(chunks):
+        last = place == len(chunks) - 1
+        with contextlib.nullcontext() if last else no_sync(), state.again():
+            embeddings = encode(chunk)
+            # The gradient carries the scale of the loss already: it goes back as it is.
+            embeddings.backward(gradient.to(embeddings.dtype))
+    return total
+
+
+def _embed(encode: Encode, side: dict) -> tuple[Tensor, list[RandomState]]:
+    """Embeddings of every chunk without a graph, and the random state that each began with."""
+    parts, states = [], []
+    with torch.no_grad():
+        for chunk in side["chunks"]:
+            states.append(RandomState(chunk["input_ids"].device))
+            parts.append(encode(chunk))
+    return torch.cat(parts), states
+
+
+def _loss_in_blocks(queries: Tensor, codes: Tensor, loss_of, backward, block_size: int) -> Tensor:
+    """Backward through the scores of one block of queries after the other, then once through order and gather."""
+    q, c = queries.detach().requires_grad_(), codes.detach().requires_grad_()
+    total = queries.new_zeros(())
+    for start in range(0, len(q), block_size):
+        loss = loss_of(q[start : start + block_size], c, slice(start, start + block_size))
+        backward(loss)
+        total += loss.detach()
+    torch.autograd.backward([queries, codes], [q.grad, c.grad])
+    return total
