@@ -126,6 +126,8 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     dataloader_num_workers: int = option(-1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.")
     remove_unused_columns: bool = option(False, "Not used: the columns of a pair are always kept.")
     ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
+    train_sampling_strategy: str = option("random", "Which rows meet in a batch: random, sequential, no_duplicates.")
+    restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
 
     def __post_init__(self):

@@ -1,15 +1,47 @@
-"""How an estimator enters a run: as a callback."""
+"""How an estimator enters a run, and how a run ends when it is told to: as callbacks."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from soft_trainer import distributed
 from soft_trainer.console import say
 from soft_trainer.estimators.base import checked_similarity
+
+
+class SaveOnTermination(TrainerCallback):
+    """On SIGTERM: finish the step, save a checkpoint, stop. All processes stop at the same step."""
+
+    PERIOD = 10  # steps between two questions to the other processes
+
+    def __init__(self):
+        self.terminated = False
+        self._before = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Take over the signal, where signals can be handled."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Save and stop where a process has been told to."""
+        asked = args.world_size == 1 or state.global_step % self.PERIOD == 0
+        if asked and distributed.any_process(self.terminated):
+            self.terminated = control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Give the signal back."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _on_signal(self, number, frame):
+        self.terminated = True
 
 
 class EstimatorCallback(TrainerCallback):

@@ -69,6 +69,15 @@ def from_main(value):
     return box[0]
 
 
+def any_process(flag: bool) -> bool:
+    """Whether `flag` is true on any process."""
+    if not _many():
+        return flag
+    found = torch.tensor([float(flag)], device=device())
+    dist.all_reduce(found)
+    return bool(found.item())
+
+
 def _many() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 

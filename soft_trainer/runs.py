@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from datasets import DatasetDict
-from transformers.trainer_utils import get_last_checkpoint
 
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.checkpoints import newest_complete
 from soft_trainer.console import say
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.building import model_label
@@ -35,9 +35,9 @@ def last_checkpoint(args: SoftInfoNCETrainingArguments) -> str | None:
     if wanted is None or str(wanted).lower() in ("false", "no"):
         return None
     if str(wanted).lower() in ("true", "last", "yes"):
-        found = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        found = newest_complete(args.output_dir)
         if found is None:
-            say(f"{args.output_dir} holds no checkpoint to resume from: starting at the first step")
+            say(f"{args.output_dir} holds no whole checkpoint to resume from: starting at the first step")
         return found
     if not Path(wanted).is_dir():
         raise SetupError(

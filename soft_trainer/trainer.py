@@ -7,15 +7,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import speed_metrics
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.callbacks import EstimatorCallback
+from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination
+from soft_trainer.checkpoints import mark_complete
 from soft_trainer.console import say, table
 from soft_trainer.data.batches import TrainBatches, text_ids
 from soft_trainer.data.collator import PairCollator
@@ -29,6 +31,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.gradient_cache import cached_backward
+from soft_trainer.guard import FiniteGuard
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.objective import Objective
 
@@ -103,6 +106,9 @@ class SoftInfoNCETrainer(Trainer):
             **kwargs,
         )
         self._duplicates_masked = 0
+        self._guard: FiniteGuard | None = None
+        self._termination = SaveOnTermination()
+        self.add_callback(self._termination)
         self._check_setup()
         if self.estimator_callback is not None:
             self.estimator_callback.bind(train_dataset)
@@ -129,6 +135,7 @@ class SoftInfoNCETrainer(Trainer):
             strategy=args.train_sampling_strategy,
             seed=args.seed if args.data_seed is None else args.data_seed,
             drop_last=args.dataloader_drop_last,
+            text_ids=tuple(self._text_ids().values()) if args.train_sampling_strategy == "no_duplicates" else (),
         )
         return EpochDataLoader(
             self._train_batches(),
@@ -143,18 +150,20 @@ class SoftInfoNCETrainer(Trainer):
     def _train_batches(self) -> TrainBatches:
         """The training rows as token ids, with what the workers compute ahead."""
         rows = self.train_dataset
-        ids = None
-        if self.options.mask_duplicates:
-            columns = {s: text_column(rows, side_settings(self.encoder, s)["columns"], s) for s in SIDES}
-            ids = {side: text_ids(texts(rows[column])) for side, column in columns.items()}
         ahead = self.objective.needs_similarity and getattr(self.estimator_callback.estimator, "in_workers", False)
         return TrainBatches(
             {side: self._tokens(rows, side) for side in SIDES},
             self.data_collator,
             similarity=self.estimator_callback.similarity if ahead else None,
-            text_ids=ids,
+            text_ids=self._text_ids() if self.options.mask_duplicates else None,
             gather=self.gathers,
         )
+
+    def _text_ids(self) -> dict[str, np.ndarray]:
+        """For either side a number for every row's text, equal for equal texts."""
+        rows = self.train_dataset
+        columns = {side: text_column(rows, side_settings(self.encoder, side)["columns"], side) for side in SIDES}
+        return {side: text_ids(texts(rows[column])) for side, column in columns.items()}
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn:
         """One side of `rows` as token ids; the main process tokenises, the others read its cache."""
@@ -204,10 +213,16 @@ class SoftInfoNCETrainer(Trainer):
         return len(set(batch["sizes"])) > 1 or len(queries) != len(batch["rows"])
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """A step of any `Trainer`, or one with gradient caching."""
+        """A step of any `Trainer`, or one with gradient caching, whose loss must be finite."""
         self._duplicates_masked += inputs["duplicates"]
-        if self.options.gradient_cache_chunk_size is None:
-            return super().training_step(model, inputs, num_items_in_batch)
+        step = super().training_step if self.options.gradient_cache_chunk_size is None else self._cached_step
+        loss = step(model, inputs, num_items_in_batch)
+        if self._guard is not None:
+            self._guard.watch(self.state.global_step + 1, loss, inputs["rows"])
+        return loss
+
+    def _cached_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        """Forward and backward with gradient caching."""
         model.train()
         inputs = self._prepare_inputs(inputs)
         accumulated = self.current_gradient_accumulation_steps
@@ -341,12 +356,39 @@ class SoftInfoNCETrainer(Trainer):
         settings = self.args.to_dict()
         (folder / "training_args.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
 
+    def _save_checkpoint(self, model, trial) -> None:
+        """A checkpoint that is marked as whole before any older one is deleted."""
+        if self._guard is not None:
+            self._guard.check()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        distributed.barrier()
+        if self.args.should_save:
+            run = self._get_output_dir(trial)
+            mark_complete(Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+
     # ---- Before the first step ----
 
     def train(self, *args, **kwargs):
-        """Train, after a banner that says what will be trained."""
+        """Train, after a banner that says what will be trained.
+
+        Raises:
+            NotFiniteError: the loss became NaN or infinite.
+            SystemExit: told to end by SIGTERM (code 143), after a checkpoint.
+        """
         say(self.banner())
-        return super().train(*args, **kwargs)
+        self._guard = FiniteGuard(self.train_dataset["url"]) if "url" in self.train_dataset.column_names else None
+        output = super().train(*args, **kwargs)
+        if self._termination.terminated:
+            say(f"told to end at step {self.state.global_step}: --resume_from_checkpoint last goes on from there")
+            raise SystemExit(143)
+        if self._guard is not None:
+            self._guard.check()
+        return output
 
     def banner(self) -> str:
         """What a run is about to do, as a table."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HFValidationError,
@@ -20,12 +20,16 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import SafetensorError
 from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from soft_trainer.dataflow.grammars import LANGUAGES
+from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.corpus import embed
-from soft_trainer.encoders.encoding import score, tokenize
+from soft_trainer.encoders.encoding import pool, score, tokenize
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
 from soft_trainer.errors import SetupError
 
@@ -40,6 +44,7 @@ KNOWN_ENCODERS = {
     "unixcoder-base-nine": "unixcoder",
 }
 COSINE_SCALE = 20.0
+_NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
 _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
@@ -68,6 +73,8 @@ class Encoder:
             SetupError: the encoder reads data flow and `language` is missing or unknown.
         """
         profile = self.profile
+        if profile.data_flow_length:
+            return self._embed_graphs(codes, language, batch_size, progress)
         return self._embed(codes, profile.code_prefix, profile.code_length, batch_size, progress)
 
     def score(self, queries: Tensor, codes: Tensor) -> Tensor:
@@ -79,6 +86,29 @@ class Encoder:
         ids = tokenize(self.tokenizer, texts, prefix, length) if len(texts) else []
         label = "Encoding" if progress else None
         return embed(self.model, self.profile, ids, self.tokenizer.pad_token_id, batch_size, label)
+
+    @torch.no_grad()
+    def _embed_graphs(self, codes: Sequence[str], language: str | None, batch_size: int, progress: bool) -> Tensor:
+        """Embeddings Tensor[n, d] of codes with the nodes of their data flow, longest first."""
+        if language is None:
+            raise SetupError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
+        model, profile = self.model, self.profile
+        lengths = profile.code_length, profile.data_flow_length
+        graphs = [graph_features(code, language, self.tokenizer, *lengths) for code in codes]
+        order = sorted(range(len(graphs)), key=lambda row: -len(graphs[row]["input_ids"]))
+        embeddings = torch.empty(len(graphs), model.config.hidden_size, device=model.device)
+        for start in tqdm(range(0, len(order), batch_size), desc="Encoding", disable=not progress, leave=False):
+            rows = order[start : start + batch_size]
+            batch = pad_graph_features([graphs[row] for row in rows], self.tokenizer.pad_token_id)
+            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            outputs = model(
+                inputs_embeds=graph_embeddings(model.get_input_embeddings(), batch),
+                attention_mask=batch["attention_mask"][:, None],
+                position_ids=batch["position_ids"],
+            )
+            # The first token sees the whole row: its line of the mask says what is not padding.
+            embeddings[rows] = pool(profile, outputs, batch["attention_mask"][:, 0])
+        return embeddings
 
 
 def load_encoder(
@@ -100,7 +130,7 @@ def load_encoder(
         >>> codes = encoder.encode_codes(["def lines(path): return open(path).readlines()"])
         >>> encoder.score(queries, codes)  # Tensor[1, 1]
     """
-    revision = _commit(name_or_path, revision)
+    name_or_path = _own_snapshot(name_or_path, revision) or name_or_path
     profile = resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision)
     model = load_model(name_or_path, profile, revision)
@@ -108,10 +138,17 @@ def load_encoder(
     return Encoder(model.to(device).eval(), tokenizer, profile)
 
 
-def _commit(name_or_path: str | Path, revision: str | None) -> str | None:
-    """The commit behind `revision` of a repository of ours: all files from one commit, the Hub asked once."""
+def _own_snapshot(name_or_path: str | Path, revision: str | None) -> Path | None:
+    """The local folder of a repository with a profile: all files of one commit, looked for once, not one by one."""
+    if Path(name_or_path).is_dir():
+        return None
     path = repository_file(name_or_path, PROFILE_FILE, revision)
-    return revision if path is None or Path(name_or_path).is_dir() else path.parent.name
+    if path is None:
+        return None
+    with reading(name_or_path, revision):
+        commit = path.parent.name
+        files = {"allow_patterns": ["*.json", "*.txt", "*.model", "*.safetensors"], "ignore_patterns": ["*/*"]}
+        return Path(snapshot_download(str(name_or_path), revision=commit, **files))
 
 
 def load_model(name_or_path: str | Path, profile: EncoderProfile, revision: str | None = None) -> PreTrainedModel:
@@ -187,7 +224,7 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
     """
     if name is not None:
         if name not in PROFILES:
-            raise SetupError(f"encoder={name!r}: use one of {', '.join(PROFILES)}")
+            raise SetupError(f"profile={name!r}: use one of {', '.join(PROFILES)}")
         return PROFILES[name]
     if path := repository_file(name_or_path, PROFILE_FILE, revision):
         return EncoderProfile.load(path)
@@ -218,9 +255,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     if not expressible:
         raise SetupError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
-            f"{similarity}) are more than a profile expresses: name one of {', '.join(PROFILES)} to ignore them"
+            f"{similarity}) are more than a profile expresses: a --profile of {', '.join(PROFILES)} ignores them"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
+    length = length if length and length < _NO_LENGTH else None
     code_prefix = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
     # Cosines lie in [-1, 1]: too flat for a softmax without the scale that such encoders are trained with.
     bounded = similarity == "cosine" or "Normalize" in modules
@@ -237,7 +275,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 
 def _pooling(config: dict) -> str | None:
-    """ "mean" or "cls" from the configuration of a pooling module, None where it is another."""
+    """What a pooling module's configuration says, None for anything but "mean" or "cls"."""
     modes = config.get("pooling_mode") or [
         key for key, used in config.items() if key.startswith("pooling_mode") and used
     ]
@@ -273,7 +311,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
         yield
     except SetupError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         causes = (error, error.__cause__)
         if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
             raise SetupError(f"{name_or_path}: no revision {revision!r} on the Hub") from error

@@ -1,0 +1,116 @@
+"""An encoder as a folder that loads with `AutoModel`, `SentenceTransformer` and `soft_trainer.load_encoder` alike."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from soft_trainer.encoders.loading import pooling_layer
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import SetupError
+
+_LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+_MODULE = "sentence_transformers.models."
+
+
+def export_encoder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    profile: EncoderProfile,
+    folder: str | Path,
+    state_dict: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write weights, configuration, tokenizer, profile and the files of sentence-transformers into `folder`.
+
+    Everything is written into a directory aside first, then each file is renamed into place: a full disk or an
+    interruption while writing leaves what was in `folder` as it was.
+
+    Args:
+        state_dict: weights to save in place of the model's own (sharded training gathers them first).
+
+    Returns:
+        `folder` as a path.
+
+    Raises:
+        SetupError: the disk is full or the folder cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
+            _write(model, tokenizer, profile, Path(aside), state_dict)
+            _move(Path(aside), folder)
+    except (OSError, SafetensorError) as error:
+        raise SetupError(
+            f"cannot save to {folder}: {error}; what was saved there before is as it was. Make room or choose another "
+            "output_dir"
+        ) from error
+    return folder
+
+
+def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict) -> None:
+    """Write the whole folder."""
+    model.save_pretrained(aside, state_dict=state_dict)
+    # Otherwise the file keeps the length to which the tokenizer happened to cut last.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.save_pretrained(aside)
+    for file, content in sentence_transformers_files(model, profile).items():
+        (aside / file).parent.mkdir(exist_ok=True)
+        (aside / file).write_text(json.dumps(content, indent=2) + "\n")
+    profile.save(aside)
+
+
+def _move(aside: Path, folder: Path) -> None:
+    """Rename every file below `aside` into `folder`."""
+    for path in [path for path in aside.rglob("*") if path.is_file()]:
+        target = folder / path.relative_to(aside)
+        target.parent.mkdir(exist_ok=True)
+        path.replace(target)
+
+
+def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile) -> dict[str, object]:
+    """File name -> JSON content of what `SentenceTransformer` reads beside the model.
+
+    `encode_query` and `encode_document` keep to `query_length` and `code_length`, the plain `encode` to the longer.
+    A pooler is the model's own output, not a copy of its weights, so there is no pooling module then.
+    """
+    transformer = {"max_seq_length": max(profile.query_length, profile.code_length), "do_lower_case": False}
+    if profile.query_length != profile.code_length:
+        transformer |= {"query_length": profile.query_length, "document_length": profile.code_length}
+    if options := pooling_layer(type(model), profile):
+        transformer["model_args"] = options
+    modules = [("Transformer", "")]
+    files: dict[str, object] = {}
+    if profile.pooling == "pooler":
+        text = {"method": "forward", "method_output_name": "pooler_output"}
+        transformer |= {"modality_config": {"text": text}, "module_output_name": "sentence_embedding"}
+    else:
+        modules.append(("Pooling", "1_Pooling"))
+        modes = {key: mode == profile.pooling for mode, key in _LEGACY_POOLING.items()}
+        # The older keys: every release of sentence-transformers reads them.
+        files["1_Pooling/config.json"] = {
+            "word_embedding_dimension": model.config.hidden_size,
+            **modes,
+            "include_prompt": True,
+        }
+    if profile.normalize:
+        modules.append(("Normalize", f"{len(modules)}_Normalize"))
+    return files | {
+        "sentence_bert_config.json": transformer,
+        "config_sentence_transformers.json": {
+            "prompts": {"query": profile.query_prefix, "document": profile.code_prefix},
+            "default_prompt_name": None,
+            "similarity_fn_name": profile.score_function,
+        },
+        "modules.json": [
+            {"idx": index, "name": str(index), "path": path, "type": _MODULE + kind}
+            for index, (kind, path) in enumerate(modules)
+        ],
+    }

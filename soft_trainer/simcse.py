@@ -1,0 +1,281 @@
+"""Train the sentence encoder behind the SimCSE estimator, unsupervised, on queries alone (Section 4.1).
+
+accelerate launch -m soft_trainer.simcse --config recipes/simcse.yaml
+accelerate launch -m soft_trainer.simcse --data_dirs DIR [DIR ...] --output_dir outputs/simcse
+
+A text is encoded twice, with another dropout each time, and has to find itself among the texts of its batch. The
+output folder loads with `SimCSEEstimator` and with `SentenceTransformer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from datasets import Dataset, DatasetDict, concatenate_datasets
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import TrainingArguments, set_seed
+
+from soft_trainer import distributed
+from soft_trainer.arguments import LANGUAGES, option
+from soft_trainer.command_line import errors_for_people, parse
+from soft_trainer.console import say, table
+from soft_trainer.data.batches import TrainBatches
+from soft_trainer.data.codesearchnet import check_language, load_folder, load_hub
+from soft_trainer.data.tokens import SIDES, text_column, texts
+from soft_trainer.encoders.corpus import embed_sharded
+from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import SetupError
+from soft_trainer.estimators.simcse import PAPER_MODEL
+from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
+from soft_trainer.evaluation.results import write_json
+from soft_trainer.runs import last_checkpoint
+from soft_trainer.trainer import SoftInfoNCETrainer
+
+MEASURES = ("alignment", "uniformity")
+
+
+@dataclass
+class SimCSEArguments:
+    """Which encoder to start from, and which queries to train on."""
+
+    model_name_or_path: str = option(PAPER_MODEL, "Encoder to start from: a Hub name or a folder.")
+    model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.")
+    query_length: int = option(128, "Tokens kept of a query, special tokens included.")
+    data_dirs: list[str] | None = option(
+        None, "Folders with train and valid as .jsonl or .jsonl.gz. Default: CodeSearchNet from the Hub."
+    )
+    languages: list[str] | None = option(None, f"Languages to take from the Hub. Default: {' '.join(LANGUAGES)}.")
+    dataset_name: str = option("code-search-net/code_search_net", "Data set on the Hub, in CodeSearchNet's columns.")
+    query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
+    max_train_rows: int | None = option(None, "Train on so many distinct queries only, drawn by --seed.")
+    max_eval_rows: int = option(2048, "Held-out queries that alignment and uniformity are measured on.")
+
+
+@dataclass
+class SimCSETrainingArguments(TrainingArguments):
+    """`transformers.TrainingArguments` with the defaults of the published run, measured twenty times on the way."""
+
+    output_dir: str | None = option("outputs/simcse", "Where to write.")
+    temperature: float = option(0.07, "Temperature of InfoNCE: cosines are divided by it.")
+    per_device_train_batch_size: int = option(256, "Queries in a batch, per process.")
+    per_device_eval_batch_size: int = option(256, "Queries encoded at once in evaluation, per process.")
+    learning_rate: float = option(5e-4, "Peak learning rate of AdamW.")
+    num_train_epochs: float = option(10.0, "Passes over the queries.")
+    logging_steps: float = option(50, "Steps between two lines of the log.")
+    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
+    eval_strategy: str = option("steps", "When to measure alignment and uniformity: no, steps or epoch.")
+    eval_steps: float | None = option(0.05, "Steps between two measurements; below 1 a share of all steps.")
+    eval_on_start: bool = option(True, "Measure before the first step.")
+    save_strategy: str = option("epoch", "When to save a checkpoint: no, steps, epoch or best.")
+    save_total_limit: int | None = option(1, "How many checkpoints to keep.")
+    dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
+    remove_unused_columns: bool = option(False, "Not used: the query's column is always kept.")
+    ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
+
+
+class SimCSETrainer(SoftInfoNCETrainer):
+    """Unsupervised SimCSE: InfoNCE (Eq. 1) between two dropout views of every query of the (joined) batch.
+
+    All but the batch and the evaluation is `SoftInfoNCETrainer`'s: the query's tokens stand on both sides of a pair,
+    and each side is a forward pass with its own dropout. The profile's score is cosine over the temperature.
+
+    Raises:
+        SetupError: also for a model without dropout, whose two views would be one.
+    """
+
+    def __init__(self, model=None, args: TrainingArguments | None = None, **kwargs):
+        if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+            raise SetupError(
+                f"{model.config._name_or_path or 'the model'} has no dropout, so both views of a query would be the "
+                "same: set its probability in config.json (hidden_dropout_prob, for DistilBERT dropout) to 0.1"
+            )
+        super().__init__(model, args, **kwargs)
+        # No query is there twice: `load_queries` keeps the first.
+        self.options = dataclasses.replace(self.options, mask_duplicates=False)
+
+    def _train_batches(self) -> TrainBatches:
+        queries = self._tokens(self.train_dataset, "query")
+        return TrainBatches({side: queries for side in SIDES}, self.data_collator, gather=self.gathers)
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Alignment and uniformity (Wang & Isola, 2020) of held-out queries, lower is better for both.
+
+        Uniformity is of the embeddings that are used, without dropout. A query has no known paraphrase here, so
+        alignment is of two dropout views, as in training: it tells whether the views stay together while uniformity
+        spreads the queries, and nothing of how near two wordings of one thing are. The dropout is the same every time
+        and leaves that of training as it was.
+        """
+        start = time.perf_counter()
+        tokens = self._tokens(self.eval_dataset if eval_dataset is None else eval_dataset, "query")
+        pad, size = self.processing_class.pad_token_id, self.args.per_device_eval_batch_size
+        with self.accelerator.autocast():
+            embeddings = embed_sharded(self.model, self.encoder, tokens, pad, size)
+            views = self._dropout_views(tokens)
+        metrics = {"alignment": alignment(*views), "uniformity": uniformity(embeddings)}
+        metrics = {name: float(value) for name, value in metrics.items()}
+        metrics |= {"queries": len(tokens), "runtime": time.perf_counter() - start}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def _dropout_views(self, tokens) -> list[Tensor]:
+        """Two embeddings of every text, each Tensor[n, d], each process encoding its share."""
+        size, was_training = self.args.per_device_eval_batch_size, self.model.training
+        share = range(len(tokens))[distributed.part(len(tokens), *distributed.world())]
+        views = []
+        self.model.train()
+        with torch.random.fork_rng():
+            torch.manual_seed(self.args.seed)
+            for start in range(0, len(share), size):
+                ids = [tokens[row] for row in share[start : start + size]]
+                batch = self.data_collator([{f"{side}_ids": row for side in SIDES} for row in ids])
+                inputs = self._prepare_inputs(batch)
+                views.append(torch.stack([self.embeddings(self.model, inputs[side]) for side in SIDES], 1))
+        self.model.train(was_training)
+        return list(distributed.gather(torch.cat(views)).unbind(1))
+
+
+def alignment(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared distance of positive pairs (Wang & Isola, 2020), 0 to 4, a scalar, from Tensor[n, d] each."""
+    return (F.normalize(a, dim=1) - F.normalize(b, dim=1)).square().sum(1).mean()
+
+
+def uniformity(embeddings: Tensor) -> Tensor:
+    """Logarithm of the mean of exp(-2 squared distance) over all pairs (Wang & Isola, 2020), a scalar.
+
+    0 where all points are one; near -4 where Tensor[n, d] is spread evenly in many dimensions.
+    """
+    return F.pdist(F.normalize(embeddings, dim=1)).square().mul(-2).exp().mean().log()
+
+
+def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int) -> DatasetDict:
+    """Distinct queries of all folders or languages: `train`, and `valid` without those of `train`.
+
+    Raises:
+        SetupError: data that cannot be had, or no query in it.
+    """
+    loaded = _sources(arguments)
+    kept, rows, seen = {}, [], set()
+    for split, limit in (("train", arguments.max_train_rows), ("valid", arguments.max_eval_rows)):
+        parts = []
+        for source, data in loaded.items():
+            column = text_column(data[split], profile.query_columns, "query")
+            new = _first_of_each(texts(data[split][column]), seen)
+            parts.append(data[split].select_columns(column).select(new))
+            rows.append((source, split, len(data[split]), len(new)))
+        queries = concatenate_datasets(parts)
+        if not len(queries):
+            raise SetupError(f"{split}: no queries in {column!r}; --query_columns names the column that they are in")
+        kept[split] = queries.shuffle(seed=seed).select(range(min(len(queries), limit or len(queries))))
+    say(table(("queries of", "split", "rows", "distinct and new"), rows))
+    return DatasetDict(kept)
+
+
+def _sources(arguments: SimCSEArguments) -> dict[str, DatasetDict]:
+    """The data of every folder, or of every language on the Hub."""
+    if arguments.data_dirs:
+        return {folder: load_folder(folder, ("train", "valid")) for folder in arguments.data_dirs}
+    languages = arguments.languages or LANGUAGES
+    for language in languages:
+        check_language(language)
+    return {language: load_hub(arguments.dataset_name, language) for language in languages}
+
+
+def _first_of_each(queries: Iterable[str], seen: set[str]) -> list[int]:
+    """The rows whose text is not blank and not in `seen`, to which they are added; white space does not count."""
+    new = []
+    for row, text in enumerate(queries):
+        text = " ".join(text.split())
+        if text and text not in seen:
+            seen.add(text)
+            new.append(row)
+    return new
+
+
+def _measured(trainer: SimCSETrainer) -> dict[int, dict[str, float]]:
+    """What was measured, by step."""
+    return {entry["step"]: entry for entry in trainer.state.log_history if "eval_alignment" in entry}
+
+
+def draw_curves(curves: dict[int, dict[str, float]]):
+    """A figure of alignment and uniformity by step, from `{step: {"eval_alignment": ..., "eval_uniformity": ...}}`."""
+    figure = new_figure(10, 3.6)
+    steps = sorted(curves)
+    for axes, name, color in zip(figure.subplots(1, 2), MEASURES, COLORS, strict=False):
+        values = [curves[step][f"eval_{name}"] for step in steps]
+        axes.plot(steps, values, "o-", color=color, markersize=4)
+        axes.set_title(f"{name} of held-out queries: {values[0]:.3f} to {values[-1]:.3f}", fontsize=11)
+        axes.set(xlabel="step", ylabel="lower is better")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def main() -> None:
+    # ---- Options ----
+    arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), description=__doc__)
+    if not args.temperature > 0:
+        raise SetupError(f"temperature={args.temperature:g}: must be above 0")
+    new_figure(1, 1)  # a missing matplotlib is told now, not after ten epochs
+    set_seed(args.seed)
+
+    # ---- Encoder and queries ----
+    name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
+    columns = tuple(arguments.query_columns.split(",")) if arguments.query_columns else None
+    profile = resolve_profile(name, revision=revision).replace(
+        pooling="mean",
+        normalize=True,
+        query_length=length,
+        code_length=length,
+        score_function="cosine",
+        score_scale=1 / args.temperature,
+        query_columns=columns,
+    )
+    with args.main_process_first(desc="loading queries"):
+        data = load_queries(arguments, profile, args.seed)
+    trainer = SimCSETrainer(
+        load_model(name, profile, revision),
+        args,
+        train_dataset=data["train"],
+        eval_dataset=data["valid"],
+        processing_class=load_tokenizer(name, profile, revision),
+        encoder=profile,
+    )
+
+    # ---- Train, and measure on the way ----
+    result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
+    if trainer.state.global_step not in _measured(trainer):
+        trainer.evaluate()
+    trainer.save_model()
+    trainer.save_state()
+
+    # ---- Report ----
+    curves = _measured(trainer)
+    if distributed.world()[0] == 0:
+        folder = Path(args.output_dir)
+        write_json(folder / "all_results.json", {"train": result.metrics, "measured": list(curves.values())})
+        picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
+        ends = [min(curves), max(curves)]
+        shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]
+        say(table(("held-out queries (lower is better)", *(f"step {step}" for step in ends)), shown))
+        say(f"Written to {folder}, the picture to {picture}")
+    distributed.close()
+
+
+if __name__ == "__main__":
+    with errors_for_people():
+        main()

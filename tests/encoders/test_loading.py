@@ -1,0 +1,225 @@
+import json
+
+import pytest
+import torch
+
+from soft_trainer.encoders.loading import (
+    Encoder,
+    load_encoder,
+    load_model,
+    register_prefix_tokens,
+    resolve_profile,
+)
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.errors import SetupError
+from soft_trainer.hub.export import export_encoder
+
+TEXTS = ["read a file", "def f(): pass", "x", "a much longer text than all of the others " * 9]
+
+
+def sentence_transformer(folder, pooling=None, normalize=True, transformer=None, **settings):
+    """A folder with the files of sentence-transformers that say how it pools, without weights."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    if not normalize:
+        del kinds["2_Normalize"]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling or {"pooling_mode_mean_tokens": True}))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps(transformer or {"max_seq_length": 96}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return folder
+
+
+# Profiles
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_profile_by_name(name):
+    assert resolve_profile("wherever", name=name) is PROFILES[name]
+
+
+def test_unknown_profile_lists_those_there_are():
+    with pytest.raises(SetupError, match="codebert, graphcodebert, unixcoder, auto"):
+        resolve_profile("wherever", name="bert")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("unixcoder-base-nine", "unixcoder"), ("codebert-base", "codebert"), ("something-else", "auto")],
+)
+def test_profile_of_a_plain_copy_by_its_name(tmp_path, folder, name):
+    (tmp_path / folder).mkdir()
+    assert resolve_profile(tmp_path / folder) == PROFILES[name]
+
+
+def test_own_profile_comes_before_all_others(tmp_path):
+    folder = tmp_path / "unixcoder-base"
+    folder.mkdir()
+    profile = EncoderProfile(pooling="cls", query_length=7, code_columns=("body",))
+    sentence_transformer(folder)
+    profile.save(folder)
+    assert resolve_profile(folder) == profile
+
+
+def test_sentence_transformers_profile(tmp_path):
+    found = resolve_profile(sentence_transformer(tmp_path, prompts={"query": "q: ", "passage": "p: "}))
+    assert found == EncoderProfile(
+        pooling="mean",
+        normalize=True,
+        query_prefix="q: ",
+        code_prefix="p: ",
+        query_length=96,
+        code_length=96,
+        score_function="cosine",
+        score_scale=20.0,
+    )
+
+
+def test_lengths_come_from_the_tokenizer_where_the_module_has_none(tmp_path):
+    folder = sentence_transformer(tmp_path, transformer={"query_length": 32})
+    for saved, expected in ((200, (32, 200)), (10**30, (32, PROFILES["auto"].code_length))):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": saved}))
+        found = resolve_profile(folder)
+        assert (found.query_length, found.code_length) == expected
+
+
+def test_unbounded_dot_products_are_not_scaled(tmp_path):
+    found = resolve_profile(
+        sentence_transformer(tmp_path, {"pooling_mode": "cls"}, normalize=False, similarity_fn_name="dot")
+    )
+    assert (found.pooling, found.normalize, found.score_function, found.score_scale) == ("cls", False, "dot", 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pooling": {"pooling_mode_max_tokens": True}},
+        {"pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}},
+        {"pooling": {"pooling_mode": "mean", "include_prompt": False}},
+        {"similarity_fn_name": "euclidean"},
+    ],
+    ids=["max", "mean and cls", "prompt left out", "euclidean"],
+)
+def test_what_no_profile_expresses_is_refused(tmp_path, changes):
+    with pytest.raises(SetupError, match="more than a profile expresses"):
+        resolve_profile(sentence_transformer(tmp_path, **changes))
+
+
+# Tokens
+
+
+def test_prefix_token_keeps_its_id(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    number = content["model"]["vocab"]["<encoder-only>"] = len(content["model"]["vocab"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    published = type(tokenizer).from_pretrained(tmp_path)
+    assert number not in published("<encoder-only>")["input_ids"]
+    size = len(published)
+    for _ in range(2):
+        register_prefix_tokens(published, PROFILES["unixcoder"])
+        assert published("<encoder-only>x")["input_ids"][1] == number
+        assert len(published) == size
+
+
+def test_missing_prefix_token_is_refused(tokenizer):
+    with pytest.raises(SetupError, match="unixcoder.*<encoder-only>"):
+        register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
+
+
+# Encoding
+
+
+@pytest.fixture
+def encoder(model, tokenizer, profile, tmp_path):
+    return load_encoder(export_encoder(model, tokenizer, profile, tmp_path), device="cpu")
+
+
+def test_embeddings_do_not_depend_on_their_batch(encoder):
+    alone = torch.cat([encoder.encode_codes([text]) for text in TEXTS])
+    for batch_size in (1, 2, 64):
+        torch.testing.assert_close(encoder.encode_codes(TEXTS, batch_size=batch_size), alone, atol=1e-6, rtol=0)
+    assert alone.dtype == torch.float32 and not alone.requires_grad
+
+
+def test_each_side_is_cut_to_its_own_length(encoder, profile):
+    words = ["read"] * 500
+    long = [" ".join(words)]
+    cut = encoder.tokenizer(long, truncation=True, max_length=profile.query_length, return_tensors="pt")
+    with torch.no_grad():
+        expected = encoder.model(**cut).last_hidden_state.mean(1)
+    torch.testing.assert_close(encoder.encode_queries(long), expected, atol=1e-6, rtol=0)
+    assert not torch.allclose(encoder.encode_codes(long), expected, atol=1e-3)
+
+
+def test_scores_are_the_profiles(encoder):
+    queries, codes = encoder.encode_queries(TEXTS), encoder.encode_codes(TEXTS[:2])
+    cosine = torch.nn.functional.cosine_similarity(queries[:, None], codes[None], dim=-1)
+    torch.testing.assert_close(encoder.score(queries, codes), 20.0 * cosine)
+
+
+def test_nothing_to_encode(encoder):
+    assert encoder.encode_queries([]).shape == (0, 32)
+
+
+# Data flow
+
+
+@pytest.fixture
+def graph_encoder(tokenizer):
+    from soft_trainer.encoders.scratch import small_roberta
+
+    profile = PROFILES["graphcodebert"].replace(query_length=16, code_length=24, data_flow_length=8)
+    torch.manual_seed(0)
+    return Encoder(small_roberta("32x2", tokenizer, profile).eval(), tokenizer, profile)
+
+
+CODES = ["def f(a):\n    b = a\n    return b", "def g():\n    pass", "def h(x, y):\n    z = x + y\n    return z * z"]
+
+
+def test_codes_are_read_with_their_data_flow(graph_encoder):
+    together = graph_encoder.encode_codes(CODES, language="python")
+    alone = torch.cat([graph_encoder.encode_codes([code], language="python") for code in CODES])
+    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+    plain = Encoder(graph_encoder.model, graph_encoder.tokenizer, graph_encoder.profile.replace(data_flow_length=0))
+    changed = (together - plain.encode_codes(CODES)).abs().amax(1) > 1e-4
+    assert changed[0] and changed[2]
+
+
+@pytest.mark.parametrize(("language", "message"), [(None, "pass language"), ("cobol", "language='cobol'")])
+def test_data_flow_needs_a_language(graph_encoder, language, message):
+    with pytest.raises(SetupError, match=message):
+        graph_encoder.encode_codes(CODES, language=language)
+
+
+# What is missing
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder"])
+def test_missing_folder_is_one_line(name):
+    with pytest.raises(SetupError, match=f"{name}: neither a folder here nor a repository") as refusal:
+        load_encoder(name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_pickled_weights_are_refused(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(SetupError, match="no safetensors weights"):
+        load_model(tmp_path, PROFILES["auto"])
+
+
+def test_damaged_weights_are_one_line(model, tokenizer, profile, tmp_path):
+    weights = export_encoder(model, tokenizer, profile, tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(SetupError, match=f"{tmp_path}: ") as refusal:
+        load_encoder(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_folder_without_a_model_is_one_line(tmp_path):
+    with pytest.raises(SetupError) as refusal:
+        load_encoder(tmp_path)
+    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)

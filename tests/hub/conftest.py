@@ -1,0 +1,136 @@
+"""The loopback Hub as a fixture, and tiny encoders to push to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+SERVER = Path(__file__).with_name("server.py")
+ROOT = SERVER.parents[2]
+
+
+class LoopbackHub:
+    """A running server: its address, its faults, and clients that know no other Hub."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
+
+    def reset(self, home: Path) -> None:
+        """Forget everything; clients get an empty home."""
+        self.home = home
+        self.request("POST", "/-/reset")
+
+    def request(self, method: str, path: str, content=None):
+        body = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(self.url + path, body, method=method)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
+
+    def fault(self, **times: int) -> None:
+        """Let faults strike so often, -1 for ever."""
+        self.request("POST", "/-/faults", times)
+
+    def requests(self, containing: str) -> list[str]:
+        """The requests so far whose method and path contain a text."""
+        return [line for line in self.request("GET", "/-/log") if containing in line]
+
+    def remove(self, repo: str) -> None:
+        """Delete a model repository behind everybody's back."""
+        self.request("DELETE", f"/-/repos/models/{repo}")
+
+    def environment(self, token: str | None = None, **more: str) -> dict[str, str]:
+        """The environment of a client process: this Hub, an empty home, no other token."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+        hub = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
+        return kept | hub | ({"HF_TOKEN": token} if token else {}) | more
+
+    def run(self, *arguments: str | Path, token: str | None = None, **more: str) -> subprocess.CompletedProcess:
+        """Run Python with these arguments as a client of this Hub."""
+        environment = self.environment(token, **more)
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """Take the Hub down."""
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def servers():
+    """The servers started so far; a test that stops one leaves the next test to start another."""
+    started: list[LoopbackHub] = []
+    yield started
+    for server in started:
+        if server.running:
+            server.stop()
+
+
+@pytest.fixture
+def hub(servers, tmp_path):
+    """An empty Hub in a process of its own, and an empty `HF_HOME` for its clients."""
+    if not servers or not servers[-1].running:
+        servers.append(LoopbackHub())
+    servers[-1].reset(tmp_path / "hf_home")
+    return servers[-1]
+
+
+@pytest.fixture
+def here(hub, monkeypatch):
+    """The clients of this very process, that of `push` without its waits, talk to the loopback Hub."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    from soft_trainer.hub import push
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(hub.home / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(push, "WAITS", (0, 0, 0))
+    return hub
+
+
+def published_tokenizer(texts):
+    """A tokenizer like UniXcoder's: `<encoder-only>` is an ordinary entry of the vocabulary, out of reach of text."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import RobertaTokenizer
+
+    bpe = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    bpe.train_from_iterator(texts, vocab_size=400, special_tokens=special, show_progress=False)
+    parts = json.loads(bpe.to_str())["model"]
+    merges = [tuple(merge) for merge in parts["merges"]]
+    return RobertaTokenizer(vocab=parts["vocab"] | {"<encoder-only>": len(parts["vocab"])}, merges=merges)
+
+
+@pytest.fixture
+def encoder_of(rows):
+    """A function: profile -> a tiny encoder with random weights that reads texts by it."""
+    from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
+    from soft_trainer.encoders.scratch import small_roberta
+
+    def make(profile, seed=0):
+        tokenizer = published_tokenizer(text for row in rows for text in (row["docstring"], row["code"]))
+        register_prefix_tokens(tokenizer, profile)
+        torch.manual_seed(seed)
+        return Encoder(small_roberta("32x2", tokenizer, profile).eval(), tokenizer, profile)
+
+    return make

@@ -1,0 +1,142 @@
+import re
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.hub.model_card import environment, write_model_card
+
+METRICS = {"mrr": 0.71234567, "recall@1": 0.6, "recall@5": 0.8, "recall@10": 0.9, "pool_size": 4360, "queries": 1261}
+SIDE = {"mean": 20.0, "p95": 40.0, "cut": 0.125, "duplicates": 3}
+PROFILES_IN_CARDS = {
+    "unixcoder": PROFILES["unixcoder"].replace(query_length=12, code_length=20),
+    "codebert": PROFILES["codebert"].replace(query_length=20, code_length=20),
+    "cls": EncoderProfile(pooling="cls", query_prefix='say "it": ', query_length=20, score_function="cosine"),
+    "normalised": EncoderProfile(normalize=True, query_length=20, code_length=30, score_scale=20.0),
+}
+
+
+@pytest.fixture
+def record():
+    return {
+        "model_id": None,
+        "base_model": "microsoft/unixcoder-base",
+        "dataset": "code-search-net/code_search_net",
+        "languages": ["ruby", "go"],
+        "loss": {"loss": "soft_info_nce", "estimator": "bm25", "alpha": 1.5, "beta": 0.5, "cancel": None},
+        "training": {"batch per process": 32, "codes a query meets (N)": 64, "learning rate": 2e-5, "seed": 1234},
+        "results": {
+            "test": {"untrained": METRICS | {"mrr": 0.2}, "lexical": METRICS | {"mrr": 0.3}, "trained": METRICS}
+        },
+        "statistics": {"train": {"rows": 24_927, "query": SIDE, "code": SIDE}},
+        "environment": environment(),
+    }
+
+
+def exported(encoder, folder):
+    return export_encoder(encoder.model, encoder.tokenizer, encoder.profile, folder)
+
+
+def header_and_body(path):
+    _, header, body = path.read_text().split("---\n", 2)
+    return yaml.safe_load(header), body
+
+
+@pytest.mark.parametrize("profile", PROFILES_IN_CARDS.values(), ids=PROFILES_IN_CARDS.keys())
+def test_snippets_run_as_printed_and_agree(profile, encoder_of, record, tmp_path, capsys):
+    folder = exported(encoder_of(profile), tmp_path / "encoder")
+    _, body = header_and_body(write_model_card(folder, record))
+    snippets = re.findall(r"```python\n(.*?)```", body, re.S)
+    assert len(snippets) == 3
+    found = []
+    for snippet in snippets:
+        names: dict = {}
+        exec(snippet, names)
+        assert "tensor(" in capsys.readouterr().out
+        found.append([torch.as_tensor(names[side]) for side in ("queries", "codes")])
+    for others in found[1:]:
+        for ours, theirs in zip(found[0], others, strict=True):
+            if profile.score_function == "cosine":
+                ours, theirs = (torch.nn.functional.normalize(side, dim=-1) for side in (ours, theirs))
+            torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=1e-5, rtol=0)
+
+
+def test_header_is_what_the_hub_reads(encoder_of, record, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
+    header, _ = header_and_body(write_model_card(folder, record | {"model_id": "ann/ruby-go"}))
+    assert header["base_model"] == "microsoft/unixcoder-base"
+    assert header["datasets"] == ["code-search-net/code_search_net"]
+    assert header["language"] == ["code"] and {"ruby", "go", "code-search"} <= set(header["tags"])
+    assert (header["library_name"], header["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
+    assert "license" not in header
+    (model,) = header["model-index"]
+    (result,) = model["results"]
+    assert model["name"] == "ruby-go"
+    assert result["dataset"]["split"] == "test" and result["dataset"]["config"] == "ruby,go"
+    assert {metric["name"]: metric["value"] for metric in result["metrics"]} == {
+        "MRR over 4,360 codes": 0.7123,
+        "Recall@1 over 4,360 codes": 0.6,
+        "Recall@5 over 4,360 codes": 0.8,
+        "Recall@10 over 4,360 codes": 0.9,
+    }
+
+
+def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(encoder_of, record, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
+    header, _ = header_and_body(write_model_card(folder, record | {"base_model": str(base), "dataset": "our rows"}))
+    assert "base_model" not in header and "datasets" not in header
+    assert header["license"] == "apache-2.0"
+    assert header["model-index"][0]["results"][0]["dataset"]["type"] == "code-search"
+
+
+def test_body_says_what_the_record_says(encoder_of, record, tmp_path):
+    folder = exported(encoder_of(PROFILES_IN_CARDS["unixcoder"]), tmp_path / "encoder")
+    _, body = header_and_body(write_model_card(folder, record))
+    for expected in (
+        "0.712",
+        "0.200",
+        "0.300",
+        "loss: soft_info_nce",
+        "learning rate: 2e-05",
+        "24,927",
+        "12.5%",
+        "4,360",
+        "torch",
+    ):
+        assert expected in body, expected
+    assert "cancel" not in body
+    assert "cut to 12 tokens and codes to 20" in body
+
+
+def test_card_before_training_has_no_results(encoder_of, record, tmp_path):
+    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
+    header, body = header_and_body(write_model_card(folder, record | {"results": {}, "base_model": None}))
+    assert "model-index" not in header and "## Results" not in body
+    assert "random weights" in body
+
+
+def test_data_flow_is_said_to_be_ours_alone(encoder_of, record, tmp_path):
+    profile = PROFILES["graphcodebert"].replace(query_length=12, code_length=20)
+    _, body = header_and_body(write_model_card(exported(encoder_of(profile), tmp_path), record))
+    assert "data flow" in body and 'language="python"' in body
+
+
+def test_failure_only_warns(record, tmp_path, caplog):
+    assert write_model_card(tmp_path / "no" / "encoder", record) is None
+    assert "No model card in" in caplog.text
+
+
+def test_card_is_valid_for_the_client_and_the_hub(here, encoder_of, record, tmp_path):
+    folder = exported(encoder_of(PROFILES_IN_CARDS["cls"]), tmp_path / "encoder")
+    card = ModelCard.load(write_model_card(folder, record))
+    card.validate()
+    assert card.data.eval_results[0].metric_value == 0.7123

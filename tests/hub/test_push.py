@@ -1,0 +1,212 @@
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi, hf_hub_download
+
+from soft_trainer.errors import SetupError
+from soft_trainer.hub.push import check_push, later_command, main, push_folder
+
+sys.path.append(str(Path(__file__).parent))
+from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
+
+REPO = "ann/encoder"
+CARD = "---\nlicense: mit\n---\n# Card\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An output folder as a run leaves it, with what must not be pushed beside what must."""
+    folder = tmp_path / "output"
+    for name, content in {
+        "README.md": CARD.encode(),
+        "model.safetensors": b"weights" * 100_000,
+        "1_Pooling/config.json": b"{}",
+        "training_args.bin": WRITE_TOKEN.encode(),
+        "optimizer.pt": b"pickle",
+        "extra/scaler.pkl": b"pickle",
+        ".export-1/model.safetensors": b"half",
+        "all_results.json.tmp": b"{",
+        "checkpoint-5/model.safetensors": b"weights of step 5",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def pushed(repo=REPO, **kwargs):
+    files = set(HfApi(token=WRITE_TOKEN).list_repo_files(repo, **kwargs))
+    return files - {".gitattributes"}
+
+
+COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json"}
+
+
+# What a good push does
+
+
+def test_pushes_everything_but_pickles_checkpoints_and_leftovers(here, folder):
+    url = push_folder(folder, REPO, WRITE_TOKEN, commit_message="First")
+    assert pushed() == COMPLETE
+    assert HfApi().list_repo_commits(REPO)[0].title == "First"
+    assert url.endswith(HfApi().model_info(REPO).sha)
+
+
+def test_stored_token_is_enough(here, folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    check_push(REPO)
+    push_folder(folder, REPO)
+    assert pushed() == COMPLETE
+
+
+def test_unchanged_files_are_not_sent_again(here, folder):
+    push_folder(folder, REPO, WRITE_TOKEN)
+    (folder / "README.md").write_text(CARD + "More.\n")
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert len(here.requests("PUT /-/objects")) == 1
+    assert len(HfApi().list_repo_commits(REPO)) == 3  # with the one that creates the repository
+
+
+def test_private_repository_shows_to_its_owner_only(here, folder):
+    push_folder(folder, REPO, WRITE_TOKEN, private=True)
+    assert pushed() == COMPLETE
+    with pytest.raises(OSError, match="401"):
+        HfApi(token=False).model_info(REPO)
+
+
+def test_revision_and_subfolder(here, folder):
+    push_folder(folder, REPO, WRITE_TOKEN, revision="step-5", path_in_repo="last-checkpoint")
+    assert pushed(revision="step-5") == {f"last-checkpoint/{name}" for name in COMPLETE}
+    assert pushed() == set()
+
+
+@pytest.mark.parametrize("repo_type", ["dataset", "space"])
+def test_other_kinds_of_repository(here, folder, repo_type):
+    check_push(REPO, WRITE_TOKEN, repo_type=repo_type)
+    push_folder(folder, REPO, WRITE_TOKEN, repo_type=repo_type)
+    assert pushed(repo_type=repo_type) == COMPLETE
+
+
+# What is refused before training
+
+
+@pytest.mark.parametrize("repo", ["encoder", "ann/two/parts", "ann/-x", "ann/with space", "", "ann/"])
+def test_invalid_name(here, repo):
+    with pytest.raises(SetupError, match="hub_model_id="):
+        check_push(repo, WRITE_TOKEN)
+    assert here.requests("") == ["GET /-/log"]
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "message"),
+    [
+        (REPO, None, "no token .*hf auth login"),
+        (REPO, "hf_wrong", "token is not valid.*settings/tokens"),
+        (REPO, READ_TOKEN, "may not write.*'read'.*belongs to ann"),
+        ("bob/encoder", WRITE_TOKEN, "may not write.*one of these as USER: ann, lab"),
+        (REPO, FINE_TOKEN, "may not write.*'fineGrained'"),
+    ],
+    ids=["no token", "wrong token", "read-only token", "foreign namespace", "token for another repository"],
+)
+def test_refused_before_training(here, folder, repo, token, message):
+    with pytest.raises(SetupError, match=message) as refusal:
+        check_push(repo, token)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(SetupError):
+        push_folder(folder, repo, token)
+
+
+def test_read_only_token_is_refused_where_the_repository_exists(here):
+    check_push(REPO, WRITE_TOKEN)
+    with pytest.raises(SetupError, match="may not write"):
+        check_push(REPO, READ_TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("repo", "token"), [(REPO, WRITE_TOKEN), ("lab/encoder", WRITE_TOKEN), (FINE_REPO, FINE_TOKEN)]
+)
+def test_may_push(here, repo, token):
+    check_push(repo, token)
+    check_push(repo, token)
+
+
+def test_hub_out_of_reach(here):
+    here.stop()
+    with pytest.raises(SetupError, match=f"cannot push to {REPO}: ConnectError"):
+        check_push(REPO, WRITE_TOKEN)
+
+
+# Faults while pushing
+
+
+@pytest.mark.parametrize(
+    "fault", [{"commit": 1}, {"commit": 3}, {"upload": 2}, {"preupload": 1}, {"cut_upload": 1}], ids=str
+)
+def test_passing_faults_are_overcome(here, folder, fault):
+    here.fault(**fault)
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert pushed() == COMPLETE
+    path = hf_hub_download(REPO, "model.safetensors", cache_dir=folder / ".cache", endpoint=here.url)
+    assert Path(path).read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_repository_that_vanished_is_made_again(here, folder):
+    check_push(REPO, WRITE_TOKEN, private=True)
+    here.remove(REPO)
+    push_folder(folder, REPO, WRITE_TOKEN, private=True)
+    assert pushed() == COMPLETE
+
+
+@pytest.mark.parametrize("fault", ["commit", "upload", "down"])
+def test_lasting_fault_names_the_command_that_pushes_later(here, folder, fault):
+    if fault == "down":
+        here.stop()
+    else:
+        here.fault(**{fault: -1})
+    with pytest.raises(SetupError) as failure:
+        push_folder(folder, REPO, WRITE_TOKEN, private=True, revision="dev")
+    assert str(failure.value).endswith(later_command(folder, REPO, private=True, revision="dev"))
+    assert "\n" not in str(failure.value) and WRITE_TOKEN not in str(failure.value)
+
+
+def test_invalid_card_is_not_tried_again(here, folder):
+    (folder / "README.md").write_text("no header\n")
+    with pytest.raises(SetupError, match="Invalid metadata in README.md.*empty or missing yaml"):
+        push_folder(folder, REPO, WRITE_TOKEN)
+    assert len(here.requests("validate-yaml")) == 1 and not here.requests("/commit/")
+
+
+def test_token_in_a_file_stops_the_push(here, folder):
+    (folder / "notes.json").write_text(f'{{"hub_token": "{WRITE_TOKEN}"}}')
+    with pytest.raises(SetupError, match="notes.json contains the Hub token"):
+        push_folder(folder, REPO, WRITE_TOKEN)
+    assert not here.requests("/commit/")
+
+
+def test_nothing_to_push(here, tmp_path):
+    with pytest.raises(SetupError, match="no files to push"):
+        push_folder(tmp_path / "missing", REPO, WRITE_TOKEN)
+
+
+# The command line
+
+
+def test_command_line_pushes_and_names_the_encoder_in_its_card(here, folder, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    snippets = f'load_encoder("{folder}")\nSentenceTransformer("{folder}")\n'
+    (folder / "README.md").write_text(CARD + snippets)
+    assert main([str(folder), REPO]) == 0
+    assert "/ann/encoder/commit/" in capsys.readouterr().out
+    card = HfApi().hf_hub_download(REPO, "README.md", cache_dir=folder / ".cache")
+    assert Path(card).read_text() == CARD + f'load_encoder("{REPO}")\nSentenceTransformer("{REPO}")\n'
+
+
+@pytest.mark.slow
+def test_command_that_the_message_names_works_in_a_new_process(hub, folder):
+    command = later_command(folder, REPO, revision="dev").split()[1:]
+    failed = hub.run(*command, token="hf_wrong")
+    assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
+    assert "token is not valid" in failed.stderr
+    pushed = hub.run(*command, token=WRITE_TOKEN)
+    assert pushed.returncode == 0, pushed.stderr
+    assert WRITE_TOKEN not in pushed.stdout + pushed.stderr
