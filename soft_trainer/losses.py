@@ -71,7 +71,7 @@ def binary_cross_entropy(
     counted = _counted(negatives, positives, scores)
     labels = _soft_labels(similarity, temperature, positives, counted, scores.dtype)
     log_p = scores.masked_fill(~counted, -torch.inf).log_softmax(1).masked_fill(~counted, 0.0)
-    log_not_p = _log_of_the_rest(scores, counted)
+    log_not_p = _log_of_the_rest(scores, counted).masked_fill(labels == 1, 0.0)
     entropies = -(labels * log_p + (1 - labels) * log_not_p).masked_fill(~counted, 0.0)
     return (entropies.sum(1) / counted.sum(1)).mean()
 
@@ -126,5 +126,8 @@ def _log_of_the_rest(scores: Tensor, counted: Tensor) -> Tensor:
     """log(1 - p_j) = logsumexp over the other columns minus logsumexp over all of them."""
     scores = scores.masked_fill(~counted, -torch.inf)
     total = scores.logsumexp(1, keepdim=True)
-    log_p = scores - total
-    return torch.where(log_p < -0.6931, torch.log1p(-log_p.exp()), torch.log(-torch.expm1(log_p)))
+    # Only the largest p can round to 1; the others are at most 1/2, where log1p is exact.
+    largest = scores.argmax(1, keepdim=True)
+    p = (scores - total).exp().scatter(1, largest, 0.0)
+    others = scores.scatter(1, largest, -torch.inf).logsumexp(1, keepdim=True)
+    return torch.log1p(-p).scatter(1, largest, others - total)

@@ -25,7 +25,7 @@ class Objective:
         infonce_weight, kl_weight: of `kl_regularization`.
         cancel: "none", "top_k" or "ratio": which negatives do not count at all (Section 4.4).
         cancel_k, cancel_ratio: how many of the most similar, or above what share of the positive's similarity.
-        clamp_negative_scores: raise negative scores to 0, as the proof of Theorem 1 has it.
+        clamp_negative_scores: raise every score below 0 to 0, as the proof of Theorem 1 has it; it then has no gradient.
 
     Raises:
         SetupError: a value outside its range.
@@ -51,8 +51,9 @@ class Objective:
             check_settings(self.alpha, self.beta, self.temperature, self.floor)
         except ValueError as error:
             raise SetupError(str(error)) from None
-        if self.cancel_k < 0 or self.cancel_ratio < 0:
-            raise SetupError(f"cancel_k={self.cancel_k}, cancel_ratio={self.cancel_ratio}: must be 0 or more")
+        for name in ("cancel_k", "cancel_ratio", "infonce_weight", "kl_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise SetupError(f"{name}={getattr(self, name)}: must be 0 or more")
 
     @property
     def needs_similarity(self) -> bool:

@@ -29,6 +29,7 @@ from soft_trainer.encoders.encoding import comparable, encode, score
 from soft_trainer.encoders.loading import resolve_profile
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
+from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.gradient_cache import cached_backward
 from soft_trainer.guard import FiniteGuard
@@ -423,6 +424,8 @@ class SoftInfoNCETrainer(Trainer):
                 f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
                 "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
             )
+        if objective.cancel == "ratio" and isinstance(self.estimator_callback.estimator, MixtureEstimator):
+            raise SetupError("cancel=ratio: a mixture's similarities are logarithms, which have no ratio; use cancel=top_k")
         if self.train_dataset is not None and self.joined_batch_size < objective.smallest_batch:
             raise SetupError(
                 f"a query meets N={self.joined_batch_size} codes, too few for loss={objective.loss} with "

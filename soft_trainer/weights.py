@@ -44,10 +44,11 @@ def negative_weights(
     similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     number = negatives.sum(1, keepdim=True, dtype=similarity.dtype)
-    enough = beta * number > alpha
-    if too_few == "raise" and not bool((enough | (number == 0)).all()):
+    enough = number >= smallest_batch(alpha, beta) - 1
+    short = ~enough & (number > 0)
+    if too_few == "raise" and bool(short.any()):
         raise ValueError(
-            f"{int(number[~enough].min())} negatives are too few for alpha={alpha:g}, beta={beta:g}: beta must be "
+            f"{int(number[short].min())} negatives are too few for alpha={alpha:g}, beta={beta:g}: beta must be "
             f"above alpha / negatives, so a query needs at least {smallest_batch(alpha, beta) - 1}"
         )
     sim = (similarity / temperature).masked_fill(~negatives, -torch.inf).softmax(1)
@@ -58,7 +59,8 @@ def negative_weights(
 
 def smallest_batch(alpha: float, beta: float) -> int:
     """The smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
-    return max(2, math.floor(alpha / beta) + 2)
+    # The margin is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
+    return max(2, math.floor(alpha / beta * (1 + 1e-9)) + 2)
 
 
 def check_settings(alpha: float, beta: float, temperature: float, floor: float = 0.1) -> None:
@@ -88,9 +90,11 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
     """False-negative cancellation (Section 4.4) relative to the positive: BoolTensor[B, N], False on every negative
-    whose similarity is above `ratio` times that of the query's own code (and on the positive)."""
+    whose similarity is above `ratio` times that of the query's own code (and on the positive). Where that one is below
+    0, the threshold lies as far below it as it would for its absolute value."""
     negatives, column = _negatives(similarity, positives, None)
-    return negatives & ~(similarity > ratio * similarity.gather(1, column))
+    own = similarity.gather(1, column)
+    return negatives & ~(similarity > own - (1 - ratio) * own.abs())
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,223 @@
+"""The five losses against the published numbers, by hand, with columns left out, and at the edges of the formats."""
+
+import json
+from contextlib import nullcontext
+from math import log
+from pathlib import Path
+
+import pytest
+import torch
+
+from soft_trainer import losses
+from soft_trainer.weights import negative_weights
+
+ORACLE = json.loads((Path(__file__).parent / "oracle_losses.json").read_text())["cases"]
+
+
+def soft(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5):
+    options = {"positives": positives, "negatives": negatives, "too_few": "uniform"}
+    return losses.soft_info_nce(scores, negative_weights(similarity, alpha, beta, temperature, **options), positives)
+
+
+def info(scores, similarity, positives=None, negatives=None, **_):
+    return losses.info_nce(scores, positives, negatives=negatives)
+
+
+def weighted(scores, similarity, positives=None, negatives=None, temperature=0.5, **_):
+    return losses.weighted_info_nce(scores, similarity, temperature, positives, negatives=negatives)
+
+
+def bce(scores, similarity, positives=None, negatives=None, temperature=0.5, **_):
+    return losses.binary_cross_entropy(scores, similarity, temperature, positives, negatives=negatives)
+
+
+def kl(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5):
+    # The published code weighs InfoNCE by beta and the divergence by alpha; the paper's text has it the other way.
+    return losses.kl_regularized_info_nce(scores, similarity, temperature, beta, alpha, positives, negatives=negatives)
+
+
+LOSSES = {
+    "info_nce": info,
+    "soft_info_nce": soft,
+    "weighted_info_nce": weighted,
+    "bce": bce,
+    "kl_regularization": kl,
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+
+
+def double(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def batch(queries=3, codes=6, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores, similarity = (torch.randn(queries, codes, generator=generator, dtype=torch.float64) for _ in range(2))
+    return (3 * scores).to(dtype), similarity.to(dtype)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", ORACLE, ids=lambda case: f"{case['n']}-{case['alpha']}-{case['temperature']}")
+def test_published_losses_and_gradients(case, name):
+    # The published weighted InfoNCE adds 1e-15 within its logarithm, ours is exact: they differ where p is tiny.
+    tolerance = 1e-6 if name == "weighted_info_nce" else 1e-9
+    queries, codes = (double(case[key]).requires_grad_() for key in "qc")
+    settings = {key: case[key] for key in ("alpha", "beta", "temperature")}
+    loss = LOSSES[name](queries @ codes.T, double(case["similarity"]), **settings)
+    loss.backward()
+    assert loss.item() == pytest.approx(case["loss"][name], abs=tolerance)
+    torch.testing.assert_close(queries.grad, double(case["grad_q"][name]), rtol=0, atol=tolerance)
+    torch.testing.assert_close(codes.grad, double(case["grad_c"][name]), rtol=0, atol=tolerance)
+
+
+# exp(score), so p is a row over its sum 4, 8 or 8; and y, which a similarity of 2 log(y) gives at temperature 2.
+EXP_SCORES = double([[2, 1, 1], [1, 4, 3], [1, 3, 4]])
+LABELS = double([[1, 1 / 2, 1 / 2], [1 / 4, 1, 3 / 4], [1 / 2, 1 / 2, 1]])
+
+
+def test_by_hand():
+    scores, similarity = EXP_SCORES.log(), 2 * LABELS.log()
+    expected_info = log(2)
+    assert losses.info_nce(scores).item() == pytest.approx(expected_info, abs=1e-12)
+
+    weights = double([[9, 1 / 2, 3 / 2], [2, 9, 0], [1, 1, 9]])  # The diagonal is not read.
+    expected = (log(4 / 2) + log(6 / 4) + log(8 / 4)) / 3
+    assert losses.soft_info_nce(scores, weights).item() == pytest.approx(expected, abs=1e-12)
+
+    rows = (log(4), log(8) / 4 + 3 * log(8 / 3) / 4, log(8) / 2 + log(8 / 3) / 2)
+    assert weighted(scores, similarity, temperature=2).item() == pytest.approx(log(2) + sum(rows) / 3, abs=1e-12)
+
+    divergence = (log(2) / 2 + log(2 / 3) / 2) / 3  # Rows 1 and 2 agree with y; row 3 is (1/4, 3/4) for (1/2, 1/2).
+    expected = 0.7 * expected_info + 1.3 * divergence
+    assert kl(scores, similarity, temperature=2).item() == pytest.approx(expected, abs=1e-12)
+
+    entropies = (
+        2 * (log(4) + log(4 / 3)) / 2,
+        log(8) / 4 + 3 * log(8 / 7) / 4 + 3 * log(8 / 3) / 4 + log(8 / 5) / 4,
+        (log(8) + log(8 / 7)) / 2 + (log(8 / 3) + log(8 / 5)) / 2,
+    )
+    expected = (3 * log(2) + sum(entropies)) / 9
+    assert bce(scores, similarity, temperature=2).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_all_zero_scores_give_log_n():
+    zeros = torch.zeros(7, 7, dtype=torch.float64)
+    assert info(zeros, zeros).item() == pytest.approx(log(7), abs=1e-12)
+    assert soft(zeros, zeros).item() == pytest.approx(log(7), abs=1e-12)
+    assert weighted(zeros, zeros).item() == pytest.approx(2 * log(7), abs=1e-12)
+    assert kl(zeros, zeros).item() == pytest.approx(0.7 * log(7), abs=1e-12)
+
+
+def test_soft_info_nce_with_weights_of_one_is_info_nce():
+    values = []
+    for loss in (losses.info_nce, lambda scores: losses.soft_info_nce(scores, torch.ones_like(scores))):
+        scores = batch(6, 6)[0].requires_grad_()
+        values.append((loss(scores), *torch.autograd.grad(loss(scores), scores)))
+    for value, expected in zip(*values, strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+
+
+@every_loss
+def test_gradcheck(loss):
+    scores, similarity = batch(3, 6)
+    negatives = torch.rand(3, 6, generator=torch.Generator().manual_seed(1)) < 0.7
+    scores.requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: loss(s, similarity), scores)
+    assert torch.autograd.gradcheck(lambda s: loss(s, similarity, torch.tensor([5, 0, 2]), negatives), scores)
+
+
+@every_loss
+def test_negatives_left_out_equal_deleted_columns(loss):
+    scores, similarity = batch(4, 9)
+    positives = torch.arange(3, 7)
+    negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) < 0.6
+    scores.requires_grad_()
+    value = loss(scores, similarity, positives, negatives)
+    (gradient,) = torch.autograd.grad(value, scores)
+
+    kept = negatives.scatter(1, positives.unsqueeze(1), True)
+    alone = []
+    for row, (columns, positive) in enumerate(zip(kept, positives, strict=True)):
+        position = columns[:positive].sum().unsqueeze(0)
+        alone.append(loss(scores[row : row + 1, columns], similarity[row : row + 1, columns], position))
+    expected = torch.stack(alone).mean()
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, scores)[0], rtol=0, atol=1e-12)
+    assert (gradient[~kept] == 0).all() and (gradient[kept] != 0).all()
+
+
+def test_soft_info_nce_with_weight_zero_equals_deleted_columns():
+    scores, _ = batch(3, 6)
+    weights = torch.full((3, 6), 0.5, dtype=torch.float64)
+    weights[:, [3, 5]] = 0
+    scores.requires_grad_()
+    value = losses.soft_info_nce(scores, weights)
+    kept = [0, 1, 2, 4]
+    torch.testing.assert_close(value, losses.soft_info_nce(scores[:, kept], weights[:, kept]), rtol=0, atol=1e-12)
+    (gradient,) = torch.autograd.grad(value, scores)
+    assert (gradient[:, [3, 5]] == 0).all() and (gradient[:, kept] != 0).all()
+
+
+@every_loss
+def test_positives_with_an_offset(loss):
+    scores, similarity = batch(3, 3)
+    others, alike = batch(3, 4, seed=1)
+    first = loss(torch.cat([scores, others], 1), torch.cat([similarity, alike], 1))
+    later = loss(torch.cat([others, scores], 1), torch.cat([alike, similarity], 1), torch.arange(4, 7))
+    torch.testing.assert_close(first, later, rtol=0, atol=1e-12)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(loss, dtype):
+    scores, similarity = batch(dtype=dtype)
+    value = loss(scores, similarity)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, loss(scores.float(), similarity.float()), rtol=0, atol=0)
+
+
+EXTREMES = (
+    100 * torch.eye(4),  # the positive far ahead
+    100 - 200 * torch.eye(4),  # the positive far behind
+    100 * torch.eye(4).roll(1, 1),  # one negative far ahead
+    torch.full((4, 4), 100.0),
+    torch.linspace(-100, 100, 16).view(4, 4),
+)
+NUMBERS = {"all": torch.ones(4, 4), "one": torch.eye(4).roll(2, 1), "none": torch.zeros(4, 4)}
+
+
+@every_loss
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("autocast", [None, torch.float16, torch.bfloat16], ids=["float32", "fp16", "bf16"])
+def test_finite_for_scores_up_to_ten_thousand(loss, number, autocast):
+    queries = torch.cat(EXTREMES).requires_grad_()
+    with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+        scores = queries @ (100 * torch.eye(4))
+        assert scores.dtype == (autocast or torch.float32) and scores.abs().max() > 9900
+        negatives = NUMBERS[number].bool().repeat(len(EXTREMES), 1)
+        value = loss(scores, torch.eye(4).repeat(len(EXTREMES), 1), torch.arange(4).repeat(len(EXTREMES)), negatives)
+    value.backward()
+    assert value.isfinite() and value >= 0
+    assert queries.grad.isfinite().all()
+
+
+@every_loss
+def test_a_batch_of_one_has_nothing_to_learn(loss):
+    scores = torch.tensor([[1e4]], requires_grad=True)
+    value = loss(scores, torch.ones(1, 1))
+    value.backward()
+    assert value.item() == 0 and scores.grad.item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_binary_cross_entropy_where_p_is_one(dtype):
+    ahead = 1e4 * torch.eye(3, dtype=dtype)
+    zeros = torch.zeros_like(ahead)
+    # Each of the six negatives has y = 1/2 and log p = -10,000.
+    assert bce(ahead, zeros).item() == pytest.approx(6 * 5000 / 9, rel=1e-6)
+    negative_ahead = torch.tensor([[0, 1e4, 0]], dtype=dtype, requires_grad=True)
+    value = bce(negative_ahead, zeros[:1])
+    assert value.item() == pytest.approx((1e4 + (1e4 - log(2)) / 2 + 1e4 / 2) / 3, rel=1e-6)
+    # d/ds of -log p_0 - (log(1 - p_1) + log p_2) / 2, over three entries.
+    (gradient,) = torch.autograd.grad(value, negative_ahead)
+    torch.testing.assert_close(gradient, torch.tensor([[-1.25, 2.0, -0.75]], dtype=dtype) / 3)

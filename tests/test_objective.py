@@ -1,0 +1,154 @@
+"""Every loss through the table equals the pure function, with and without cancellation and masks."""
+
+import pytest
+import torch
+
+from soft_trainer import losses
+from soft_trainer.errors import SetupError
+from soft_trainer.objective import LOSSES, Objective
+from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights
+
+ALPHA, BETA, TEMPERATURE, FLOOR = 1.3, 0.7, 0.8, 0.9
+SETTINGS = {"alpha": ALPHA, "beta": BETA, "temperature": TEMPERATURE, "floor": FLOOR}
+
+PURE = {
+    "soft_info_nce": lambda s, p, sim, n: losses.soft_info_nce(
+        s, negative_weights(sim, ALPHA, BETA, TEMPERATURE, FLOOR, p, n), p
+    ),
+    "info_nce": lambda s, p, sim, n: losses.info_nce(s, p, negatives=n),
+    "weighted_info_nce": lambda s, p, sim, n: losses.weighted_info_nce(s, sim, TEMPERATURE, p, negatives=n),
+    "bce": lambda s, p, sim, n: losses.binary_cross_entropy(s, sim, TEMPERATURE, p, negatives=n),
+    "kl_regularization": lambda s, p, sim, n: losses.kl_regularized_info_nce(
+        s, sim, TEMPERATURE, 0.9, 0.4, p, negatives=n
+    ),
+}
+CANCEL = {
+    "none": lambda sim, p: torch.ones_like(sim, dtype=torch.bool),
+    "top_k": lambda sim, p: cancel_top_k(sim, 2, p),
+    "ratio": lambda sim, p: cancel_above_ratio(sim, 0.6, p),
+}
+
+
+def batch(queries=4, codes=9):
+    """Scores, positives and similarities between 0 and 1, of which the positive's is 1."""
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(queries, codes, generator=generator, dtype=torch.float64)
+    similarity = torch.rand(queries, codes, generator=generator, dtype=torch.float64)
+    positives = torch.arange(2, 2 + queries)
+    return scores, positives, similarity.scatter(1, positives.unsqueeze(1), 1.0)
+
+
+def test_the_tables_agree():
+    assert PURE.keys() == LOSSES.keys()
+
+
+@pytest.mark.parametrize("loss", PURE)
+@pytest.mark.parametrize("cancel", CANCEL)
+@pytest.mark.parametrize("duplicate", [False, True], ids=["unmasked", "masked"])
+def test_equals_the_pure_function(loss, cancel, duplicate):
+    scores, positives, similarity = batch()
+    negatives = None
+    kept = CANCEL[cancel](similarity, positives)
+    if duplicate:
+        # The least similar column of each query: no cancellation would have chosen it.
+        least = similarity.argmin(1, keepdim=True)
+        negatives = torch.ones_like(kept).scatter(1, least, False)
+        kept = kept & negatives
+    objective = Objective(
+        loss, **SETTINGS, infonce_weight=0.9, kl_weight=0.4, cancel=cancel, cancel_k=2, cancel_ratio=0.6
+    )
+    value = objective(scores, positives, similarity, negatives)
+    torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
+    # What was left out took no part.
+    absent = ~kept.scatter(1, positives.unsqueeze(1), True)
+    assert absent.any() == (cancel != "none" or duplicate)
+    moved = objective(scores.masked_fill(absent, 50.0), positives, similarity, negatives)
+    torch.testing.assert_close(moved, value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cancel", ["top_k", "ratio"])
+def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(cancel):
+    scores, positives, similarity = batch()
+    value = Objective("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)(scores, positives, similarity)
+    weights = CANCEL[cancel](similarity, positives).double()
+    torch.testing.assert_close(value, losses.soft_info_nce(scores, weights, positives), rtol=0, atol=1e-12)
+    assert value < losses.info_nce(scores, positives)
+
+
+def test_a_duplicate_does_not_use_up_the_k():
+    similarity = torch.tensor([[9.0, 8, 7, 6, 5, 4]])
+    negatives = torch.tensor([[True, False, True, False, True, True]])
+    kept = Objective("info_nce", cancel="top_k", cancel_k=2).counted(similarity, torch.tensor([0]), negatives)
+    assert kept.tolist() == [[False, False, False, False, False, True]]
+
+
+def test_info_nce_needs_no_similarity():
+    scores, positives, _ = batch()
+    objective = Objective("info_nce")
+    assert not objective.needs_similarity
+    assert objective(scores, positives) == losses.info_nce(scores, positives)
+    assert Objective("info_nce", cancel="top_k").needs_similarity
+    assert all(Objective(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
+
+
+def test_clamp_raises_negative_scores_to_zero():
+    scores, positives, similarity = batch()
+    value = Objective(**SETTINGS, clamp_negative_scores=True)(scores, positives, similarity)
+    assert value == Objective(**SETTINGS)(scores.clamp_min(0), positives, similarity)
+    assert value != Objective(**SETTINGS)(scores, positives, similarity)
+
+
+@pytest.mark.parametrize(
+    "options, smallest",
+    [
+        ({}, 5),
+        ({"alpha": 1.3, "beta": 0.7}, 3),
+        ({"cancel": "top_k"}, 8),
+        ({"cancel": "top_k", "cancel_k": 1}, 6),
+        ({"cancel": "ratio"}, 5),
+        ({"loss": "info_nce"}, 2),
+        ({"loss": "info_nce", "cancel": "top_k"}, 5),
+        ({"loss": "bce"}, 2),
+    ],
+)
+def test_smallest_batch(options, smallest):
+    assert Objective(**options).smallest_batch == smallest
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 1.3, "beta": 0.7}, {"cancel": "top_k"}])
+def test_smallest_batch_keeps_enough_negatives(options):
+    objective = Objective(**options)
+
+    def weights(codes):
+        similarity = torch.eye(codes)
+        negatives = objective.counted(similarity, torch.arange(codes), None)
+        return negative_weights(similarity, objective.alpha, objective.beta, 1, negatives=negatives)
+
+    assert weights(objective.smallest_batch).isfinite().all()
+    with pytest.raises(ValueError, match="too few"):
+        weights(objective.smallest_batch - 1)
+
+
+def test_a_short_batch_has_weights_of_one():
+    scores, positives, similarity = batch(2, 4)
+    value = Objective(alpha=1.5, beta=0.5)(scores, positives, similarity)
+    torch.testing.assert_close(value, losses.info_nce(scores, positives), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"loss": "triplet"}, "loss='triplet': use one of soft_info_nce, info_nce, "),
+        ({"cancel": "all"}, "cancel='all': use one of none, top_k, ratio"),
+        ({"alpha": -1}, "alpha=-1: must be 0 or more"),
+        ({"beta": 0}, "beta=0: must be above 0"),
+        ({"temperature": 0}, "temperature=0: must be above 0"),
+        ({"floor": 2}, "floor=2: must be from 0 to 1"),
+        ({"cancel_k": -1}, "cancel_k=-1"),
+        ({"cancel_ratio": -0.5}, "cancel_ratio=-0.5"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(SetupError) as error:
+        Objective(**options)
+    assert message in str(error.value)

@@ -1,0 +1,175 @@
+"""Eq. 4 by hand, its floor, its masks and its limits; false-negative cancellation."""
+
+import math
+
+import pytest
+import torch
+
+from soft_trainer.weights import (
+    cancel_above_ratio,
+    cancel_top_k,
+    negative_weights,
+    smallest_batch,
+)
+
+PAPER = {"bm25": (1.5, 0.5, 1.0), "simcse": (1.3, 0.7, 0.1), "trained_model": (1.3, 0.7, 5.0)}
+
+
+def similarity(queries=6, codes=6, dtype=torch.float64):
+    return torch.randn(queries, codes, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+def close(value, expected):
+    torch.testing.assert_close(value, torch.tensor(expected, dtype=value.dtype), rtol=0, atol=1e-12)
+
+
+def test_by_hand():
+    # sim = (1/2, 1/4, 1/4) for the first query, whatever is added to its row and stands on its positive.
+    raw = 2 * torch.tensor([[7, 1 / 2, 1 / 4, 1 / 4], [1, 7, 1, 1]], dtype=torch.float64).log() + 5
+    close(negative_weights(raw, 1, 1, 2, floor=0), [[1, 0.75, 1.125, 1.125], [1, 1, 1, 1]])
+    # alpha = 3 beta and four negatives: w = 4 (1 - 3 sim).
+    raw = torch.tensor([[7, 1 / 2, 1 / 4, 1 / 8, 1 / 8]], dtype=torch.float64).log()
+    close(negative_weights(raw, 1.5, 0.5, 1), [[1, 0.1, 1, 2.5, 2.5]])
+    close(negative_weights(raw, 1.5, 0.5, 1, floor=0), [[1, 0, 1, 2.5, 2.5]])
+
+
+@pytest.mark.parametrize("setting", PAPER.values(), ids=PAPER)
+def test_floor_only_raises(setting):
+    weights = negative_weights(similarity(), *setting)
+    unfloored = negative_weights(similarity(), *setting, floor=0)
+    torch.testing.assert_close(weights, unfloored.clamp_min(0.1), rtol=0, atol=0)
+    assert (weights.sum(1) >= 6 - 1e-12).all()
+    assert (weights.diagonal() == 1).all()
+
+
+@pytest.mark.parametrize("alpha, beta", [(0.5, 0.5), (0.3, 0.7), (0, 2)])
+def test_sum_before_the_floor(alpha, beta):
+    # alpha <= beta leaves no weight below 0, so that a floor of 0 changes nothing.
+    sums = negative_weights(similarity(), alpha, beta, 0.1, floor=0).sum(1)
+    close(sums, [6.0] * 6)
+
+
+def test_more_alike_means_lighter():
+    weights = negative_weights(similarity(), 1.5, 0.5, 1, floor=0)[0, 1:]
+    order = similarity()[0, 1:].argsort()
+    assert (weights[order].diff() <= 0).all() and weights[order][0] > 1 > weights[order][-1]
+
+
+def test_uniform_similarity_gives_ones():
+    for alpha, beta, temperature in PAPER.values():
+        close(negative_weights(torch.full((1, 6), 3.0, dtype=torch.float64), alpha, beta, temperature), [[1.0] * 6])
+
+
+def test_masks_and_positives_equal_deleted_columns():
+    raw = similarity(2, 9)
+    positives = torch.tensor([4, 1])
+    negatives = torch.ones(2, 9, dtype=torch.bool)
+    negatives[0, [0, 5]] = False
+    negatives[1, [7, 1]] = False
+    weights = negative_weights(raw, 1.5, 0.5, 1, positives=positives, negatives=negatives)
+    for row, dropped in enumerate(([0, 5], [7])):
+        kept = [column for column in range(9) if column not in dropped]
+        position = torch.tensor([kept.index(positives[row])])
+        alone = negative_weights(raw[row : row + 1, kept], 1.5, 0.5, 1, positives=position)
+        torch.testing.assert_close(weights[row : row + 1, kept], alone, rtol=0, atol=1e-12)
+        assert (weights[row, dropped] == 0).all() and weights[row, positives[row]] == 1
+
+
+@pytest.mark.parametrize(
+    "alpha, beta, smallest",
+    [(1.5, 0.5, 5), (1.3, 0.7, 3), (1, 1, 3), (0.5, 1, 2), (0, 1, 2), (2, 0.5, 6), (1.2, 0.4, 5), (0.3, 0.1, 5)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_smallest_batch_is_where_eq_4_begins(alpha, beta, smallest, dtype):
+    assert smallest_batch(alpha, beta) == smallest
+    weights = negative_weights(torch.zeros(smallest, smallest, dtype=dtype), alpha, beta, 1)
+    torch.testing.assert_close(weights, torch.ones_like(weights), rtol=0, atol=1e-5)
+    if smallest > 2:
+        few = torch.eye(smallest - 1, dtype=dtype)
+        with pytest.raises(ValueError, match=f"^{smallest - 2} negatives .*at least {smallest - 1}$"):
+            negative_weights(few, alpha, beta, 1)
+        assert (negative_weights(few, alpha, beta, 1, too_few="uniform") == 1).all()
+
+
+def test_too_few_in_one_row():
+    raw = similarity(2, 6)
+    negatives = torch.tensor([[0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=torch.bool)
+    with pytest.raises(ValueError, match="^3 negatives .*at least 4$"):
+        negative_weights(raw, 1.5, 0.5, 1, negatives=negatives)
+    weights = negative_weights(raw, 1.5, 0.5, 1, negatives=negatives, too_few="uniform")
+    close(weights[0], [1.0, 1, 1, 1, 0, 0])
+    torch.testing.assert_close(weights[1], negative_weights(raw, 1.5, 0.5, 1)[1], rtol=0, atol=0)
+
+
+def test_a_query_without_negatives_needs_no_weights():
+    negatives = torch.tensor([[False] * 6, [True] * 6])
+    weights = negative_weights(similarity(2, 6), 1.5, 0.5, 1, negatives=negatives)
+    close(weights[0], [1.0, 0, 0, 0, 0, 0])
+    negatives[1, 3:] = False
+    with pytest.raises(ValueError, match="^2 negatives"):
+        negative_weights(similarity(2, 6), 1.5, 0.5, 1, negatives=negatives)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("alpha", -0.1),
+        ("beta", 0),
+        ("beta", -1),
+        ("temperature", 0),
+        ("temperature", -1),
+        ("floor", -0.1),
+        ("floor", 1.1),
+        ("alpha", math.nan),
+        ("beta", math.inf),
+    ],
+)
+def test_settings_out_of_range(name, value):
+    settings = {"alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1, name: value}
+    with pytest.raises(ValueError, match=f"^{name}={value:g}: must be "):
+        negative_weights(similarity(), **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_float32_or_higher(dtype):
+    raw = similarity(dtype=dtype)
+    weights = negative_weights(raw, 1.3, 0.7, 0.1)
+    assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    expected = negative_weights(raw.double(), 1.3, 0.7, 0.1)
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=0)
+
+
+def mask(rows):
+    return torch.tensor(rows, dtype=torch.bool)
+
+
+def test_cancel_top_k():
+    raw = torch.tensor([[9.0, 3, 1, 2], [5, 0, 5, 5]])  # The second query's positive is its least similar code.
+    assert torch.equal(cancel_top_k(raw, 0), mask([[0, 1, 1, 1], [1, 0, 1, 1]]))
+    assert torch.equal(cancel_top_k(raw, 1), mask([[0, 0, 1, 1], [0, 0, 1, 1]]))
+    assert torch.equal(cancel_top_k(raw, 2), mask([[0, 0, 1, 0], [0, 0, 0, 1]]))
+    for k in (3, 4, 100):
+        assert not cancel_top_k(raw, k).any()
+    assert torch.equal(cancel_top_k(raw, 2, torch.tensor([3, 2])), mask([[0, 0, 1, 0], [0, 1, 0, 0]]))
+    with pytest.raises(ValueError, match="k=-1"):
+        cancel_top_k(raw, -1)
+
+
+def test_cancel_top_k_cancels_k_of_many_ties():
+    kept = cancel_top_k(torch.zeros(50, 50), 3)
+    assert (kept.sum(1) == 46).all()
+    assert torch.equal(kept[10], mask([0] * 3 + [1] * 7 + [0] + [1] * 39))
+
+
+def test_cancel_above_ratio():
+    raw = torch.tensor([[4.0, 2, 2.5, 9], [8, 2, 1, 1.5]])
+    assert torch.equal(cancel_above_ratio(raw, 0.5), mask([[0, 1, 0, 0], [0, 0, 1, 0]]))
+    assert torch.equal(cancel_above_ratio(raw, 1), mask([[0, 1, 1, 0], [0, 0, 1, 1]]))
+    assert torch.equal(cancel_above_ratio(raw, 0.5, torch.tensor([3, 0])), mask([[1, 1, 1, 0], [0, 1, 1, 1]]))
+
+
+def test_cancel_above_ratio_where_similarities_are_negative():
+    # Whatever the sign, what is more similar than the query's own code is a false negative for every ratio up to 1.
+    raw = torch.tensor([[-2.0, -1.0, -1.5, -9.0]])
+    for ratio in (0.3, 0.5, 1):
+        assert torch.equal(cancel_above_ratio(raw, ratio), mask([[0, 0, 0, 1]]))
