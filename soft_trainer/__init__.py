@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "SoftInfoNCETrainer": "trainer",
-    "RetrievalOutput": "trainer",
+    "RetrievalOutput": "evaluation.retrieval",
     "SoftInfoNCETrainingArguments": "arguments",
     "ModelArguments": "arguments",
     "DataArguments": "arguments",

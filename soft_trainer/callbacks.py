@@ -72,8 +72,9 @@ class EstimatorCallback(TrainerCallback):
         say(f"{name} fitted on {len(self._dataset):,} rows in {time.perf_counter() - start:.1f} s")
 
     def similarity(self, query_rows, code_rows) -> Tensor:
-        """Raw similarities, Tensor[Q, C], under `no_grad`, checked for shape."""
-        return checked_similarity(self.estimator, query_rows, code_rows)
+        """Raw similarities, Tensor[Q, C], under `no_grad`, checked; the estimator gets LongTensors on the CPU."""
+        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
+        return checked_similarity(self.estimator, *rows)
 
     def observe(self, weights: Tensor, floor: float) -> None:
         """Remember the weights Tensor[B, N] of the step at hand, for the log. No arithmetic, no wait."""

@@ -46,6 +46,6 @@ class FiniteGuard:
         before = "no step before it" if self._last_finite is None else "step {} had {:.4g}".format(*self._last_finite)
         shown = "\n  ".join(str(self.urls[row]) for row in rows)
         return (
-            f"the loss of step {step} is {value} ({before}): no checkpoint is written from here on. Lower the learning "
-            f"rate, or train in bf16 or float32. The rows of the batch:\n  {shown}"
+            f"the loss of step {step} is {value} ({before}): no checkpoint is written from here on. Lower the "
+            f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {shown}"
         )

@@ -25,7 +25,7 @@ class Objective:
         infonce_weight, kl_weight: of `kl_regularization`.
         cancel: "none", "top_k" or "ratio": which negatives do not count at all (Section 4.4).
         cancel_k, cancel_ratio: how many of the most similar, or above what share of the positive's similarity.
-        clamp_negative_scores: raise every score below 0 to 0, as the proof of Theorem 1 has it; it then has no gradient.
+        clamp_negative_scores: raise every score below 0 to 0, without gradient there, as the proof of Theorem 1 does.
 
     Raises:
         SetupError: a value outside its range.

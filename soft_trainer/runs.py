@@ -13,9 +13,11 @@ from soft_trainer.console import say
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.building import model_label
 from soft_trainer.errors import SetupError
+from soft_trainer.evaluation.lexical import lexical_ranks
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, results_table, save_ranks, write_json
-from soft_trainer.trainer import SoftInfoNCETrainer, target_rows
+from soft_trainer.evaluation.retrieval import target_rows
+from soft_trainer.trainer import SoftInfoNCETrainer
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
@@ -81,8 +83,6 @@ class Run:
         """Rank the queries of valid and test with lexical BM25 over the same pool: a line to beat."""
         if distributed.world()[0] != 0:
             return
-        from soft_trainer.evaluation.lexical import lexical_ranks
-
         profile, pool = self.trainer.encoder, self.data["codebase"]
         codes = _words(pool, profile.code_columns, "code")
         for split in self.results:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination
 from soft_trainer.checkpoints import mark_complete
-from soft_trainer.console import say, table
+from soft_trainer.console import say
 from soft_trainer.data.batches import TrainBatches, text_ids
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
@@ -29,22 +28,15 @@ from soft_trainer.encoders.encoding import comparable, encode, score
 from soft_trainer.encoders.loading import resolve_profile
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
 from soft_trainer.gradient_cache import cached_backward
 from soft_trainer.guard import FiniteGuard
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.objective import Objective
+from soft_trainer.preflight import banner, check_setup
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
-
-
-@dataclass(frozen=True)
-class RetrievalOutput:
-    """What `SoftInfoNCETrainer.predict` returns: the ranking of every query's own code, and the metrics of it."""
-
-    ranking: Ranking
-    metrics: dict[str, float]
 
 
 class SoftInfoNCETrainer(Trainer):
@@ -110,7 +102,7 @@ class SoftInfoNCETrainer(Trainer):
         self._guard: FiniteGuard | None = None
         self._termination = SaveOnTermination()
         self.add_callback(self._termination)
-        self._check_setup()
+        check_setup(self)
         if self.estimator_callback is not None:
             self.estimator_callback.bind(train_dataset)
 
@@ -381,7 +373,7 @@ class SoftInfoNCETrainer(Trainer):
             NotFiniteError: the loss became NaN or infinite.
             SystemExit: told to end by SIGTERM (code 143), after a checkpoint.
         """
-        say(self.banner())
+        say(banner(self))
         self._guard = FiniteGuard(self.train_dataset["url"]) if "url" in self.train_dataset.column_names else None
         output = super().train(*args, **kwargs)
         if self._termination.terminated:
@@ -390,67 +382,6 @@ class SoftInfoNCETrainer(Trainer):
         if self._guard is not None:
             self._guard.check()
         return output
-
-    def banner(self) -> str:
-        """What a run is about to do, as a table."""
-        args, objective = self.args, self.objective
-        joined = self.joined_batch_size
-        estimator = type(self.estimator_callback.estimator).__name__ if self.estimator_callback else "none"
-        weights = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
-        rows = [
-            ("batch per process", args.per_device_train_batch_size),
-            ("processes", args.world_size),
-            ("codes a query meets (N)", joined),
-            ("negatives per query", joined - 1),
-            ("accumulated batches", args.gradient_accumulation_steps),
-            ("loss", objective.loss),
-            ("estimator", estimator),
-            ("alpha / beta / temperature", weights if objective.needs_similarity else "not used"),
-            ("score", f"{self.encoder.score_function} x {self.encoder.score_scale:g}, {self.encoder.pooling} pooling"),
-            ("precision", self.accelerator.mixed_precision.replace("no", "float32")),
-        ]
-        return table(("training", ""), rows)
-
-    def _check_setup(self) -> None:
-        """Refuse before training what cannot work in it."""
-        args, objective = self.args, self.objective
-        if args.n_gpu > 1:
-            raise SetupError(
-                f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
-                "of a batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
-            )
-        if objective.needs_similarity and self.estimator_callback is None:
-            raise SetupError(
-                f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
-                "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
-            )
-        if objective.cancel == "ratio" and isinstance(self.estimator_callback.estimator, MixtureEstimator):
-            raise SetupError("cancel=ratio: a mixture's similarities are logarithms, which have no ratio; use cancel=top_k")
-        if self.train_dataset is not None and self.joined_batch_size < objective.smallest_batch:
-            raise SetupError(
-                f"a query meets N={self.joined_batch_size} codes, too few for loss={objective.loss} with "
-                f"alpha={objective.alpha:g}, beta={objective.beta:g}, cancel={objective.cancel}: beta must be above "
-                f"alpha / (N - 1); the smallest N that works is {objective.smallest_batch}"
-            )
-        if args.load_best_model_at_end and args.metric_for_best_model in ("loss", "eval_loss"):
-            raise SetupError(
-                "metric_for_best_model='loss': evaluation measures retrieval, use metric_for_best_model='mrr'"
-            )
-        if args.fp16 and args.device.type == "cpu":
-            raise SetupError("fp16 needs a GPU: use --bf16, or leave it out, on a CPU")
-
-
-def target_rows(dataset: Dataset, codebase: Dataset) -> Tensor:
-    """The row of each query's own code in the codebase, LongTensor[Q], by `url`.
-
-    Raises:
-        SetupError: a query whose url is not in the codebase.
-    """
-    places = {url: row for row, url in enumerate(codebase["url"])}
-    missing = [url for url in dataset["url"] if url not in places]
-    if missing:
-        raise SetupError(f"{len(missing)} queries have a url that is not in the codebase, the first: {missing[0]}")
-    return torch.tensor([places[url] for url in dataset["url"]])
 
 
 def _objective(options: SoftInfoNCEOptions, callback: EstimatorCallback | None) -> Objective:

@@ -1,15 +1,20 @@
 import copy
+import os
+import signal
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, losses
+from soft_trainer.checkpoints import newest_complete
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.chunking import ChunkCost
 from soft_trainer.errors import SetupError
+from soft_trainer.guard import NotFiniteError
 
 
 @pytest.fixture
@@ -244,6 +249,60 @@ def test_an_estimator_of_the_wrong_shape_is_named(make_trainer):
 
     with pytest.raises(ValueError, match=r"Wrong.similarity returned shape \(8,\) for 8 queries and 8 codes"):
         make_trainer(estimator=Wrong()).train()
+
+
+def test_a_similarity_that_is_nan_is_named_with_its_rows(make_trainer):
+    class Broken:
+        def fit(self, dataset):
+            pass
+
+        def similarity(self, query_rows, code_rows):
+            return torch.where(code_rows[None, :] == 5, torch.nan, torch.zeros(len(query_rows), len(code_rows)))
+
+    with pytest.raises(ValueError, match=r"Broken.similarity returned NaN for the rows \d+ \(query\) and 5 \(code\)"):
+        make_trainer(estimator=Broken()).train()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_rows(make_trainer):
+    def break_weights(args, state, control, model, **kwargs):
+        if state.global_step == 2:
+            with torch.no_grad():
+                model.embeddings.word_embeddings.weight.fill_(torch.nan)
+
+    breaker = TrainerCallback()
+    breaker.on_step_end = break_weights
+    trainer = make_trainer(max_steps=6, callbacks=[breaker], save_strategy="steps", save_steps=1)
+    with pytest.raises(NotFiniteError, match=r"loss of step 3 is nan \(step 2 had \d.*\)") as error:
+        trainer.train()
+    assert str(error.value).count("https://example.org/module_") == 8
+    assert newest_complete(trainer.args.output_dir).endswith("checkpoint-2")
+
+
+def test_termination_saves_a_checkpoint_first(make_trainer):
+    def terminate(args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    killer = TrainerCallback()
+    killer.on_step_end = terminate
+    trainer = make_trainer(max_steps=30, callbacks=[killer])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as error:
+        trainer.train()
+    assert error.value.code == 143
+    assert newest_complete(trainer.args.output_dir).endswith(("checkpoint-2", "checkpoint-3"))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_half_written_checkpoint_is_passed_over(make_trainer, capsys):
+    trainer = make_trainer(save_strategy="steps", save_steps=1)
+    trainer.train()
+    last = Path(newest_complete(trainer.args.output_dir))
+    assert last.name == "checkpoint-3"
+    weights = last / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert newest_complete(trainer.args.output_dir).endswith("checkpoint-2")
+    assert "checkpoint-3 is not whole" in capsys.readouterr().err
 
 
 def test_a_query_without_its_code_is_named(make_trainer, dataset):

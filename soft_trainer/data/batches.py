@@ -44,8 +44,8 @@ class TrainBatches(Dataset):
     def __getitems__(self, joined: Sequence[int]) -> dict:
         """The collated inputs of this process's part, and of the loss:
 
-        `rows` LongTensor[B], `code_rows` LongTensor[N] (those whose codes meet these queries), `positives`
-        LongTensor[B], `sizes` (rows of each process), `negatives` BoolTensor[B, N] where a duplicate is masked,
+        `rows` int64[B] and `code_rows` int64[N] (those whose codes meet these queries), NumPy arrays so that they stay
+        on the host; `positives` LongTensor[B], `sizes` (rows of each process), `negatives` BoolTensor[B, N] where a duplicate is masked,
         `duplicates` (how many are masked), `similarity` Tensor[B, N] where it is computed ahead.
         """
         rank, processes = distributed.world()
@@ -55,7 +55,7 @@ class TrainBatches(Dataset):
         code_rows = joined if self.gather else rows
         start = parts[rank].start if self.gather else 0
         batch = self.collator([self[int(row)] for row in rows])
-        batch["rows"], batch["code_rows"] = torch.from_numpy(rows), torch.from_numpy(code_rows)
+        batch["rows"], batch["code_rows"] = rows, code_rows
         batch["positives"] = torch.arange(start, start + len(rows))
         batch["sizes"] = [part.stop - part.start for part in parts]
         negatives = self._negatives(rows, code_rows, batch["positives"])

@@ -45,8 +45,9 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
     """`estimator.similarity`, without gradient, in float32 or higher, and of the right shape.
 
     Raises:
-        ValueError: the estimator returned something that is not Tensor[Q, C].
+        ValueError: the estimator returned something that is not Tensor[Q, C], or NaN.
     """
+    name = type(estimator).__name__
     with torch.no_grad():
         similarity = estimator.similarity(query_rows, code_rows)
     expected = (len(query_rows), len(code_rows))
@@ -54,7 +55,16 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
     if shape != expected:
         found = f"shape {shape}" if shape is not None else type(similarity).__name__
         raise ValueError(
-            f"{type(estimator).__name__}.similarity returned {found} for {expected[0]} queries and {expected[1]} "
+            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} "
             f"codes: it must return a Tensor of shape {expected}"
         )
+    if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
+        raise ValueError(
+            f"{name}.similarity returned NaN for the rows {_first_nan(similarity, query_rows, code_rows)}"
+        )
     return similarity if similarity.dtype == torch.float64 else similarity.float()
+
+
+def _first_nan(similarity: Tensor, query_rows: Rows, code_rows: Rows) -> str:
+    query, code = similarity.isnan().nonzero()[0].tolist()
+    return f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"

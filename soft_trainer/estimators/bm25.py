@@ -107,10 +107,15 @@ class BM25Estimator(Estimator):
 
 
 def _column(dataset, name: str) -> Sequence:
-    """A column of token lists."""
-    if name not in dataset.column_names:
+    """A column of token lists, or of the text that it is made of where a data set has no tokens."""
+    found = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
+    if found is None:
         raise SetupError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
-    return dataset[name]
+    texts = dataset[found]
+    empty = next((row for row, tokens in enumerate(texts) if tokens is None), None)
+    if empty is not None:
+        raise SetupError(f"BM25 reads column {found!r}, which has no value in row {empty + 1} of the training set")
+    return texts
 
 
 def _count(texts: Sequence, terms: dict) -> sparse.csr_matrix:

@@ -15,8 +15,8 @@ PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
 class SimCSEEstimator(EncodedRowsEstimator):
     """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
 
-    The encoder is a folder or Hub name of sentence-transformers, with its own pooling, or a plain `AutoModel` with mean
-    pooling; embeddings are normalised. The paper takes `PAPER_MODEL`, trained further by `soft_trainer.simcse`.
+    The encoder is a folder or Hub name of sentence-transformers, with its own pooling, or a plain `AutoModel` with
+    mean pooling; embeddings are normalised. The paper takes `PAPER_MODEL`, trained further by `soft_trainer.simcse`.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
