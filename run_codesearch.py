@@ -69,6 +69,8 @@ def main() -> None:
 
     # ---- Report ----
     run.finish()
+    if args.push_to_hub:
+        trainer.push_to_hub()
     distributed.close()
 
 

@@ -53,6 +53,7 @@ class DataArguments:
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     max_train_rows: int | None = option(None, "Train on the first so many rows only.")
     lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")
+    model_card: bool = option(True, "Write README.md, the model card, into the output folder.")
     examples: int = option(5, "Test queries to show with their top functions at the end.")
     early_stopping_patience: int | None = option(None, "Stop after so many evaluations without a better metric.")
     estimator: str | None = option(

@@ -26,7 +26,7 @@ def banner(trainer) -> str:
             "score",
             f"{trainer.encoder.score_function} x {trainer.encoder.score_scale:g}, {trainer.encoder.pooling} pooling",
         ),
-        ("precision", trainer.accelerator.mixed_precision.replace("no", "float32")),
+        ("precision", trainer.precision),
     ]
     return table(("training", ""), rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from datasets import DatasetDict
@@ -17,6 +18,7 @@ from soft_trainer.evaluation.lexical import lexical_ranks
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, results_table, save_ranks, write_json
 from soft_trainer.evaluation.retrieval import target_rows
+from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.trainer import SoftInfoNCETrainer
 
 
@@ -95,7 +97,10 @@ class Run:
         if distributed.world()[0] != 0:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "all_results.json", {"results": self.results, "data": self.statistics})
+        record = self.record()
+        write_json(self.folder / "all_results.json", record)
+        if self.data_args.model_card and "model.safetensors" in os.listdir(self.folder):
+            write_model_card(self.folder, record)
         say(f"\n{results_table(self.results)}\n")
         split = "test" if "test" in self.rankings else next(iter(self.rankings), None)
         if split and self.data_args.examples:
@@ -105,6 +110,37 @@ class Run:
             )
             say(f"Queries of {split}, each with its top three functions (=> is the true one):\n\n{shown}\n")
         say(f"Written to {self.folder}")
+
+    def record(self) -> dict:
+        """All that is known of the run, as `hub.model_card` describes it: the card and the report are made from it."""
+        trainer, args, data = self.trainer, self.trainer.args, self.data_args
+        objective, estimator = trainer.objective, trainer.estimator_callback
+        loss = {"loss": objective.loss, "estimator": type(estimator.estimator).__name__ if estimator else None}
+        if objective.needs_similarity:
+            loss |= {name: getattr(objective, name) for name in ("alpha", "beta", "temperature", "floor")}
+        training = {
+            "pairs in a batch, per process": args.per_device_train_batch_size,
+            "processes": args.world_size,
+            "codes that each query meets": trainer.joined_batch_size,
+            "precision": trainer.precision,
+            "epochs": args.num_train_epochs,
+            "steps": trainer.state.global_step,
+            "learning rate": args.learning_rate,
+            "seed": args.seed,
+        }
+        return {
+            "model_id": trainer.hub_model_id,
+            "base_model": None
+            if self.model_args.from_scratch
+            else self.model_args.model_name_or_path or DEFAULT_MODEL,
+            "dataset": data.dataset_name if data.paper_language else Path(data.data_dir or data.source_dir).name,
+            "languages": [data.language],
+            "loss": loss,
+            "training": training,
+            "results": self.results,
+            "statistics": self.statistics,
+            "environment": environment(),
+        }
 
     def _splits(self) -> list[str]:
         args = self.trainer.args

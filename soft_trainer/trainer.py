@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, speed_metrics
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotate_checkpoints, speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
@@ -33,6 +33,7 @@ from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
 from soft_trainer.gradient_cache import cached_backward
 from soft_trainer.guard import FiniteGuard
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.hub.publishing import Publisher
 from soft_trainer.objective import Objective
 from soft_trainer.preflight import banner, check_setup
 
@@ -118,6 +119,11 @@ class SoftInfoNCETrainer(Trainer):
     def joined_batch_size(self) -> int:
         """N, the codes that each query meets."""
         return self.args.per_device_train_batch_size * (self.args.world_size if self.gathers else 1)
+
+    @property
+    def precision(self) -> str:
+        """What the forward pass computes in, whether the launcher or the arguments chose it."""
+        return self.accelerator.mixed_precision.replace("no", "float32")
 
     def get_train_dataloader(self) -> EpochDataLoader:
         """Joined batches of rows, of which every process's workers collate its own part."""
@@ -363,6 +369,50 @@ class SoftInfoNCETrainer(Trainer):
             run = self._get_output_dir(trial)
             mark_complete(Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the encoder as a complete folder. `push_to_hub` pushes it, when asked to."""
+        super().save_model(output_dir, _internal_call=True)
+
+    # ---- The Hub ----
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Make sure, before training, that the result can be pushed.
+
+        Raises:
+            SetupError: no token, a wrong one, no right to write, or a name that is not valid.
+        """
+        if self.is_world_process_zero():
+            self._publisher = Publisher(self.args)
+            self.hub_model_id = self._publisher.hub_model_id
+
+    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
+        """Save the encoder and push the output folder; returns the address of the commit, on the main process.
+
+        Raises:
+            SetupError: the push failed for good; the folder is whole, and the message says how to push it later.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        return self._publisher.push(self.args.output_dir, commit_message)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Push a checkpoint in the background, as `hub_strategy` says."""
+        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
+            paths = {
+                HubStrategy.CHECKPOINT: (None, "last-checkpoint"),
+                HubStrategy.ALL_CHECKPOINTS: (None, Path(checkpoint_folder).name),
+            }.get(self.args.hub_strategy, (None,))
+            self._publisher.push_behind(checkpoint_folder, f"Step {self.state.global_step}", paths)
+
+    def _finish_current_push(self) -> None:
+        """Wait for the push that is under way."""
+        if self.hub_model_id is not None and self.is_world_process_zero():
+            self._publisher.finish()
 
     # ---- Before the first step ----
 

@@ -36,7 +36,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         parse_size(arguments.from_scratch)
         profile = resolve_profile("", name=arguments.profile or "auto")
     else:
-        name = arguments.model_name_or_path or DEFAULT_MODEL
+        name = model_name(arguments)
         profile = resolve_profile(name, name=arguments.profile, revision=arguments.model_revision)
     columns = {
         f"{side}_columns": tuple(value.split(","))
@@ -49,7 +49,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):
     """The model's tokenizer, or one trained on the training rows."""
     if not arguments.from_scratch:
-        name = arguments.model_name_or_path or DEFAULT_MODEL
+        name = model_name(arguments)
         return load_tokenizer(name, profile, arguments.model_revision)
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return train_tokenizer(
@@ -61,12 +61,16 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
     """The model, pretrained or with random weights."""
     if arguments.from_scratch:
         return small_roberta(arguments.from_scratch, tokenizer, profile)
-    name = arguments.model_name_or_path or DEFAULT_MODEL
-    return load_model(name, profile, arguments.model_revision)
+    return load_model(model_name(arguments), profile, arguments.model_revision)
+
+
+def model_name(arguments: ModelArguments) -> str:
+    """The folder or Hub name of the pretrained model."""
+    return arguments.model_name_or_path or DEFAULT_MODEL
 
 
 def model_label(arguments: ModelArguments) -> str:
     """A short name of the model for folders and tables."""
     if arguments.from_scratch:
         return f"{arguments.profile or 'scratch'}-{arguments.from_scratch}"
-    return (arguments.model_name_or_path or DEFAULT_MODEL).rstrip("/").rsplit("/", 1)[-1]
+    return model_name(arguments).rstrip("/").rsplit("/", 1)[-1]
