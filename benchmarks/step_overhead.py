@@ -3,10 +3,10 @@
     python benchmarks/step_overhead.py --data_dir DIR [--batch_sizes 32,64,256] [--pairs 5]
 
 Two figures a case. "added" is the work that Soft-InfoNCE does in the step and InfoNCE does not (moving similarities,
-weights, the loss's extra terms), timed by itself and given as a share of the InfoNCE step and of a step of 30 ms, as of a
-fast GPU. "ratio" pairs whole steps of both, interleaved, with a bootstrap interval. "in the worker" is what a data worker
-does ahead of the step for each batch; "without cache" what the estimator would cost in every step if it encoded the
-batch again. RSS and seconds of `fit` are given once.
+weights, the loss's extra terms), timed by itself and given as a share of the InfoNCE step and of a step of 30 ms, as
+of a fast GPU. "ratio" pairs whole steps of both, interleaved, with a bootstrap interval. "in the worker" is what a
+data worker does ahead of the step for each batch; "without cache" what the estimator would cost in every step if it
+encoded the batch again. Seconds of `fit` are given once.
 """
 
 import argparse

@@ -50,6 +50,9 @@ class DataArguments:
     dataset_name: str = option("code-search-net/code_search_net", "Data set on the Hub, in CodeSearchNet's columns.")
     data_dir: str | None = option(None, "Folder with train, valid, test and codebase as .jsonl or .jsonl.gz.")
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
+    mining_keep: str | None = option(
+        None, "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines)."
+    )
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     max_train_rows: int | None = option(None, "Train on the first so many rows only.")
     lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")

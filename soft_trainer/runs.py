@@ -12,7 +12,7 @@ from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETra
 from soft_trainer.checkpoints import newest_complete
 from soft_trainer.console import say
 from soft_trainer.data.tokens import text_column, texts
-from soft_trainer.encoders.building import model_label
+from soft_trainer.encoders.building import model_label, model_name
 from soft_trainer.errors import SetupError
 from soft_trainer.evaluation.lexical import lexical_ranks
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
@@ -130,9 +130,7 @@ class Run:
         }
         return {
             "model_id": trainer.hub_model_id,
-            "base_model": None
-            if self.model_args.from_scratch
-            else self.model_args.model_name_or_path or DEFAULT_MODEL,
+            "base_model": None if self.model_args.from_scratch else model_name(self.model_args),
             "dataset": data.dataset_name if data.paper_language else Path(data.data_dir or data.source_dir).name,
             "languages": [data.language],
             "loss": loss,

@@ -225,17 +225,9 @@ def draw_curves(curves: dict[int, dict[str, float]]):
     return figure
 
 
-def main() -> None:
-    # ---- Options ----
-    arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), description=__doc__)
-    if not args.temperature > 0:
-        raise SetupError(f"temperature={args.temperature:g}: must be above 0")
-    new_figure(1, 1)  # a missing matplotlib is told now, not after ten epochs
-    set_seed(args.seed)
-
-    # ---- Encoder and queries ----
+def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> SimCSETrainer:
+    """The trainer of a run: encoder with mean pooling, normalised, cosine over the temperature, and its queries."""
     name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
-    columns = tuple(arguments.query_columns.split(",")) if arguments.query_columns else None
     profile = resolve_profile(name, revision=revision).replace(
         pooling="mean",
         normalize=True,
@@ -243,11 +235,11 @@ def main() -> None:
         code_length=length,
         score_function="cosine",
         score_scale=1 / args.temperature,
-        query_columns=columns,
+        query_columns=tuple(arguments.query_columns.split(",")) if arguments.query_columns else None,
     )
     with args.main_process_first(desc="loading queries"):
         data = load_queries(arguments, profile, args.seed)
-    trainer = SimCSETrainer(
+    return SimCSETrainer(
         load_model(name, profile, revision),
         args,
         train_dataset=data["train"],
@@ -256,23 +248,32 @@ def main() -> None:
         encoder=profile,
     )
 
-    # ---- Train, and measure on the way ----
+
+def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
+    """Write `all_results.json` and the picture, and say how alignment and uniformity changed."""
+    curves, folder = _measured(trainer), Path(trainer.args.output_dir)
+    write_json(folder / "all_results.json", {"train": metrics, "measured": list(curves.values())})
+    picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
+    ends = [min(curves), max(curves)]
+    shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]
+    say(table(("held-out queries (lower is better)", *(f"step {step}" for step in ends)), shown))
+    say(f"Written to {folder}, the picture to {picture}")
+
+
+def main() -> None:
+    arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), description=__doc__)
+    if not args.temperature > 0:
+        raise SetupError(f"temperature={args.temperature:g}: must be above 0")
+    new_figure(1, 1)  # a missing matplotlib is told now, not after ten epochs
+    set_seed(args.seed)
+    trainer = build_trainer(arguments, args)
     result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
     if trainer.state.global_step not in _measured(trainer):
         trainer.evaluate()
     trainer.save_model()
     trainer.save_state()
-
-    # ---- Report ----
-    curves = _measured(trainer)
     if distributed.world()[0] == 0:
-        folder = Path(args.output_dir)
-        write_json(folder / "all_results.json", {"train": result.metrics, "measured": list(curves.values())})
-        picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
-        ends = [min(curves), max(curves)]
-        shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]
-        say(table(("held-out queries (lower is better)", *(f"step {step}" for step in ends)), shown))
-        say(f"Written to {folder}, the picture to {picture}")
+        report(trainer, result.metrics)
     distributed.close()
 
 

@@ -45,8 +45,8 @@ class TrainBatches(Dataset):
         """The collated inputs of this process's part, and of the loss:
 
         `rows` int64[B] and `code_rows` int64[N] (those whose codes meet these queries), NumPy arrays so that they stay
-        on the host; `positives` LongTensor[B], `sizes` (rows of each process), `negatives` BoolTensor[B, N] where a duplicate is masked,
-        `duplicates` (how many are masked), `similarity` Tensor[B, N] where it is computed ahead.
+        on the host; `positives` LongTensor[B]; `sizes`, the rows of each process; `negatives` BoolTensor[B, N] where a
+        duplicate is masked; `duplicates`, how many are; `similarity` Tensor[B, N] where it is computed ahead.
         """
         rank, processes = distributed.world()
         joined = np.asarray(joined)

@@ -110,11 +110,11 @@ _HTML: tuple[Substitution, ...] = (
     (re.compile(rf"(?i)</?({_INLINE_TAGS})(\s[^<>]*)?/?>"), ""),
     (re.compile(r"&(#\d+|#x[\da-fA-F]+|[A-Za-z]\w*);"), lambda match: html.unescape(match[0])),
 )
-_QUOTES: tuple[Substitution, ...] = ((re.compile(r"`([^`'\n]+)'(?!\w)"), r"'\1'"),)
+_QUOTES: tuple[Substitution, ...] = ((re.compile(r"`([\w.:\- ]+)'(?!\w)"), r"'\1'"),)
 _MARKDOWN: tuple[Substitution, ...] = (
     *_QUOTES,
-    (re.compile(r"!?\[([^\]\n]+)\](\([^)\s]*\)|\[[^\]\n]*\])"), r"\1"),
-    (re.compile(r"`+([^`]*)`+"), r"\1"),
+    (re.compile(r"(?<![\w\])])!?\[([^\]\n]+)\](\([^)\s]*\)|\[[^\]\n]*\])"), r"\1"),
+    (re.compile(r"(?<!`)`{1,2}(?!`)([^`]+)`{1,2}(?!`)"), r"\1"),
     (re.compile(r"(?<![\w*])\*{1,2}(?=\w)([^*\n]+?)\*{1,2}(?![\w*])"), r"\1"),
 )
 _BRACED = r"((?:[^{}]|\{[^{}]*\})*)\}"
@@ -127,7 +127,7 @@ _JAVADOC: tuple[Substitution, ...] = (
 _TAG_LINE = r"\s*@\w"
 # where an indented line is a block of code
 _INDENTED = r"(\t| {2,})\s*\S"
-_UNDERLINE = r"\s*([-=~^*#_])\1{2,}\s*$"
+_UNDERLINE = r"\s*(?P<sign>[-=~^*#_])(?P=sign){2,}\s*$"
 
 JAVADOC = DocStyle(_JAVADOC + _HTML + _QUOTES, stop=re.compile(_TAG_LINE))
 PHPDOC = DocStyle(_JAVADOC + _HTML + _MARKDOWN, stop=re.compile(_TAG_LINE))
@@ -145,7 +145,7 @@ PYTHON = DocStyle(
         (re.compile(r":[\w:.+-]+:`[~!]?([^`<]*?)(\s*<[^`>]*>)?`"), r"\1"),
         (re.compile(r"`([^`<]+?)\s*<[^`>]*>`_+"), r"\1"),
         *_MARKDOWN,
-        (re.compile(r"(?m)::\s*$"), ":"),
+        (re.compile(r"(?m)::[ \t]*$"), ":"),
     ),
     stop=re.compile(
         rf"{_TAG_LINE}|\s*:\w[^:]*:(\s|$)|\s*>>>|\s*\.\. \w|{_UNDERLINE}"
@@ -156,8 +156,13 @@ PYTHON = DocStyle(
 RUBY = DocStyle(
     (
         (re.compile(r"(?m)^\s*:?call-seq:.*\n(([ \t]+.*)?\n)*"), ""),
-        (re.compile(r":(nodoc|doc|yields?|args?|notnew|stopdoc|startdoc|include|section|category):.*"), ""),
-        (re.compile(r"\{(?P<target>[A-Z#.][\w:#.?!=]*(?:\([^)]*\))?)(?P<label>[^{}]*)\}(?!\[)"), _link),
+        (
+            re.compile(
+                r":(nodoc|doc|yields?|args?|notnew|(stop|start)doc|include|section|category|(singleton-)?method):.*"
+            ),
+            "",
+        ),
+        (re.compile(r"\{(?P<target>[A-Z#.][\w:#.?!=]*(?:\([^)]*\))?)(?P<label>(?:\s+[^{}=]*)?)\}(?!\[)"), _link),
         (re.compile(r"\{([^{}]+)\}\[[^\]\s]*\]"), r"\1"),
         (re.compile(r"(?<!\w)\+([^\s+]+)\+(?!\w)"), r"\1"),
         (re.compile(r"(?<!\w)_([A-Za-z]\w*?)_(?!\w)"), r"\1"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
-from datasketch import MinHash, MinHashLSH
+from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from soft_trainer import dataflow
 from soft_trainer.errors import SetupError
@@ -28,6 +28,8 @@ MIN_DOCUMENT_TOKENS, MAX_DOCUMENT_TOKENS = 3, 256
 SIMILARITY = 0.8
 PERMUTATIONS = 128
 SHINGLE = 3
+# 32-bit values of 32-bit hashes; copies share its permutations
+_MINHASH = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest)
 
 CONSTRUCTORS = {
     "ruby": {"initialize"},
@@ -80,10 +82,11 @@ def is_constructor(row: Row) -> bool:
 
 
 def is_magic(row: Row) -> bool:
-    """A method that any class may have, such as `__str__`, `toString` or `<=>`."""
+    """A method that any class may have, such as `__str__`, `toString` or `<=>`, constructors not counted."""
     name, language = _own_name(row), row["language"]
     pattern = _MAGIC_PATTERN.get(language)
-    return bool(pattern.fullmatch(name)) if pattern else name in MAGIC_METHODS[language]
+    magic = bool(pattern.fullmatch(name)) if pattern else name in MAGIC_METHODS[language]
+    return magic and not is_constructor(row)
 
 
 def has_document_of_odd_length(row: Row) -> bool:
@@ -131,7 +134,7 @@ class Duplicates:
     def __init__(self) -> None:
         self._exact: set[int] = set()
         self._index = MinHashLSH(threshold=SIMILARITY, num_perm=PERMUTATIONS)
-        self._signatures: list[MinHash] = []
+        self._signatures: list[LeanMinHash] = []
 
     def is_exact(self, code_tokens: Sequence[str]) -> bool:
         """Whether the same tokens came before; remembers them."""
@@ -142,7 +145,7 @@ class Duplicates:
 
     def is_near(self, hashes: np.ndarray) -> bool:
         """Whether a code like it came before; remembers it if none did. `hashes` comes from `minhash`."""
-        signature = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashvalues=hashes)
+        signature = LeanMinHash(seed=_MINHASH.seed, hashvalues=hashes, scheme=_MINHASH.scheme)
         if any(self._signatures[i].jaccard(signature) >= SIMILARITY for i in self._index.query(signature)):
             return True
         self._index.insert(len(self._signatures), signature, check_duplication=False)
@@ -152,10 +155,12 @@ class Duplicates:
 
 def minhash(token_lists: Iterable[Sequence[str]]) -> list[np.ndarray]:
     """The MinHash values of each token list, `uint32[128]`."""
-    hashed = MinHash.generator(
-        map(_shingles, token_lists), num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest
-    )
-    return [signature.hashvalues for signature in hashed]
+    values = []
+    for tokens in token_lists:
+        signature = _MINHASH.copy()
+        signature.update_batch(_shingles(tokens))
+        values.append(signature.hashvalues)
+    return values
 
 
 def _shingles(tokens: Sequence[str]) -> set[bytes]:
@@ -237,11 +242,14 @@ def _rows(batch: dict[str, list]) -> list[Row]:
 
 def _without_comments(batch: dict[str, list]) -> dict[str, list]:
     """The batch with `code` and `code_tokens` free of comments, and whether there were any."""
-    pairs = list(zip(batch["code"], batch["language"], strict=True))
-    code = [dataflow.remove_comments(text, language) for text, language in pairs]
-    tokens = [dataflow.code_tokens(text, language) for text, (_, language) in zip(code, pairs, strict=True)]
-    changed = [new != old for new, (old, _) in zip(code, pairs, strict=True)]
-    return {"code": code, "code_tokens": tokens, "had_comments": changed}
+    result: dict[str, list] = {"code": [], "code_tokens": [], "had_comments": []}
+    for code, tokens, language in zip(batch["code"], batch["code_tokens"], batch["language"], strict=True):
+        bare = dataflow.remove_comments(code, language)
+        had_comments = bare.split() != code.split()
+        result["code"].append(bare if had_comments else code)
+        result["code_tokens"].append(dataflow.code_tokens(bare, language) if had_comments else tokens)
+        result["had_comments"].append(had_comments)
+    return result
 
 
 def _judge(batch: dict[str, list], rules: list[str], near: bool) -> dict[str, list]:

@@ -30,7 +30,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from soft_trainer.data.filtering import CODE_RULES, DOCUMENT_RULES, Duplicates, first_broken, is_test_path, minhash
-from soft_trainer.data.mining_functions import functions
+from soft_trainer.data.mining_functions import functions, parse
 from soft_trainer.data.mining_languages import SOURCE_LANGUAGES
 from soft_trainer.errors import SetupError
 
@@ -69,13 +69,7 @@ class Mined:
         }
 
 
-@dataclass
-class _Candidate:
-    """A function that passed the rules for code; `paired` where its documentation passed too."""
-
-    row: Row
-    paired: bool
-    hashes: np.ndarray
+Candidate = tuple[Row, np.ndarray]
 
 
 def mine(
@@ -111,18 +105,16 @@ def mine(
     if not paths:
         endings = " ".join(SOURCE_LANGUAGES[language].extensions)
         raise SetupError(f"{root}: no {language} file to mine ({endings}){_explain(mined.files)}")
-    candidates: list[_Candidate] = []
+    pairs: list[Candidate] = []
+    others: list[Candidate] = []
     read = partial(_mine_file, root, language, frozenset(keep), max_file_bytes)
-    for fate, found, counted in _each(read, paths, num_workers, progress):
+    for fate, found, undocumented, dropped in _each(read, paths, num_workers, progress):
         mined.files[fate] += 1
-        mined.functions.update(counted)
-        candidates += found
-    candidates = _distinct(candidates, mined.functions)
-    sizes = Counter(candidate.row["path"] for candidate in candidates if candidate.paired)
-    if not sizes:
-        raise SetupError(f"{root}: no documented {language} function{_explain(mined.files + mined.functions)}")
-    mined.rows = _split(candidates, package_names(sizes), root)
-    mined.functions["kept as pairs"] = sum(sizes.values())
+        mined.functions.update(dropped)
+        pairs += found
+        others += undocumented
+    mined.rows = _split(pairs, others, root, mined.functions)
+    mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
     mined.seconds = time.perf_counter() - started
     return mined
 
@@ -144,7 +136,7 @@ def mine_to(
 def mining_table(counts: dict[str, Any]) -> str:
     """What `mine_to` returned as a Markdown table."""
     rows = [[kind, name, count] for kind in ("rows", "functions", "files") for name, count in counts[kind].items()]
-    return tabulate([*rows, ["seconds", "", counts["seconds"]]], ["", "", "count"], "pipe", floatfmt=".1f", intfmt=",")
+    return tabulate(rows, ["", f"mined in {counts['seconds']:.1f} s", "count"], "pipe", intfmt=",")
 
 
 def _check(source_dir: str | os.PathLike[str], language: str, keep: Sequence[str]) -> None:
@@ -187,7 +179,7 @@ def _source_files(root: Path, language: str, with_tests: bool, skipped: Counter[
 
 def _each(read: Callable, paths: list[str], num_workers: int | None, progress: bool) -> Iterator[tuple]:
     """`read` of every path, in order, in `num_workers` processes."""
-    workers = min(num_workers or len(os.sched_getaffinity(0)), len(paths))
+    workers = min(num_workers or os.cpu_count() or 1, len(paths))
     with ExitStack() as stack:
         if workers > 1:
             pool = stack.enter_context(multiprocessing.Pool(workers))
@@ -199,25 +191,26 @@ def _each(read: Callable, paths: list[str], num_workers: int | None, progress: b
 
 def _mine_file(
     root: Path, language: str, keep: frozenset[str], max_bytes: int, path: str
-) -> tuple[str, list[_Candidate], Counter[str]]:
-    """What became of one file, its functions that pass the rules, and the drops by reason."""
+) -> tuple[str, list[Candidate], list[Candidate], Counter[str]]:
+    """What became of one file, its pairs, its functions with code alone to go by, and the drops by reason."""
     dropped: Counter[str] = Counter()
     source = _read(root / path, max_bytes)
     if isinstance(source, str):
-        return source, [], dropped
+        return source, [], [], dropped
+    if (root_node := parse(source, language)) is None:
+        return "unparseable", [], [], dropped
     code_rules = [name for name in CODE_RULES if name not in keep]
     document_rules = [name for name in DOCUMENT_RULES if name not in keep]
-    rows, paired = [], []
-    for row, node in functions(source, language, path):
+    pairs, others = [], []
+    for row, node in functions(root_node, source, language, path):
         if reason := first_broken(row, code_rules) or ("unparseable" if node.has_error else ""):
             dropped[reason] += 1
-            continue
-        reason = first_broken(row, document_rules) if row["docstring_tokens"] else "undocumented"
-        dropped.update([reason] if reason else [])
-        rows.append(row)
-        paired.append(not reason)
-    hashes = minhash(row["code_tokens"] for row in rows)
-    return "mined", [_Candidate(*parts) for parts in zip(rows, paired, hashes, strict=True)], dropped
+        elif reason := first_broken(row, document_rules) if row["docstring_tokens"] else "undocumented":
+            dropped[reason] += 1
+            others.append((row, *minhash([row["code_tokens"]])))
+        else:
+            pairs.append((row, *minhash([row["code_tokens"]])))
+    return "mined", pairs, others, dropped
 
 
 def _read(path: Path, max_bytes: int) -> bytes | str:
@@ -239,21 +232,15 @@ def _read(path: Path, max_bytes: int) -> bytes | str:
     return "generated" if _GENERATED.search(b"\n".join(source.split(b"\n", 10)[:10])) else source
 
 
-def _distinct(candidates: list[_Candidate], dropped: Counter[str]) -> list[_Candidate]:
-    """The candidates without duplicates, pairs first."""
-    duplicates, urls, kept = Duplicates(), set(), []
-    for candidate in sorted(candidates, key=lambda candidate: not candidate.paired):
-        if duplicates.is_exact(candidate.row["code_tokens"]) or candidate.row["url"] in urls:
-            reason = "duplicates"
-        elif duplicates.is_near(candidate.hashes):
-            reason = "near_duplicates"
+def _distinct(candidates: list[Candidate], duplicates: Duplicates, dropped: Counter[str]) -> Iterator[Row]:
+    """The rows of `candidates` that are no duplicates of those before."""
+    for row, hashes in candidates:
+        if duplicates.is_exact(row["code_tokens"]):
+            dropped["duplicates"] += 1
+        elif duplicates.is_near(hashes):
+            dropped["near_duplicates"] += 1
         else:
-            urls.add(candidate.row["url"])
-            kept.append(candidate)
-            continue
-        # what has no documentation was counted before
-        dropped.update([reason] if candidate.paired else [])
-    return kept
+            yield row
 
 
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
@@ -314,30 +301,33 @@ def assign_splits(sizes: Counter[str]) -> dict[str, str]:
     return split
 
 
-def _split(candidates: list[_Candidate], package: Callable[[str], str], root: Path) -> dict[str, list[Row]]:
-    """Rows by split and of the codebase, in the order of the tree."""
-    sizes = Counter(package(candidate.row["path"]) for candidate in candidates if candidate.paired)
+def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped: Counter[str]) -> dict[str, list[Row]]:
+    """Distinct rows by split and of the codebase, in the order of the tree."""
+    duplicates = Duplicates()
+    kept = list(_distinct(pairs, duplicates, dropped))
+    if not kept:
+        raise SetupError(f"{root}: no documented function{_explain(dropped)}")
+    package = package_names(Counter(row["path"] for row in kept))
+    sizes = Counter(package(row["path"]) for row in kept)
     if len(sizes) < len(SPLITS):
         raise SetupError(
-            f"{root}: documented functions in only {len(sizes)} package(s) ({', '.join(sorted(sizes))}); train, valid "
-            "and test need one each, so give a larger tree"
+            f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
+            "train, valid and test need one each, so give a larger tree"
         )
-    splits = assign_splits(sizes)
-    rows: dict[str, list[Row]] = {split: [] for split in (*SPLITS, "codebase")}
-    for candidate in sorted(candidates, key=lambda candidate: _position(candidate.row)):
-        repo = package(candidate.row["path"])
-        split = splits.get(repo, "codebase")
-        row = {"repo": repo, **candidate.row, "partition": split if candidate.paired else "codebase"}
-        if candidate.paired:
-            rows[split].append(row)
-        if split != "train":
-            rows["codebase"].append({**row, "docstring": "", "docstring_tokens": []})
+    split = assign_splits(sizes)
+    rows: dict[str, list[Row]] = {name: [] for name in (*SPLITS, "codebase")}
+    for row in kept:
+        repo = package(row["path"])
+        rows[split[repo]].append({"repo": repo, **row, "partition": split[repo]})
+    # no function of the training packages, so that nothing in the codebase was seen in training
+    others = [other for other in others if split.get(package(other[0]["path"])) != "train"]
+    unseen = [
+        {"repo": package(row["path"]), **row, "partition": "codebase"}
+        for row in _distinct(others, duplicates, Counter())
+    ]
+    codebase = rows["valid"] + rows["test"] + unseen
+    rows["codebase"] = [{**row, "docstring": "", "docstring_tokens": []} for row in codebase]
     return rows
-
-
-def _position(row: Row) -> tuple[str, int]:
-    """Where a row stands in the tree."""
-    return row["path"], int(re.search(r"#L(\d+)-", row["url"])[1])
 
 
 def _write(rows: dict[str, list[Row]], folder: Path) -> None:

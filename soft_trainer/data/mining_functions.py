@@ -18,37 +18,50 @@ Row = dict[str, Any]
 Span = tuple[int, int]
 
 
-def functions(source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
+# searching through the children of an error takes quadratic time: 20 s for 80,000 of them
+MAX_ERROR_CHILDREN = 10_000
+
+
+def parse(source: bytes, language: str) -> Node | None:
+    """The syntax tree of `source`; None where the parser found next to nothing in it."""
+    root = parser(language).parse(source).root_node
+    broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
+    return None if broken else root
+
+
+def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
     """The named functions with a body in `source`, in order, each with its syntax node.
 
     A row has CodeSearchNet's columns but for `repo` and `partition`, which are its package's. A function without
     documentation has an empty `docstring`; one whose documentation is nothing but tags has no `docstring_tokens`.
     """
     table = SOURCE_LANGUAGES[language]
-    found = QueryCursor(_query(language)).captures(parser(language).parse(source).root_node)
+    found = QueryCursor(_query(language)).captures(root)
     comments = _Comments(source, found.get("comment", []), table)
-    end = 0
+    end, urls = 0, set()
     for node in sorted(found.get("function", []), key=lambda node: node.start_byte):
         if node.end_byte <= end and not table.nested:
             continue
         end = max(end, node.end_byte)
         body = node.child_by_field_name("body")
         named, name = _named(node, table)
-        if body is None or name is None:
+        url = f"{path}#L{named.start_point[0] + 1}-L{named.end_point[0] + 1}"
+        if body is None or name is None or url in urls:
             continue
+        urls.add(url)
         docstring = comments.docstring(named, body)
-        code_spans = comments.between(named.start_byte, named.end_byte)
+        spans = comments.between(named.start_byte, named.end_byte, body)
         yield (
             {
                 "path": path,
                 "func_name": name,
                 "original_string": _text(source, named.start_byte, named.end_byte),
                 "language": language,
-                "code": _without(source, named, code_spans),
-                "code_tokens": _tokens(source, named, code_spans, table.strings),
+                "code": _without(source, named, spans),
+                "code_tokens": _tokens(source, named, spans, table.strings),
                 "docstring": docstring,
                 "docstring_tokens": document_tokens(summary(docstring, table.style)) if docstring else [],
-                "url": f"{path}#L{named.start_point[0] + 1}-L{named.end_point[0] + 1}",
+                "url": url,
             },
             node,
         )
@@ -71,7 +84,7 @@ def _named(node: Node, table: SourceLanguage) -> tuple[Node, str | None]:
         name = node.child_by_field_name(field)
     if name is None:
         return node, None
-    parts = [_node_text(name).removeprefix("this.")]
+    parts = [_node_text(name).removeprefix("this.").strip("\"'")]
     if receiver := node.child_by_field_name("receiver"):
         parts += re.findall(r"\w+", _node_text(receiver).split("[")[0])[-1:]
     parent = node.parent
@@ -87,18 +100,19 @@ class _Comments:
 
     def __init__(self, source: bytes, nodes: list[Node], table: SourceLanguage):
         self.source, self.table = source, table
-        # a body that is only a docstring would be none without it
-        self.nodes = sorted(
-            (node for node in nodes if node.type != "expression_statement" or node.parent.named_child_count > 1),
-            key=lambda node: node.start_byte,
-        )
+        self.nodes = sorted(nodes, key=lambda node: node.start_byte)
         self.starts = [node.start_byte for node in self.nodes]
         self.by_last_row = {_last_row(node): node for node in self.nodes}
 
-    def between(self, start: int, end: int) -> list[Span]:
-        """The byte spans of the comments inside `start` to `end`."""
+    def between(self, start: int, end: int, body: Node) -> list[Span]:
+        """The byte spans of the comments inside `start` to `end`, which hold a function with this `body`."""
         inside = self.nodes[bisect_left(self.starts, start) : bisect_left(self.starts, end)]
-        return [(node.start_byte, node.end_byte) for node in inside]
+        # a function inside that is nothing but a docstring would not parse without it
+        return [
+            (node.start_byte, node.end_byte)
+            for node in inside
+            if node.type != "expression_statement" or node.parent.named_child_count > 1 or node.parent == body
+        ]
 
     def docstring(self, function: Node, body: Node) -> str:
         """The documentation of `function`, delimiters off; empty where there is none."""
@@ -163,7 +177,8 @@ def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str
         if not comment and here.type not in strings and cursor.goto_first_child():
             depth += 1
             continue
-        if not comment and (text := source[here.start_byte : here.end_byte].strip()):
+        text = source[here.start_byte : here.end_byte].strip()
+        if not comment and text and text != b"\\":
             tokens.append(text.decode(errors="replace"))
         while not cursor.goto_next_sibling():
             if depth == 0 or not cursor.goto_parent():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from datasets import DatasetDict
+from datasets.fingerprint import Hasher
 
 from soft_trainer.arguments import DataArguments
 from soft_trainer.data.codesearchnet import (
@@ -46,10 +47,12 @@ def load_data(arguments: DataArguments, profile: EncoderProfile, mined_dir: str 
 
 
 def _mined(arguments: DataArguments, folder: Path) -> Path:
-    """Mine the source tree into `folder`, once."""
+    """Mine the source tree, once for each source and each way to mine it."""
     from soft_trainer.data.mining import mine_to
 
     source = standard_library() if arguments.source_dir == "stdlib" else arguments.source_dir
+    keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
+    folder /= Hasher.hash([str(Path(source).resolve()), arguments.language, keep])
     if not (folder / "codebase.jsonl.gz").exists():
-        mine_to(source, arguments.language, folder)
+        mine_to(source, arguments.language, folder, keep=keep)
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tokenizers import ByteLevelBPETokenizer
+from tokenizers import ByteLevelBPETokenizer, Regex, normalizers
 from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
@@ -14,6 +14,7 @@ from soft_trainer.errors import SetupError
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 HEAD_WIDTH = 64
+WORD_BORDER = Regex(r"(?<=[a-z0-9])(?=[A-Z])|_+")  # in camelCase and snake_case
 
 
 def parse_size(from_scratch: str) -> tuple[int, int]:
@@ -33,10 +34,15 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
 def train_tokenizer(
     texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int = 16384
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`, with RoBERTa's special tokens and those of the prefixes."""
+    """A byte-level BPE tokenizer trained on `texts`, with RoBERTa's special tokens and those of the prefixes.
+
+    Identifiers are split into words and lower-cased first.
+    """
     prefixed = re.findall(r"<[^<>\s]+>", profile.query_prefix + profile.code_prefix)
     special = list(dict.fromkeys([*SPECIAL.values(), *prefixed]))
-    bpe = ByteLevelBPETokenizer()
+    bpe = ByteLevelBPETokenizer(add_prefix_space=True)
+    # `readLines`, `read_lines` and "Read lines" share their tokens: small data does not teach that they are one.
+    bpe.normalizer = normalizers.Sequence([normalizers.Replace(WORD_BORDER, " "), normalizers.Lowercase()])
     bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special, show_progress=False)
     tokenizer = bpe._tokenizer
     tokenizer.post_processor = RobertaProcessing(

@@ -1,0 +1,178 @@
+"""GraphCodeBERT's model input: code tokens, then the nodes of the data-flow graph, and who sees whom.
+
+A row is prepared once by `graph_features` and kept as short lists of integers; the mask of a batch is made by
+`pad_graph_features`. A plain `RobertaModel` (attention implementation "sdpa", the default) is then called with
+
+    model(
+        inputs_embeds=graph_embeddings(model.get_input_embeddings(), batch),
+        attention_mask=batch["attention_mask"][:, None],
+        position_ids=batch["position_ids"],
+    )
+
+The mask goes in with four dimensions because `transformers` takes one of three for a padding mask and fails. "eager"
+attention adds the mask to the scores, so it needs 0 for True and the lowest number of its type for False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from soft_trainer.dataflow.graph import extract_data_flow
+
+# tokenizer -> text of a code token -> ids: few tokens of a code base are new, and tokenizing is the most work
+_IDS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, list[int]]] = WeakKeyDictionary()
+_MAX_IDS = 200_000
+
+
+def graph_features(
+    code: str,
+    language: str,
+    tokenizer: PreTrainedTokenizerBase,
+    code_length: int = 256,
+    data_flow_length: int = 64,
+) -> dict[str, list[int]]:
+    """Return one function as GraphCodeBERT reads it, cut as published: `code_length + data_flow_length` in all.
+
+    Where a function has fewer than `data_flow_length` nodes its code gets their room, and the other way round. A code
+    token is tokenized as after a space (all but the first), a node is the tokenizer's unknown token.
+
+    Args:
+        code: one function.
+        language: one of `soft_trainer.dataflow.LANGUAGES`.
+        tokenizer: that of a RoBERTa.
+        code_length: code tokens, special tokens included.
+        data_flow_length: nodes.
+
+    Returns:
+        `input_ids` and `position_ids` of `<s>`, code, `</s>` and nodes; `node_starts` and `node_ends`, the range of
+        `input_ids` that each node is identified from (empty where it is cut off); `edge_targets` and `edge_sources`,
+        pairs of nodes of which the first comes from the second, counted from 0.
+
+    Raises:
+        SetupError: `language` is none of the six.
+    """
+    tokens, edges = extract_data_flow(code, language)
+    pieces = _pieces(tokens, tokenizer)
+    length = code_length + data_flow_length
+    starts = [1]
+    for piece in pieces:
+        starts.append(starts[-1] + len(piece))
+    ids = [piece_id for piece in pieces for piece_id in piece]
+    ids = ids[: length - 2 - min(len(edges), data_flow_length)]
+    ids = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
+    positions = range(tokenizer.pad_token_id + 1, tokenizer.pad_token_id + 1 + len(ids))
+
+    nodes = edges[: length - len(ids)]
+    node_of = {edge.target: node for node, edge in enumerate(nodes)}
+    ranges = [(starts[edge.target], starts[edge.target + 1]) for edge in nodes]
+    ranges = [(start, end) if end < len(ids) else (0, 0) for start, end in ranges]
+    links = [(node, node_of[token]) for node, edge in enumerate(nodes) for token in edge.sources if token in node_of]
+    return {
+        "input_ids": ids + [tokenizer.unk_token_id] * len(nodes),
+        "position_ids": [*positions, *([0] * len(nodes))],
+        "node_starts": [start for start, _ in ranges],
+        "node_ends": [end for _, end in ranges],
+        "edge_targets": [target for target, _ in links],
+        "edge_sources": [source for _, source in links],
+    }
+
+
+def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: int) -> dict[str, Tensor]:
+    """Pad rows of `graph_features` to the longest and build the graph-guided mask.
+
+    Code sees code; a node and the code tokens that it is identified from see each other; a node sees the nodes that
+    it comes from; the first and the last token of the code see all. A node that would see nothing, because all of it
+    is cut off, sees the whole row: what the published additive mask amounts to.
+
+    Args:
+        features: B rows.
+        pad_token_id: id and position of what is added.
+
+    Returns:
+        `input_ids` and `position_ids` LongTensor[B, L]; `attention_mask` BoolTensor[B, L, L], True where the row
+        sees the column; `node_mask` BoolTensor[B, L], True on nodes; `node_starts` and `node_ends` LongTensor[B, L],
+        the range of each node, 0 elsewhere.
+    """
+    lengths = torch.tensor([len(row["input_ids"]) for row in features])
+    codes = lengths - torch.tensor([len(row["node_starts"]) for row in features])
+    place = torch.arange(int(lengths.max()))
+    valid, code = place < lengths[:, None], place < codes[:, None]
+    node = valid & ~code
+    start, end = (_place(features, key, node) for key in ("node_starts", "node_ends"))
+    mask = code[:, :, None] & code[:, None, :]
+    _join_nodes_to_code(mask, node, start, end)
+
+    counts = torch.tensor([len(row["edge_targets"]) for row in features])
+    batch = torch.arange(len(features)).repeat_interleave(counts)
+    target, origin = (_flat(features, key) + codes[batch] for key in ("edge_targets", "edge_sources"))
+    mask[batch, target, origin] = True
+
+    sees_all = ~mask.any(-1)
+    sees_all.scatter_(1, torch.stack([torch.zeros_like(codes), codes - 1], 1), True)
+    mask[sees_all] = valid[sees_all.nonzero(as_tuple=True)[0]]
+    return {
+        "input_ids": _place(features, "input_ids", valid, pad_token_id),
+        "position_ids": _place(features, "position_ids", valid, pad_token_id),
+        "attention_mask": mask,
+        "node_mask": node,
+        "node_starts": start,
+        "node_ends": end,
+    }
+
+
+def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the model's `inputs_embeds`: a node is the mean of the code tokens it is identified from (0 if cut off).
+
+    Args:
+        word_embeddings: the model's, ids to vectors of d numbers.
+        batch: of `pad_graph_features`.
+
+    Returns:
+        Tensor[B, L, d].
+    """
+    vectors = word_embeddings(batch["input_ids"])
+    place = torch.arange(vectors.shape[1], device=vectors.device)
+    identified = (batch["node_starts"][:, :, None] <= place) & (place < batch["node_ends"][:, :, None])
+    identified = identified.to(vectors.dtype)
+    means = identified @ vectors / identified.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(batch["node_mask"][:, :, None], means, vectors)
+
+
+def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) -> None:
+    """Let every node and the code tokens from `start` to `end` see each other in `mask`, BoolTensor[B, L, L]."""
+    batch, row = node.nonzero(as_tuple=True)
+    width = (end - start)[node]
+    before = width.cumsum(0) - width
+    batch, row, shift = (values.repeat_interleave(width) for values in (batch, row, start[node] - before))
+    column = torch.arange(len(shift)) + shift
+    mask[batch, row, column] = mask[batch, column, row] = True
+
+
+def _flat(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
+    """LongTensor of one column of all rows, end to end."""
+    return torch.tensor([number for row in features for number in row[key]], dtype=torch.long)
+
+
+def _place(features: Sequence[dict[str, list[int]]], key: str, where: Tensor, fill: int = 0) -> Tensor:
+    """LongTensor[B, L] with the numbers of one column where `where` is True, `fill` elsewhere."""
+    out = torch.full(where.shape, fill)
+    out[where] = _flat(features, key)
+    return out
+
+
+def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Ids of each code token: the first as it stands, the others as after a space."""
+    known = _IDS.setdefault(tokenizer, {})
+    if len(known) > _MAX_IDS:
+        known.clear()
+    texts = tokens[:1] + [f"@ {token}" for token in tokens[1:]]
+    new = [text for text in dict.fromkeys(texts) if text not in known]
+    if new:
+        known.update(zip(new, tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"], strict=True))
+    pieces = [known[text] for text in texts]
+    return pieces[:1] + [piece[1:] for piece in pieces[1:]]

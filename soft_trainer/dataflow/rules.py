@@ -1,0 +1,244 @@
+"""One table of node types a language: which nodes of today's grammars move data, and how.
+
+The rules are those of GraphCodeBERT's published extractor, whose grammars were those of 2020. Where a grammar has
+since split, renamed or wrapped a node, the entry here names today's, so that the walker (`graph.py`) needs no cases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+COMES_FROM = "comesFrom"
+COMPUTED_FROM = "computedFrom"
+
+
+@dataclass(frozen=True)
+class Define:
+    """A node that gives variables a value: every token of `target` from every token of `source`.
+
+    Args:
+        target, source: names of the fields; an empty `source` stands for the target itself (`i++`).
+        relation: `COMES_FROM` for a declaration, `COMPUTED_FROM` for an assignment.
+        grouped: one edge a target with all sources, else one edge for every pair.
+        pairwise: `a, b = c, d` matches the children of both sides where there are as many on each.
+        declares: without a source the target is still a new variable, else the node is passed over.
+    """
+
+    target: str
+    source: str = ""
+    relation: str = COMPUTED_FROM
+    grouped: bool = False
+    pairwise: bool = False
+    declares: bool = False
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A node whose children in `arms` each start from the state before it; the states are joined after it.
+
+    Args:
+        arms: types of the children that are alternatives.
+        rest: all children after the first arm are arms too.
+        exhaustive: types of children that make one arm certain, so that the state before is not joined.
+    """
+
+    arms: frozenset[str]
+    rest: bool = True
+    exhaustive: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A node that is walked twice, so that what its end defines reaches its beginning.
+
+    Args:
+        again_after: the second pass begins after the first child of this type (at the `update` field of that child,
+            where it has one), and there is no second pass without such a child; empty: it is the whole node.
+    """
+
+    again_after: str = ""
+
+
+@dataclass(frozen=True)
+class ForEach:
+    """A loop over a collection: `target` is computed from `source`, then comes `body`; all of it twice.
+
+    Args:
+        target, source, body: names of the fields; where `target` is empty the grammar has none, and source and target
+            are the first two named children.
+        body_type: the body counts only where the last child is of this type.
+        grouped, pairwise: as in `Define`.
+    """
+
+    target: str
+    source: str
+    body: str = "body"
+    body_type: str = ""
+    grouped: bool = False
+    pairwise: bool = False
+    relation: str = COMPUTED_FROM
+
+
+@dataclass(frozen=True)
+class First:
+    """A node whose children of type `kind` are walked before their siblings, as the loops of a comprehension."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Label:
+    """A node whose first child, of type `kind`, is a name that becomes a variable, or does not, unlike its type."""
+
+    kind: str
+    variable: bool
+
+
+Rule = Define | Branch | Loop | ForEach | First | Label
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that the walker knows of a language.
+
+    Args:
+        nodes: node type -> rule; any other node is its children in order.
+        atoms: nodes that are one token whatever is in them.
+        plain: nodes that are one token where nothing is interpolated.
+        comments: comments, which are no tokens.
+        dropped: leaves that are no tokens, as the grammars of 2020 did not show them: parts of strings.
+        text_comments: comments are cut from the text before it is parsed, as GraphCodeBERT does.
+        signs: named leaves that carry no value, as keywords and operators do not.
+        keywords: names that are signs too, unless a `$` makes variables of them.
+        wrappers: nodes whose children count as those of their parent.
+        heads: node -> number of first children that count as one where more follow (`a.b` of the call `a.b(c)`).
+        method_name: type of the name of a method, which in a bare method counts as the name of a function does.
+        docstring: statement that is no code where a string is all of it.
+    """
+
+    nodes: dict[str, Rule]
+    atoms: frozenset[str]
+    plain: frozenset[str] = frozenset()
+    comments: frozenset[str] = frozenset({"comment"})
+    dropped: frozenset[str] = frozenset()
+    text_comments: bool = False
+    signs: frozenset[str] = frozenset()
+    keywords: frozenset[str] = frozenset()
+    wrappers: frozenset[str] = frozenset()
+    heads: dict[str, int] = field(default_factory=dict)
+    method_name: str = ""
+    docstring: str = ""
+
+
+def _types(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+def _each(names: str, rule: Rule) -> dict[str, Rule]:
+    return {name: rule for name in names.split()}
+
+
+_DECLARE = Define("name", "value", COMES_FROM, declares=True)
+_TUPLES = Define("left", "right", grouped=True, pairwise=True)
+_UPDATE = Define("")
+
+RULES = {
+    "ruby": Rules(
+        nodes={
+            "keyword_parameter": _DECLARE,
+            "assignment": _TUPLES,
+            "operator_assignment": Define("left", "right", grouped=True),
+            **_each("if elsif else unless when", Branch(_types("if", "elsif", "else", "unless", "when"), rest=False)),
+            "for": ForEach("pattern", "value", grouped=True),
+            **_each("while_modifier until", Loop()),
+        },
+        atoms=_types("string"),
+        plain=_types("bare_string", "bare_symbol"),
+        dropped=_types("string_content", "heredoc_content"),
+        wrappers=_types("body_statement", "block_body"),
+        heads={"call": 3},
+    ),
+    "python": Rules(
+        nodes={
+            "default_parameter": _DECLARE,
+            **_each("assignment augmented_assignment", _TUPLES),
+            "for_in_clause": Define("left", "right", grouped=True),
+            "if_statement": Branch(_types("elif_clause", "else_clause"), rest=False, exhaustive=_types("else_clause")),
+            "for_statement": ForEach("left", "right", body_type="block", grouped=True, pairwise=True),
+            "while_statement": Loop(),
+            **_each(
+                "list_comprehension set_comprehension dictionary_comprehension generator_expression",
+                First("for_in_clause"),
+            ),
+        },
+        atoms=_types("string"),
+        dropped=_types("line_continuation"),
+        docstring="expression_statement",
+    ),
+    "java": Rules(
+        nodes={
+            "variable_declarator": _DECLARE,
+            "assignment_expression": Define("left", "right"),
+            "update_expression": _UPDATE,
+            "if_statement": Branch(_types("if_statement", "else")),
+            # The grammar of 2020 had a `for_init`, which kept the published extractor from a second pass.
+            "for_statement": Loop(again_after="for_init"),
+            "enhanced_for_statement": ForEach("name", "value"),
+            "while_statement": Loop(),
+            **_each("type_parameter class_literal", Label("type_identifier", variable=True)),
+        },
+        atoms=_types("string_literal"),
+        comments=_types("line_comment", "block_comment"),
+        text_comments=True,
+    ),
+    "javascript": Rules(
+        nodes={
+            "variable_declarator": _DECLARE,
+            **_each(
+                "assignment_pattern object_assignment_pattern augmented_assignment_expression",
+                Define("left", "right"),
+            ),
+            "update_expression": _UPDATE,
+            "if_statement": Branch(_types("if_statement", "else_clause")),
+            "for_statement": Loop(again_after="variable_declaration"),
+            "while_statement": Loop(),
+        },
+        atoms=_types("string"),
+        comments=_types("comment", "html_comment"),
+        text_comments=True,
+        dropped=_types("string_fragment"),
+        signs=_types("optional_chain"),
+        method_name="property_identifier",
+    ),
+    "php": Rules(
+        nodes={
+            "simple_parameter": Define("name", "default_value", COMES_FROM, declares=True),
+            **_each(
+                "assignment_expression augmented_assignment_expression reference_assignment_expression",
+                Define("left", "right"),
+            ),
+            "update_expression": _UPDATE,
+            **_each("if_statement else_clause", Branch(_types("if_statement", "else_clause"))),
+            "for_statement": Loop(again_after="assignment_expression"),
+            "foreach_statement": ForEach("", ""),
+            "while_statement": Loop(),
+        },
+        atoms=_types("string", "encapsed_string", "heredoc", "nowdoc"),
+        text_comments=True,
+        signs=_types("cast_type", "primitive_type", "php_end_tag"),
+        keywords=_types("self", "static", "parent"),
+    ),
+    "go": Rules(
+        nodes={
+            "var_spec": _DECLARE,
+            "assignment_statement": Define("left", "right"),
+            "inc_statement": _UPDATE,
+            "if_statement": Branch(_types("if_statement", "else")),
+            "for_statement": Loop(again_after="for_clause"),
+            "keyed_element": Label("literal_element", variable=False),
+        },
+        atoms=_types("raw_string_literal"),
+        text_comments=True,
+        dropped=_types("interpreted_string_literal_content"),
+    ),
+}

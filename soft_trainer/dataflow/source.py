@@ -1,0 +1,177 @@
+"""Source text as the grammars read it: its tree, its tokens, and the text without comments."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+
+from tree_sitter import Node
+
+from soft_trainer.dataflow.grammars import parser
+from soft_trainer.dataflow.rules import RULES, Rules
+
+# What stands around a piece of source to make a file of it: before and after it, and between those and it what is no
+# part of it. A bare method parses inside a class, a nameless JavaScript function inside parentheses.
+_FRAMES = {
+    "java": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b"")),
+    "javascript": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b""), (b"", b"(", b")", b"")),
+    "php": ((b"<?php", b"", b"", b"?>"), (b"<?php", b" class C {", b"}", b"?>")),
+}
+_FILE = ((b"", b"", b"", b""),)
+# Strings are matched too, so that a comment sign inside one is none.
+_COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+class Source:
+    """The tokens of a piece of source in the order of the text.
+
+    Attributes:
+        root: the tree.
+        rules: those of the language.
+        tokens: text of each token.
+        value: whether each token is a name or a literal, as opposed to a keyword or a sign.
+        name: whether each token becomes a variable where it is first seen.
+        at: byte at which a token starts -> its index.
+    """
+
+    def __init__(self, root: Node, text: bytes, hidden: tuple[range, range], rules: Rules):
+        self.root, self.rules = root, rules
+        self.tokens: list[str] = []
+        self.value: list[bool] = []
+        self.name: list[bool] = []
+        self.at: dict[int, int] = {}
+        opening, closing = hidden
+        for leaf in _leaves(root, rules)[0]:
+            start, end, kind = leaf.start_byte, leaf.end_byte, leaf.type
+            name = kind == "identifier"
+            if opening:
+                if start in opening or start in closing:
+                    continue
+                name |= kind == rules.method_name and True not in self.name
+            if start < end:
+                token = text[start:end].decode("utf-8", "replace")
+                keyword = token in rules.keywords and self.tokens[-1:] != ["$"]
+                self.at[start] = len(self.tokens)
+                self.tokens.append(token.replace("\n", ""))
+                self.value.append(kind != token and kind not in rules.signs and not keyword)
+                self.name.append(name)
+        self._starts = list(self.at)
+
+    def values(self, *nodes: Node) -> tuple[int, ...]:
+        """Indices of the names and literals from the first to the last of `nodes`."""
+        first = bisect_left(self._starts, nodes[0].start_byte)
+        last = bisect_left(self._starts, nodes[-1].end_byte)
+        return tuple(i for i in range(first, last) if self.value[i])
+
+    def parts(self, node: Node) -> list[list[Node]]:
+        """The members of one side of an assignment; none for a plain name or a literal."""
+        if node.type in self.rules.atoms:
+            return []
+        children, rules = [], self.rules
+        for child in node.children:
+            kind = child.type
+            if kind in rules.wrappers:
+                children += child.children
+            elif kind != "," and kind not in rules.comments and kind not in rules.dropped:
+                children += [child] * (1 + kind.count(" "))  # `not in` was two leaves
+        head = rules.heads.get(node.type, 1)
+        head = head if len(children) > head else 1
+        return [children[:head], *([child] for child in children[head:])] if children else []
+
+
+def read(code: str, language: str) -> Source:
+    """Parse `code` without its comments.
+
+    Raises:
+        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+    """
+    parser(language)
+    rules = RULES[language]
+    return Source(*_parse(_cut_comments(code) if rules.text_comments else code, language), rules)
+
+
+def code_tokens(code: str, language: str) -> list[str]:
+    """Return the tokens that GraphCodeBERT reads: the leaves of the tree but for comments and docstrings.
+
+    Raises:
+        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+    """
+    return read(code, language).tokens
+
+
+def parses(code: str, language: str) -> bool:
+    """Return whether `code` is a whole piece of `language`: a file, a function or a bare method.
+
+    Raises:
+        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+    """
+    return not _parse(code, language)[0].has_error
+
+
+def remove_comments(code: str, language: str) -> str:
+    """Return `code` without comments, docstrings and blank lines.
+
+    Java, JavaScript, PHP and Go lose what looks like a comment outside quotes, by GraphCodeBERT's rule, which takes a
+    `//` in a regular expression or a raw string for one; Python and Ruby lose the comments of the tree.
+
+    Raises:
+        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+    """
+    parser(language)
+    rules = RULES[language]
+    if rules.text_comments:
+        return _cut_comments(code)
+    root, text, _ = _parse(code, language)
+    kept, start = [], 0
+    for node in _leaves(root, rules)[1]:
+        kept.append(text[start : node.start_byte])
+        start = node.end_byte
+    return _cut_blank_lines((b"".join(kept) + text[start:]).decode("utf-8", "replace"))
+
+
+def _parse(code: str, language: str) -> tuple[Node, bytes, tuple[range, range]]:
+    """Tree and text of `code` in the first frame without an error, else in the first; bytes that are no part of it."""
+    code, found = code.encode("utf-8", "replace"), None
+    for before, opening, closing, after in _FRAMES.get(language, _FILE):
+        text = b"".join((before, opening, code, closing, after))
+        root = parser(language).parse(text).root_node
+        start, end = len(before), len(text) - len(after)
+        hidden = range(start, start + len(opening)), range(end - len(closing), end)
+        if found is None or not root.has_error:
+            found = root, text, hidden
+        if not root.has_error:
+            break
+    return found
+
+
+def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
+    """The tokens under `root`, and the comments and docstrings left out."""
+    tokens, comments, stack = [], [], [root]
+    while stack:
+        node = stack.pop()
+        kind = node.type
+        if kind in rules.comments:
+            comments.append(node)
+        elif kind in rules.atoms or not node.child_count:
+            if kind not in rules.dropped:
+                tokens.append(node)
+        elif kind in rules.plain and node.child_count == 1:
+            tokens.append(node)
+        elif kind == rules.docstring and node.child_count == 1 and node.children[0].type in _DOCSTRINGS:
+            comments.append(node)
+        else:
+            stack += reversed(node.children)
+    return tokens, comments
+
+
+_DOCSTRINGS = ("string", "concatenated_string")
+
+
+def _cut_comments(code: str) -> str:
+    """`code` without comments of the form // and /* */."""
+    return _cut_blank_lines(_COMMENT_OR_STRING.sub(lambda match: " " if match[0][0] == "/" else match[0], code))
+
+
+def _cut_blank_lines(code: str) -> str:
+    """`code` without lines that hold nothing."""
+    return "\n".join(line for line in code.split("\n") if line.strip())

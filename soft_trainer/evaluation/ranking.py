@@ -1,0 +1,371 @@
+"""Ranks every query's own code among a whole codebase: exactly, by blocks, without the query x code matrix.
+
+A block of scores is one float32 matrix product. Rounding can move a score by a bounded amount only, so most codes are
+certainly above or below a query's own; the few pairs inside the bound are compared again in float64, and those that
+float64 cannot tell apart by a sum without rounding. Both sides are centred first: taking one vector from all codes
+changes no rank, and it keeps the bound small where all embeddings point nearly one way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from soft_trainer.errors import SetupError
+
+_CHUNK = 32  # codes that share one maximum: the unit in which candidates are looked for
+_STEP = 256  # dimensions summed at a time
+_SAMPLE = 1024  # rows that the centre is the mean of
+_SPARE = 4  # candidates kept beyond the top k, so that float64 may put them in another order
+_PAIR_NUMBERS = 2**17  # numbers in one batch of pairs compared again: 1 MB in float64
+_FLOAT32, _FLOAT64 = 2.0**-24, 2.0**-53  # unit roundoffs
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Where each query's own code came, and what came first.
+
+    Args:
+        ranks (`LongTensor[Q]`): 1 is best; a tie counts against the query's own code.
+        top_indices (`LongTensor[Q, K]`): rows of the best codes, best first, the lower row first where scores tie.
+        top_scores (`Tensor[Q, K]`): their scores, times the score scale.
+    """
+
+    ranks: Tensor
+    top_indices: Tensor
+    top_scores: Tensor
+
+
+@torch.no_grad()
+def rank_codes(
+    query_embeddings: Tensor,
+    code_embeddings: Tensor,
+    targets: Tensor,
+    top_k: int = 10,
+    score_scale: float = 1.0,
+    block_size: int | None = None,
+) -> Ranking:
+    """Ranks the codebase for every query by dot product (normalise both sides first for cosine).
+
+    A rank is 1 + the codes that score higher than the query's own + the others that score the same, as in exact
+    arithmetic on the given numbers. The top codes are found in float32 and put in order by their float64 scores.
+    Memory grows with `Q + C` and the block, never with `Q * C`; the work is done where the embeddings are.
+
+    Args:
+        query_embeddings (`Tensor[Q, d]`): any floating type.
+        code_embeddings (`Tensor[C, d]`): the codebase, on the same device.
+        targets (`LongTensor[Q]`): row of each query's own code.
+        top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
+        score_scale (`float`, *optional*, defaults to 1.0): multiplies the returned scores; positive.
+        block_size (`int`, *optional*): queries and codes in a block; by default what suits the device.
+
+    Raises:
+        SetupError: shapes that do not fit, a target outside the codebase, NaN or infinity in an embedding.
+    """
+    if query_embeddings.device.type == "mps":  # which has no float64
+        query_embeddings, code_embeddings = query_embeddings.cpu(), code_embeddings.cpu()
+    targets = torch.as_tensor(targets, device=query_embeddings.device)
+    _check(query_embeddings, code_embeddings, targets, top_k, score_scale, block_size)
+    size = block_size or (1024 if query_embeddings.device.type == "cpu" else 8192)
+    queries, codes = _Side("query", query_embeddings), _Side("code", code_embeddings)
+    codes.summarise(queries.centre64, size)
+    rank = partial(_rank_block, queries, codes, targets, min(top_k, len(code_embeddings)), size)
+    with _full_precision(query_embeddings.device):
+        parts = _map_blocks(rank, len(query_embeddings), size, query_embeddings.device)
+    ranks, indices, scores = (torch.cat(part) for part in zip(*parts, strict=True))
+    scale = score_scale / (queries.scale * codes.scale)
+    scores = (scores * scale).to(torch.promote_types(query_embeddings.dtype, torch.float32))
+    return Ranking(ranks, indices, scores)
+
+
+def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None) -> dict[str, float]:
+    """Mean reciprocal rank and recall of ranks over a pool of codes.
+
+    Args:
+        ranks (`LongTensor[Q]`): 1 is best.
+        pool_size (`int`): number of codes that each query was ranked against.
+        max_rank (`int`, *optional*): a rank beyond it counts 0; the published scripts cut at 1000.
+
+    Returns:
+        `dict`: `mrr`, `recall@1`, `recall@5`, `recall@10`, `pool_size`, `queries`.
+    """
+    ranks = torch.as_tensor(ranks)
+    if len(ranks) == 0:
+        raise SetupError("There are no ranks to average: the evaluation set is empty.")
+    counted = ranks <= (max_rank or pool_size)
+    metrics = {"mrr": (counted / ranks.double()).mean().item()}
+    metrics |= {f"recall@{k}": (counted & (ranks <= k)).double().mean().item() for k in (1, 5, 10)}
+    return metrics | {"pool_size": pool_size, "queries": len(ranks)}
+
+
+def _check(
+    queries: Tensor, codes: Tensor, targets: Tensor, top_k: int, score_scale: float, block_size: int | None
+) -> None:
+    """Refuses what cannot be ranked, in one line."""
+    if queries.ndim != 2 or codes.ndim != 2 or queries.shape[1] != codes.shape[1]:
+        raise SetupError(
+            f"Embeddings must be [queries, d] and [codes, d], not {list(queries.shape)} and {list(codes.shape)}."
+        )
+    if len(queries) == 0 or len(codes) == 0:
+        raise SetupError(f"Nothing to rank: {len(queries)} queries and {len(codes)} codes.")
+    if targets.shape != queries.shape[:1]:
+        raise SetupError(f"targets must hold one row for each of {len(queries)} queries, not {list(targets.shape)}.")
+    outside = ((targets < 0) | (targets >= len(codes))).nonzero()
+    if len(outside):
+        row = int(outside[0])
+        raise SetupError(f"targets[{row}] is {int(targets[row])}, outside the codebase of {len(codes)} codes.")
+    if top_k < 1 or score_scale <= 0 or (block_size is not None and block_size < 1):
+        raise SetupError(
+            f"top_k, score_scale and block_size must be positive, not {top_k}, {score_scale} and {block_size}."
+        )
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Keeps autocast, TF32 and bfloat16 products out of the scores: the bound is that of float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class _Side:
+    """The embeddings of one side, and the `centre` that is taken from them, so that float32 scores are fine.
+
+    Very large and very small numbers are brought near 1 by a power of two (`scale`), which rounds nothing.
+    """
+
+    def __init__(self, name: str, rows: Tensor):
+        low, high = rows.aminmax()
+        largest = float(torch.maximum(-low, high))
+        if not math.isfinite(largest):
+            row = int((~torch.isfinite(rows)).any(1).nonzero()[0])
+            raise SetupError(f"The {name} embedding in row {row} holds NaN or infinity: it cannot be ranked.")
+        exponent = min(max(math.frexp(largest)[1], -1000), 1000)
+        self.scale = 1.0 if abs(exponent) < 30 else 2.0**-exponent
+        self.rows = rows if self.scale == 1.0 else rows.double() * self.scale
+        sample = self.rows[:: -(-len(rows) // _SAMPLE)].double()  # any centre is right, a near one is fast
+        self.centre = sample.mean(0).to(torch.promote_types(self.rows.dtype, torch.float32))
+        self.centre64 = self.centre.double()
+        self.dim = rows.shape[1]
+
+    def summarise(self, query_centre: Tensor, size: int) -> None:
+        """Keeps what comparisons need: which codes are copies, products with the queries' centre, the largest norm."""
+        self.copies = _copies(self.rows, size)
+        products, norms = [], []
+        for rows in self.rows.split(size):
+            rows = rows.to(torch.float64, copy=True).sub_(self.centre64)
+            products.append(rows @ query_centre)
+            norms.append(rows.norm(dim=1).max())
+        self.products = torch.cat(products)
+        self.norm, self.product = torch.stack(norms).max(), self.products.abs().max()
+
+    def operand(self, index: slice, column: Tensor | float, fill: float = 0.0) -> Tensor:
+        """Centred rows in float32 and one more column; rows of zeros and `fill` complete the last chunk."""
+        rows = self.rows[index]
+        block = torch.empty(-(-len(rows) // _CHUNK) * _CHUNK, self.dim + 1, device=rows.device)
+        torch.sub(rows, self.centre, out=block[: len(rows), :-1])
+        block[: len(rows), -1] = column
+        block[len(rows) :, :-1] = 0
+        block[len(rows) :, -1] = fill
+        return block
+
+
+def _copies(rows: Tensor, size: int) -> Tensor:
+    """For each row the first row that is identical, LongTensor[C]: found by a hash of the bits, then compared."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**63), 2**63 - 1, rows.shape[1:], generator=generator).to(rows.device)
+    keys = torch.cat([(block.contiguous().view(bits) * factors).sum(1) for block in rows.split(size)])
+    keys, group = keys.unique(return_inverse=True)
+    order = torch.arange(len(rows), device=rows.device)
+    first = torch.full_like(keys, len(rows)).scatter_reduce(0, group, order, "amin")[group]
+    later = (first != order).nonzero().squeeze(1)
+    for row in later.split(size):
+        same = (rows[row] == rows[first[row]]).all(1)
+        first[row] = torch.where(same, first[row], row)
+    return first
+
+
+def _map_blocks(rank: Callable[[slice], tuple], queries: int, size: int, device: torch.device) -> list[tuple]:
+    """Blocks of queries in turn; on a CPU each thread takes whole blocks, so that no operation waits for another."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    rounds = -(-queries // (threads * size))
+    step = -(-queries // (threads * rounds))
+    blocks = [slice(start, start + step) for start in range(0, queries, step)]
+    if threads == 1:
+        return [rank(block) for block in blocks]
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(rank, blocks))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def _rank_block(queries: _Side, codes: _Side, targets: Tensor, top_k: int, size: int, index: slice) -> tuple:
+    """Ranks, top rows and top scores (float64, scaled) of one block of queries."""
+    centred = queries.operand(index, 1.0)[: len(targets[index])]
+    own = _Own(queries, codes, index, targets[index], centred[:, :-1].norm(dim=1))
+    best = _Best(len(centred), top_k + _SPARE, centred.device)
+    ranks = torch.ones_like(own.target)
+    scores, buffer = torch.empty(
+        2, -(-min(size, len(codes.rows)) // _CHUNK), _CHUNK, len(centred), device=centred.device
+    )
+    for start in range(0, len(codes.rows), size):
+        block = slice(start, start + size)
+        operand = codes.operand(block, codes.products[block], -math.inf)
+        chunks = len(operand) // _CHUNK
+        _multiply(operand, centred, scores[:chunks])
+        above, rows, columns = own.compare(scores[:chunks], buffer[:chunks])
+        ranks += above + own.not_above(rows, columns + start)
+        best.add(scores[:chunks], start)
+    return ranks, *_top(own.queries, codes, best.codes(), top_k)
+
+
+def _multiply(codes: Tensor, queries: Tensor, scores: Tensor) -> None:
+    """Products of all codes and queries into `scores`, summed by steps so that less is rounded."""
+    steps = -(-(queries.shape[1] - 1) // _STEP)
+    scores = scores.view(len(codes), len(queries))
+    for step, (code, query) in enumerate(zip(codes.chunk(steps, 1), queries.chunk(steps, 1), strict=True)):
+        torch.addmm(scores, code, query.T, beta=min(step, 1), out=scores)
+
+
+def _batches(dim: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Splits along the first dimension so that as many vectors of `dim` numbers stay in a processor's cache."""
+    return zip(*(tensor.split(max(1, _PAIR_NUMBERS // dim)) for tensor in tensors), strict=True)
+
+
+class _Own:
+    """The score of each query's own code in a block of queries, and comparisons with it.
+
+    For any order of summation a dot product of n numbers is off by at most n u sum |x_i y_i| (1 + O(n u)), and by
+    Cauchy-Schwarz the sum is at most |x| |y|; a few u more for centring, for the added column and for thresholds.
+    """
+
+    def __init__(self, queries: _Side, codes: _Side, index: slice, target: Tensor, centred_norms: Tensor):
+        self.codes, self.target, self.queries = codes, target, queries.rows[index].double()
+        own = [(query, codes.rows[row].double()) for query, row in _batches(codes.dim, self.queries, target)]
+        self.score = torch.cat([(query * code).sum(1) for query, code in own])
+        centred = torch.cat([(query * (code - codes.centre64)).sum(1) for query, code in own])
+        norms = self.queries.norm(dim=1) + queries.centre64.norm()
+        self.float64 = 2.02 * (codes.dim + 8) * _FLOAT64 * norms
+        terms = 1.01 * (min(codes.dim, _STEP) + codes.dim / _STEP + 12)
+        margin = terms * _FLOAT32 * (centred_norms.double() * codes.norm + codes.product) + self.float64 * codes.norm
+        margin += 8 * codes.dim * torch.finfo(torch.float32).tiny
+        self.low, self.high = (centred - margin).float(), (centred + margin).float()
+        self.float64 *= codes.norm + codes.centre64.norm()
+
+    def compare(self, scores: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The number of scores surely above each query's own, and the (query, code) pairs that rounding may decide."""
+        # Comparisons into floats are vectorised, into booleans they are not.
+        above = torch.gt(scores, self.high, out=buffer).sum(1)
+        chunks, rows = torch.ge(scores, self.low, out=buffer).sum(1).gt(above).nonzero(as_tuple=True)
+        values = scores[chunks, :, rows]
+        near = (values >= self.low[rows, None]) & (values <= self.high[rows, None])
+        entries, offsets = near.nonzero(as_tuple=True)
+        return above.sum(0).long(), rows[entries], chunks[entries] * _CHUNK + offsets
+
+    def not_above(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """For each query the number of these codes, its own left out, that its own does not exceed; LongTensor[B]."""
+        own = self.target[rows]
+        copy = self.codes.copies[columns] == self.codes.copies[own]
+        counts = rows[copy & (columns != own)].bincount(minlength=len(self.target))
+        for row, column in _batches(self.codes.dim, rows[~copy], columns[~copy]):
+            value = (self.queries[row] * self.codes.rows[column]).sum(1) - self.score[row]
+            unsure = value.abs() <= self.float64[row]
+            if unsure.any():
+                row_, code = row[unsure], self.codes.rows[column[unsure]].double()
+                value[unsure] = _exact_sign(self.queries[row_], code, self.codes.rows[self.target[row_]].double())
+            counts += row[value >= 0].bincount(minlength=len(counts))
+        return counts
+
+
+def _exact_sign(query: Tensor, code: Tensor, own: Tensor) -> Tensor:
+    """Sign of `query . code - query . own` without any rounding, Tensor[P].
+
+    Numbers are cut in two, so that their products are exact. High parts on one grid then add up exactly; their sum
+    joins what is left over until it outweighs all of it (Rump, Ogita and Oishi, Accurate Floating-Point Summation).
+    """
+    products = [sign * x * y for sign, z in ((1, code), (-1, own)) for x in _halves(query) for y in _halves(z)]
+    terms = torch.cat(products, 1)
+    terms = terms.where(terms.abs() > 2.0**-900, 0.0)
+    while True:
+        largest = terms.abs().amax(1, keepdim=True)
+        grid = torch.exp2(largest.log2().ceil() + math.ceil(math.log2(terms.shape[1])) + 1).clamp(min=2.0**-1000)
+        high = (terms + grid) - grid
+        rest, total = terms - high, high.sum(1)
+        left = rest.abs().amax(1) * terms.shape[1]
+        if (total.abs() > left).logical_or(left == 0).all():
+            return total.sign()
+        terms = torch.cat([rest, total[:, None]], 1)
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two numbers of at most 26 bits each that add up to each float64 number (Veltkamp)."""
+    shifted = x * (2.0**27 + 1)
+    high = shifted - (shifted - x)
+    return high, x - high
+
+
+class _Best:
+    """The best `number` codes of each query so far, by float32 score; the lower row wins a tie."""
+
+    def __init__(self, queries: int, number: int, device: torch.device):
+        self.number = number
+        self.scores = torch.full((queries, number), -math.inf, device=device)
+        self.rows = torch.zeros((queries, number), dtype=torch.int64, device=device)
+        self.floor = self.scores[:, -1]
+        self.pile, self.height = [], 0
+
+    def add(self, scores: Tensor, start: int) -> None:
+        """Puts what beats the floor of its query on the pile; Tensor[N / chunk, chunk, B] of codes `start` and on."""
+        maxima = scores.amax(1)
+        if start == 0 and len(maxima) >= self.number:
+            lowest = maxima.topk(self.number, 0).values[-1]
+            self.floor = torch.nextafter(lowest, lowest.new_tensor(-math.inf))
+        chunk, query = (maxima > self.floor).nonzero(as_tuple=True)
+        values = scores[chunk, :, query]
+        entries, offsets = (values > self.floor[query, None]).nonzero(as_tuple=True)
+        self.pile.append((query[entries], start + chunk[entries] * _CHUNK + offsets, values[entries, offsets]))
+        self.height += len(entries)
+        if self.height > 2 * self.number * scores.shape[2]:
+            self.merge()
+
+    def merge(self) -> None:
+        """Keeps the best of the pile and of what was kept before. Stable sorts: earlier means a lower row."""
+        queries, number = self.scores.shape
+        held = torch.arange(queries, device=self.scores.device).repeat_interleave(number)
+        pile = [(held, self.rows.flatten(), self.scores.flatten()), *self.pile]
+        query, row, score = (torch.cat(part) for part in zip(*pile, strict=True))
+        order = score.argsort(descending=True, stable=True)
+        order = order[query[order].argsort(stable=True)]
+        counts = query.bincount(minlength=queries)
+        place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        order = order[place < number]
+        self.rows, self.scores = row[order].view(queries, number), score[order].view(queries, number)
+        self.floor, self.pile, self.height = self.scores[:, -1].contiguous(), [], 0
+
+    def codes(self) -> Tensor:
+        """Rows of the codes held, LongTensor[B, number], -1 where there are fewer."""
+        self.merge()
+        return self.rows.masked_fill(self.scores == -math.inf, -1)
+
+
+def _top(queries: Tensor, codes: _Side, candidates: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The best `top_k` candidates of each query and their scores, in order of float64 score, then of row."""
+    candidates = candidates.sort(dim=1).values
+    parts = _batches(codes.dim * candidates.shape[1], queries, candidates.clamp(min=0))
+    scores = torch.cat([(query[:, None] * codes.rows[rows]).sum(2) for query, rows in parts])
+    scores, order = scores.masked_fill(candidates < 0, -math.inf).sort(dim=1, descending=True, stable=True)
+    return candidates.gather(1, order)[:, :top_k], scores[:, :top_k]

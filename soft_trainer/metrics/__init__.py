@@ -1,0 +1,1 @@
+"""Modules for `evaluate.load`, each a folder that is also a Space."""

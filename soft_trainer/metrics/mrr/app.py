@@ -1,0 +1,34 @@
+"""The page of the metric's Space: ranks in, mean reciprocal rank out."""
+
+from pathlib import Path
+
+import evaluate
+import gradio
+
+METRIC = evaluate.load(str(Path(__file__).parent / "mrr.py"))
+
+
+def compute(ranks: str, pool_size: float, max_rank: float | None) -> dict:
+    """MRR of ranks that are separated by commas or spaces."""
+    try:
+        predictions = [int(rank) for rank in ranks.replace(",", " ").split()]
+        pools = [int(pool_size)] * len(predictions)
+        return METRIC.compute(predictions=predictions, references=pools, max_rank=int(max_rank) if max_rank else None)
+    except (ValueError, TypeError) as error:
+        raise gradio.Error(str(error)) from None
+
+
+PAGE = gradio.Interface(
+    compute,
+    [
+        gradio.Textbox("1, 3, 2, 120", label="Rank of the right code for each query"),
+        gradio.Number(1000, precision=0, label="Codes in the pool"),
+        gradio.Number(None, precision=0, label="Ranks beyond this count 0 (empty: none)"),
+    ],
+    gradio.JSON(label="Result"),
+    title="Mean reciprocal rank",
+    description=METRIC.description,
+)
+
+if __name__ == "__main__":
+    PAGE.launch()

@@ -1,0 +1,109 @@
+"""Mean reciprocal rank with one right code for each query, as an `evaluate` module."""
+
+import datasets
+import evaluate
+import numpy as np
+
+_DESCRIPTION = """\
+Mean reciprocal rank (MRR) of retrieval with one right answer for each query, as in code search: the mean of 1 / rank.
+Rank 1 is best. A tie counts against the right answer: its rank is 1 + the answers that score higher + the others that
+score the same. An MRR means something only beside the size of the pool, which the result therefore names.
+"""
+
+_KWARGS_DESCRIPTION = """
+Args:
+    predictions: one entry for each query, in one of three forms (all queries in the same one):
+        scores of every code of the pool (list of float), or
+        ids of the codes found, best first (list of str), or
+        the rank of the right code (int, 1 is best).
+    references: one entry for each query, by the form of the predictions:
+        with scores, the index of the right code among them (int);
+        with ids, the id of the right code (str); where it was not found, the query counts 0;
+        with ranks, the number of codes that the query was ranked against (int).
+    max_rank (int, optional): a rank beyond it counts 0. None by default; published code-search scripts cut at 1000.
+    pool_size (int, optional): number of codes searched, where only the first ids are given.
+
+Returns:
+    mrr (float): mean reciprocal rank, 0 to 1.
+    queries (int): number of queries.
+    pool_size (int, float or None): codes searched for each query; their mean where it differs; None where unknown.
+
+Examples:
+    >>> mrr = evaluate.load("soft_trainer/metrics/mrr")
+    >>> mrr.compute(predictions=[[0.9, 0.1, 0.4], [0.2, 0.8, 0.8]], references=[0, 2])
+    {'mrr': 0.75, 'queries': 2, 'pool_size': 3}
+    >>> mrr.compute(predictions=[1, 4], references=[1000, 1000])
+    {'mrr': 0.625, 'queries': 2, 'pool_size': 1000}
+"""
+
+_CITATION = """\
+@inproceedings{voorhees-1999-trec8,
+    title = {The {TREC}-8 Question Answering Track Report},
+    author = {Voorhees, Ellen M.},
+    booktitle = {Proceedings of the Eighth Text {REtrieval} Conference},
+    year = {1999},
+}
+"""
+
+
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+class MRR(evaluate.Metric):
+    def _info(self):
+        ids, scores, number = datasets.Value("string"), datasets.Value("float64"), datasets.Value("int64")
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=[  # the first that fits is taken: text before numbers, as digits in quotes read as numbers
+                datasets.Features({"predictions": datasets.Sequence(ids), "references": ids}),
+                datasets.Features({"predictions": datasets.Sequence(scores), "references": number}),
+                datasets.Features({"predictions": number, "references": number}),
+            ],
+        )
+
+    def _compute(self, predictions, references, max_rank=None, pool_size=None):
+        if isinstance(references[0], str):
+            ranks, pools = [_rank_of_id(*pair) for pair in zip(predictions, references, strict=True)], [pool_size]
+        elif np.ndim(predictions[0]):
+            ranks = [_rank_of_score(row, *pair) for row, pair in enumerate(zip(predictions, references, strict=True))]
+            pools = [len(scores) for scores in predictions]
+        else:
+            ranks, pools = _checked_ranks(predictions, references), references
+        ranks = np.asarray(ranks, dtype=np.float64)
+        counted = ranks <= (np.inf if max_rank is None else max_rank)
+        return {"mrr": float((counted / ranks).mean()), "queries": len(ranks), "pool_size": _mean_size(pools)}
+
+
+def _rank_of_id(found, right):
+    """Place of the right id among those found, infinity where it is missing."""
+    found = list(found)
+    return found.index(right) + 1 if right in found else np.inf
+
+
+def _rank_of_score(row, scores, right):
+    """Rank of the right code; the others that tie with it come first."""
+    scores = np.asarray(scores)
+    if not 0 <= right < len(scores):
+        raise ValueError(f"references[{row}] is {right}, but predictions[{row}] holds {len(scores)} scores.")
+    if np.isnan(scores).any():
+        raise ValueError(f"predictions[{row}] holds NaN: its codes cannot be ranked.")
+    return int((scores >= scores[right]).sum())
+
+
+def _checked_ranks(ranks, pools):
+    """Ranks that lie inside their pools."""
+    for row, (rank, pool) in enumerate(zip(ranks, pools, strict=True)):
+        if not 1 <= rank <= pool:
+            raise ValueError(
+                f"predictions[{row}] is rank {rank}, but with ranks references hold the number of codes ranked, "
+                f"and references[{row}] is {pool}. Rank 1 is best."
+            )
+    return ranks
+
+
+def _mean_size(pools):
+    """One size where all agree, their mean where not, None where it is unknown."""
+    sizes = set(pools)
+    if None in sizes:
+        return None
+    return int(pools[0]) if len(sizes) == 1 else float(np.mean(pools))

@@ -1,0 +1,104 @@
+"""What a process gets of a joined batch: its own queries, the codes they meet, and which of those count."""
+
+import numpy as np
+import pytest
+import torch
+
+from soft_trainer import distributed
+from soft_trainer.data.batches import TrainBatches, text_ids
+from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.tokens import TokenColumn
+
+ROWS = 10
+
+
+@pytest.fixture
+def tokens():
+    """Row r has the query [100 + r] and the code [200 + r, 200 + r]."""
+    return {
+        "query": TokenColumn.from_lists([[100 + row] for row in range(ROWS)]),
+        "code": TokenColumn.from_lists([[200 + row] * 2 for row in range(ROWS)]),
+    }
+
+
+def as_process(monkeypatch, rank: int, processes: int) -> None:
+    monkeypatch.setattr(distributed, "world", lambda: (rank, processes))
+
+
+def first_ids(side: dict) -> list[int]:
+    [chunk] = side["chunks"]
+    return chunk["input_ids"][:, 0].tolist()
+
+
+def test_one_process_has_the_whole_batch(tokens):
+    batch = TrainBatches(tokens, PairCollator(0)).__getitems__([7, 2, 5])
+    assert first_ids(batch["query"]) == [107, 102, 105]
+    assert first_ids(batch["code"]) == [207, 202, 205]
+    assert batch["rows"].tolist() == batch["code_rows"].tolist() == [7, 2, 5]
+    assert batch["positives"].tolist() == [0, 1, 2]
+    assert batch["sizes"] == [3]
+    assert batch["duplicates"] == 0 and "negatives" not in batch and "similarity" not in batch
+
+
+@pytest.mark.parametrize("rank, rows, positives", [(0, [7, 2, 5], [0, 1, 2]), (1, [0, 9], [3, 4])])
+def test_a_process_takes_its_part_and_meets_the_codes_of_all(tokens, monkeypatch, rank, rows, positives):
+    as_process(monkeypatch, rank, 2)
+    batch = TrainBatches(tokens, PairCollator(0)).__getitems__([7, 2, 5, 0, 9])
+    assert batch["rows"].tolist() == rows
+    assert first_ids(batch["code"]) == [200 + row for row in rows]
+    assert batch["code_rows"].tolist() == [7, 2, 5, 0, 9]
+    assert batch["positives"].tolist() == positives
+    assert batch["sizes"] == [3, 2]
+
+
+def test_without_gathering_a_process_meets_its_own_codes(tokens, monkeypatch):
+    as_process(monkeypatch, 1, 2)
+    batch = TrainBatches(tokens, PairCollator(0), gather=False).__getitems__([7, 2, 5, 0])
+    assert batch["rows"].tolist() == batch["code_rows"].tolist() == [5, 0]
+    assert batch["positives"].tolist() == [0, 1]
+
+
+def test_similarity_is_of_these_queries_and_those_codes(tokens, monkeypatch):
+    as_process(monkeypatch, 1, 2)
+
+    def similarity(queries, codes):
+        return torch.tensor([[10.0 * query + code for code in codes] for query in queries], dtype=torch.float64)
+
+    batch = TrainBatches(tokens, PairCollator(0), similarity=similarity).__getitems__([7, 2, 5, 0])
+    assert batch["similarity"].tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
+    assert batch["similarity"].dtype == torch.float32
+
+
+def test_a_negative_with_the_positives_query_or_code_does_not_count(tokens):
+    ids = {
+        "query": text_ids(["a", "b", "a", "c", "d", "e", "f", "g", "h", "i"]),
+        "code": text_ids(["A", "B", "C", "D", "B", "E", "F", "G", "H", "I"]),
+    }
+    batch = TrainBatches(tokens, PairCollator(0), text_ids=ids).__getitems__([0, 1, 2, 3, 4])
+    assert batch["negatives"].tolist() == [
+        [True, True, False, True, True],
+        [True, True, True, True, False],
+        [False, True, True, True, True],
+        [True, True, True, True, True],
+        [True, False, True, True, True],
+    ]
+    assert batch["duplicates"] == 4
+
+
+def test_a_batch_without_duplicates_has_no_mask(tokens):
+    ids = {"query": text_ids(list("abcdefghia")), "code": text_ids(list("abcdefghij"))}
+    batches = TrainBatches(tokens, PairCollator(0), text_ids=ids)
+    assert "negatives" not in batches.__getitems__([0, 1, 2])
+    assert batches.__getitems__([0, 9])["negatives"].tolist() == [[True, False], [False, True]]
+
+
+def test_duplicates_of_another_process_are_masked(tokens, monkeypatch):
+    as_process(monkeypatch, 1, 2)
+    ids = {"query": text_ids(list("abcdefghia"))}
+    batch = TrainBatches(tokens, PairCollator(0), text_ids=ids).__getitems__([0, 1, 9, 2])
+    assert batch["negatives"].tolist() == [[False, True, True, True], [True, True, True, True]]
+
+
+def test_text_ids_are_equal_for_equal_texts():
+    assert text_ids(["a", "b", "a", "", "b", ""]).tolist() == [0, 1, 0, 3, 1, 3]
+    assert text_ids([]).dtype == np.int64

@@ -1,0 +1,65 @@
+"""Joined batches: the same on every process, other ones every epoch, and every row once."""
+
+import pytest
+
+from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
+from soft_trainer.errors import SetupError
+
+
+def batches(epoch: int = 0, **options) -> list[list[int]]:
+    sampler = JoinedBatchSampler(**({"rows": 20, "batch_size": 6} | options))
+    sampler.set_epoch(epoch)
+    found = list(sampler)
+    assert len(found) == len(sampler)
+    return found
+
+
+def test_rows_come_once_and_the_last_short_batch_is_left_out():
+    found = batches()
+    assert [len(batch) for batch in found] == [6, 6, 6]
+    rows = [row for batch in found for row in batch]
+    assert len(set(rows)) == 18 and set(rows) <= set(range(20))
+    assert rows != sorted(rows)
+
+
+def test_the_short_batch_where_it_is_asked_for():
+    found = batches(drop_last=False)
+    assert [len(batch) for batch in found] == [6, 6, 6, 2]
+    assert sorted(row for batch in found for row in batch) == list(range(20))
+    assert [len(batch) for batch in batches(rows=12, drop_last=False)] == [6, 6]
+    assert [len(batch) for batch in batches(rows=4, drop_last=False)] == [4]
+
+
+def test_seed_and_epoch_alone_decide():
+    assert batches(epoch=3, seed=7) == batches(epoch=3, seed=7)
+    assert batches(epoch=3, seed=7) != batches(epoch=4, seed=7)
+    assert batches(epoch=3, seed=7) != batches(epoch=3, seed=8)
+
+
+def test_every_row_is_left_out_in_some_epoch_only():
+    seen = {row for epoch in range(20) for batch in batches(epoch=epoch) for row in batch}
+    assert seen == set(range(20))
+
+
+def test_sequential_keeps_the_order_in_every_epoch():
+    wanted = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
+    assert batches(strategy="sequential") == batches(epoch=1, strategy="sequential") == wanted
+
+
+def test_the_loader_passes_the_epoch_on():
+    loader = EpochDataLoader(range(20), batch_sampler=JoinedBatchSampler(20, 6), collate_fn=list)
+    epochs = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        epochs.append(list(loader))
+    assert epochs[0] == epochs[2] == batches() and epochs[1] == batches(epoch=1)
+
+
+def test_too_few_rows_name_both_numbers_and_a_way_out():
+    with pytest.raises(SetupError, match="5 training rows do not fill one batch of 6.*dataloader_drop_last false"):
+        JoinedBatchSampler(5, 6)
+
+
+def test_an_unknown_strategy_lists_the_known():
+    with pytest.raises(SetupError, match="train_sampling_strategy='sorted'.*random, sequential"):
+        JoinedBatchSampler(20, 6, strategy="sorted")

@@ -1,0 +1,134 @@
+"""Token ids of a column, however the rows are sliced, joined or chosen, and their padding."""
+
+import pytest
+import torch
+from datasets import Dataset, concatenate_datasets
+
+from soft_trainer.data import tokens
+from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.tokens import TokenColumn, pad, text_column, texts, tokenized
+from soft_trainer.errors import SetupError
+
+
+def lists(column: TokenColumn) -> list[list[int]]:
+    return [column[row].tolist() for row in range(len(column))]
+
+
+# ---- Ragged columns ----
+
+RAGGED = [[1, 2, 3], [], [4], [5, 6], [7, 8, 9, 10]]
+
+
+def test_a_column_gives_the_ids_of_a_row():
+    column = TokenColumn.from_lists(RAGGED)
+    assert lists(column) == RAGGED
+    assert column.lengths.tolist() == [3, 0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda rows: rows,
+        lambda rows: rows.select(range(1, 4)),
+        lambda rows: concatenate_datasets([rows.select(range(3, 5)), rows, rows.select(range(2))]),
+        lambda rows: rows.select([]),
+    ],
+    ids=["whole", "slice", "several chunks", "no rows"],
+)
+def test_a_column_of_a_data_set_is_that_of_its_view(view):
+    rows = view(Dataset.from_dict({"ids": RAGGED}))
+    column = TokenColumn.from_dataset(rows, "ids")
+    assert lists(column) == rows["ids"][:]
+    assert column.lengths.tolist() == [len(ids) for ids in rows["ids"]]
+
+
+# ---- Padding ----
+
+
+def test_padding_is_to_the_longest_on_the_right():
+    batch = pad([[5, 6, 7], [8], [9, 10]], pad_token_id=1)
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 1, 1], [9, 10, 1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
+
+
+def test_a_pad_token_inside_a_text_still_counts():
+    assert pad([[5, 1, 6]], pad_token_id=1)["attention_mask"].tolist() == [[1, 1, 1]]
+
+
+# ---- Which column, which text ----
+
+
+def test_the_first_column_that_exists_is_read():
+    rows = Dataset.from_dict({"docstring": ["a"], "title": ["b"]})
+    assert text_column(rows, ("docstring_tokens", "docstring", "title"), "query") == "docstring"
+    assert text_column(rows, ("title", "docstring"), "query") == "title"
+
+
+def test_no_such_column_names_those_that_are_there_and_the_option():
+    rows = Dataset.from_dict({"title": ["b"]})
+    with pytest.raises(SetupError, match="title.*docstring_tokens or docstring.*--query_columns"):
+        text_column(rows, ("docstring_tokens", "docstring"), "query")
+
+
+def test_tokens_are_joined_by_one_space():
+    assert texts([["sort", "a", "list"], "as it  is", [], None]) == ["sort a list", "as it  is", "", ""]
+
+
+# ---- Tokenised data sets ----
+
+
+@pytest.mark.parametrize("longest", [6, 12, 200])
+@pytest.mark.parametrize("side, column", [("query", "docstring_tokens"), ("code", "code_tokens")])
+def test_ids_are_those_of_the_tokenizer_and_length_is_before_the_cut(
+    dataset, tokenizer, profile, side, column, longest
+):
+    found = tokenized(dataset, side, profile.replace(**{f"{side}_length": longest}), tokenizer)
+    for row, words in zip(found, dataset[column], strict=True):
+        whole = tokenizer(" ".join(words))["input_ids"]
+        assert row["length"] == len(whole)
+        cut = whole if len(whole) <= longest else [*whole[: longest - 1], tokenizer.eos_token_id]
+        assert row["ids"] == cut
+
+
+def test_a_prefix_stands_before_every_text(dataset, tokenizer, profile):
+    found = tokenized(dataset, "query", profile.replace(query_prefix="sort a ", query_length=64), tokenizer)
+    assert found[3]["ids"] == tokenizer("sort a " + dataset[3]["docstring"])["input_ids"]
+
+
+def test_a_shuffled_or_chosen_view_keeps_its_order(dataset, tokenizer, profile):
+    whole = tokenized(dataset, "code", profile, tokenizer)["ids"][:]
+    chosen = tokenized(dataset.select([7, 2, 19]), "code", profile, tokenizer)
+    assert lists(TokenColumn.from_dataset(chosen, "ids")) == [whole[7], whole[2], whole[19]]
+    shuffled = dataset.shuffle(seed=3)
+    again = tokenized(shuffled, "code", profile, tokenizer)
+    places = [dataset["url"][:].index(url) for url in shuffled["url"]]
+    assert lists(TokenColumn.from_dataset(again, "ids")) == [whole[place] for place in places]
+    assert places != sorted(places)
+
+
+def test_a_data_set_on_disk_is_tokenised_once(data_dir, tokenizer, profile, monkeypatch):
+    train = load_folder(data_dir)["train"]
+    first = tokenized(train, "query", profile, tokenizer)["ids"][:]
+    tokenizer(["a text in between"], truncation=True, max_length=5, padding="max_length")
+    monkeypatch.setattr(tokens, "tokenize_with_lengths", lambda *_: pytest.fail("tokenised again"))
+    assert tokenized(load_folder(data_dir)["train"], "query", profile, tokenizer)["ids"][:] == first
+
+
+def test_other_settings_are_not_taken_from_the_cache(data_dir, tokenizer, profile):
+    train = load_folder(data_dir)["train"]
+    first = tokenized(train, "query", profile, tokenizer)["ids"][:]
+    shorter = tokenized(train, "query", profile.replace(query_length=5), tokenizer)["ids"][:]
+    assert max(map(len, first)) > 5 == max(map(len, shorter))
+    prefixed = tokenized(train, "query", profile.replace(query_prefix="read "), tokenizer)["ids"][:]
+    other = tokenized(train, "query", profile.replace(query_columns=("func_name",)), tokenizer)["ids"][:]
+    assert first != prefixed and first != other and prefixed != other
+
+
+def test_another_vocabulary_is_not_taken_from_the_cache(data_dir, tokenizer, profile):
+    from soft_trainer.encoders.scratch import train_tokenizer
+
+    train = load_folder(data_dir)["train"]
+    first = tokenized(train, "query", profile, tokenizer)["ids"][:]
+    smaller = train_tokenizer(["the quick brown fox"], profile, 300)
+    assert tokenized(train, "query", profile, smaller)["ids"][:] != first

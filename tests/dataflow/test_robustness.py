@@ -1,0 +1,86 @@
+"""Whatever the input, there is an answer, and soon."""
+
+import random
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from soft_trainer.dataflow import LANGUAGES, extract_data_flow
+
+LOOPS = {
+    "ruby": ("until a do\n", "a = a\n", "end\n"),
+    "python": ("while a:\n", "a = a\n", ""),
+    "java": ("while (a) {", "a = a;", "}"),
+    "javascript": ("while (a) {", "a += a;", "}"),
+    "php": ("while ($a) {", "$a = $a;", "}"),
+    "go": ("for i := 0; i < n; i++ {", "a = a", "}"),
+}
+NOISE = ("(", "{", "'", '"', "/*", "\0", "é", "\ud800", "<<A ", "%w(", "if ", "=", "${", "?>", "\n\n", "#", "`", "\\")
+
+
+def answer(code: str, language: str) -> None:
+    """Assert that the graph of `code` is well formed and took less than a second."""
+    start = time.process_time()
+    tokens, edges = extract_data_flow(code, language)
+    assert time.process_time() - start < 1.0
+    assert all(0 <= token < len(tokens) for edge in edges for token in (edge.target, *edge.sources))
+
+
+def mutated(code: str, other: str, draw) -> str:
+    """`code` with bytes cut out, doubled, or spliced in from `other` or from nowhere; `draw(n)` is below `n`."""
+    data = code.encode()
+    start = draw(len(data))
+    end = min(len(data), start + draw(40))
+    strange = other.encode()[draw(len(other)) :][:60]
+    noise = NOISE[draw(len(NOISE))].encode("utf-8", "surrogatepass") * (1 + draw(30))
+    middle = (b"", data[start:end] * 2, strange, noise, bytes([draw(256)]))[draw(5)]
+    return (data[:start] + middle + data[end:]).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_mutated_source(functions, language, data):
+    def draw(n):
+        return data.draw(st.integers(0, n - 1))
+
+    answer(mutated(functions[language], functions[LANGUAGES[draw(6)]], draw), language)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_mutated_source_at_length(functions, language):
+    rng = random.Random(0)
+    for case in range(2000):
+        code = functions[language] * (1 + case % 2)
+        for _ in range(1 + case % 4):
+            code = mutated(code or "a", functions[rng.choice(LANGUAGES)], rng.randrange)
+        answer(code, language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("code", ["", "\0", "\n\n", "\ud800", "(" * 3000, "'" * 3000, "a = b + " * 900, "é" * 999])
+def test_strange_source(language, code):
+    answer(code, language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("depth", [3, 90])
+def test_nested_loops_end_in_time(language, depth):
+    head, body, tail = LOOPS[language]
+    lines = [" " * i + head for i in range(depth)] + [" " * depth + body]
+    code = "".join(lines) + tail * depth
+    answer(code, language)
+    tokens, edges = extract_data_flow(code, language)
+    targets = [i for i, token in enumerate(tokens) if token == "a"]
+    assert targets[-2] in {edge.target for edge in edges if edge.sources}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_function_of_3000_tokens(functions, language):
+    head, body, tail = LOOPS[language]
+    count = 40 if language == "python" else 200
+    code = "".join(" " * i + head for i in range(count)) + " " * count + body + tail * count + "\n"
+    answer(code + functions[language] * 40, language)

@@ -1,0 +1,54 @@
+import pytest
+
+from soft_trainer.dataflow import LANGUAGES, code_tokens, parser, parses, remove_comments
+from soft_trainer.errors import SetupError
+
+
+def test_one_parser_a_language():
+    assert all(parser(language) is parser(language) for language in LANGUAGES)
+    for function in (code_tokens, parses, remove_comments):
+        with pytest.raises(SetupError, match="ruby, python"):
+            function("", "cobol")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_functions_and_bare_methods_parse_and_half_functions_do_not(functions, language):
+    assert parses(functions[language], language)
+    assert not parses(functions[language][:-12] + "(", language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_comments_are_removed_and_nothing_else(functions, language):
+    code = remove_comments(functions[language], language)
+    assert not any(text in code for text in ("#", "//", "/*", "Add up", "\n\n"))
+    assert code_tokens(code, language) == code_tokens(functions[language], language)
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "expected"),
+    [
+        ("ruby", 'x = "# no" # yes', 'x = "# no" '),
+        ("python", 'def f():\n    "doc"\n\n    return "# no"  # yes', 'def f():\n    return "# no"  '),
+        ("python", 'x = "no doc"', 'x = "no doc"'),
+        ("java", 'f("// no", \'"\'); // yes', 'f("// no", \'"\');  '),
+        ("go", "a /* b\n c */ d", "a   d"),
+    ],
+)
+def test_what_is_no_comment_stays(language, code, expected):
+    assert remove_comments(code, language) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "expected"),
+    [
+        ("ruby", "f 'a b'", ["f", "'a b'"]),
+        ("python", "x = '''a\nb'''", ["x", "=", "'''ab'''"]),
+        ("java", 'f("a");', ["f", "(", '"a"', ")", ";"]),
+        ("javascript", "f(`a${b}c`);", ["f", "(", "`", "${", "b", "}", "`", ")", ";"]),
+        ("php", 'f("a $b");', ["<?php", "f", "(", '"a $b"', ")", ";", "?>"]),
+        ("php", "public function f() {}", ["<?php", "public", "function", "f", "(", ")", "{", "}", "?>"]),
+        ("go", "package é", ["package", "é"]),
+    ],
+)
+def test_tokens(language, code, expected):
+    assert code_tokens(code, language) == expected

@@ -1,0 +1,89 @@
+"""A tokenizer and an encoder from nothing."""
+
+import pytest
+import torch
+
+from soft_trainer.data.tokens import pad
+from soft_trainer.encoders.encoding import encode, tokenize
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.encoders.scratch import parse_size, small_roberta, train_tokenizer
+from soft_trainer.errors import SetupError
+
+UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
+
+
+def test_a_size():
+    assert parse_size("256x4") == (256, 4)
+
+
+@pytest.mark.parametrize("size", ["256", "x4", "256x", "256x0", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"])
+def test_what_is_no_size_is_refused_with_an_example(size):
+    with pytest.raises(SetupError, match="HIDDENxLAYERS, for example 256x4"):
+        parse_size(size)
+
+
+@pytest.mark.parametrize("hidden", [32, 64, 96, 128, 160, 192, 224, 288, 352, 384])
+def test_a_multiple_of_32_gives_a_model_of_that_size(tokenizer, profile, hidden):
+    model = small_roberta(f"{hidden}x1", tokenizer, profile)
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (hidden, 1)
+
+
+def test_the_tokenizer_has_robertas_special_tokens(tokenizer):
+    ids = tokenizer("sort")["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id == tokenizer.cls_token_id
+    assert ids[-1] == tokenizer.eos_token_id == tokenizer.sep_token_id
+    assert (tokenizer.bos_token, tokenizer.pad_token, tokenizer.eos_token) == ("<s>", "<pad>", "</s>")
+    assert len({tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}) == 3
+
+
+def test_any_text_comes_back_from_its_ids(tokenizer):
+    for text in ("sort a list", "def f(x):\n\treturn 'é😀'", "\x00 ~"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_the_tokenizer_learns_from_its_texts(profile):
+    texts = ["quicksort quicksort quicksort"] * 50
+    learned, other = train_tokenizer(texts, profile, 400), train_tokenizer(["unrelated words"], profile, 400)
+    assert len(learned("quicksort")["input_ids"]) == 3 < len(other("quicksort")["input_ids"])
+    assert learned.get_vocab() == train_tokenizer(texts, profile, 400).get_vocab()
+
+
+def test_the_vocabulary_is_no_larger_than_asked(rows, profile):
+    texts = [row["code"] for row in rows]
+    assert len(train_tokenizer(texts, profile, 300)) == 300
+
+
+def test_a_special_token_of_a_prefix_is_one_token(rows):
+    tokenizer = train_tokenizer([row["code"] for row in rows], UNIXCODER, 400)
+    [ids] = tokenize(tokenizer, ["def f"], UNIXCODER.code_prefix, 12)
+    start = tokenizer.convert_tokens_to_ids(["<s>", "<encoder-only>", "</s>"])
+    assert ids == [*start, *tokenizer("def f", add_special_tokens=False)["input_ids"], start[-1]]
+    assert len(set(start)) == 3
+
+
+def test_the_tokenizer_is_the_same_after_saving(tmp_path, rows):
+    from transformers import AutoTokenizer
+
+    tokenizer = train_tokenizer([row["code"] for row in rows], UNIXCODER, 400)
+    tokenizer.save_pretrained(tmp_path)
+    texts = [UNIXCODER.code_prefix + row["docstring"] for row in rows]
+    assert AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"] == tokenizer(texts)["input_ids"]
+
+
+@pytest.mark.parametrize("query_length, code_length", [(40, 12), (12, 40)])
+def test_the_longest_text_fits(tokenizer, profile, query_length, code_length):
+    profile = profile.replace(query_length=query_length, code_length=code_length)
+    model = small_roberta("32x1", tokenizer, profile).eval()
+    ids = tokenize(tokenizer, ["def f(x): return x " * 30], max_length=40)
+    assert len(ids[0]) == 40
+    assert encode(model, profile, pad(ids, tokenizer.pad_token_id)).shape == (1, 32)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "pooler"])
+def test_every_parameter_gets_a_gradient(tokenizer, profile, pooling):
+    profile = profile.replace(pooling=pooling)
+    model = small_roberta("32x2", tokenizer, profile)
+    inputs = pad(tokenize(tokenizer, ["sort a list", "read"], max_length=32), tokenizer.pad_token_id)
+    encode(model, profile, inputs).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert torch.isfinite(torch.cat([parameter.grad.flatten() for parameter in model.parameters()])).all()

@@ -1,0 +1,241 @@
+"""BM25 of a batch and of the corpus, against `rank_bm25`, the published figures and the formula."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from rank_bm25 import BM25Okapi
+
+from soft_trainer.errors import SetupError
+from soft_trainer.estimators.bm25 import BM25Estimator
+
+QUERIES = [
+    "sort a list with quick sort",
+    "sort a list with bubble sort",
+    "read a file",
+    "read a file line by line",
+    "return the a a a of a",
+    "close it",
+]
+CODES = [
+    "def sort xs sort",
+    "def bubble xs",
+    "def read path open",
+    "def lines path open open",
+    "return a",
+    "def close",
+]
+
+
+def fitted(queries=QUERIES, codes=None, **options) -> BM25Estimator:
+    rows = {"docstring_tokens": [text.split() for text in queries]}
+    if codes is not None:
+        rows["code_tokens"] = [text.split() for text in codes]
+    estimator = BM25Estimator(**options)
+    estimator.fit(Dataset.from_dict(rows))
+    return estimator
+
+
+def okapi(documents: list[list[str]], query: list[str], k1=1.2, b=0.75) -> list[float]:
+    return BM25Okapi(documents, k1=k1, b=b).get_scores(query).tolist()
+
+
+def close(found: torch.Tensor, wanted) -> None:
+    torch.testing.assert_close(found.double(), torch.tensor(wanted, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+# ---- rank_bm25 ----
+
+
+@pytest.mark.parametrize("options", [{}, {"k1": 2.0, "b": 0.3}, {"b": 0.0}])
+def test_batch_scope_is_rank_bm25_on_the_codes_of_the_batch(options):
+    queries, codes = [4, 1, 0], [0, 1, 4, 2, 5]
+    documents = [QUERIES[row].split() for row in codes]
+    wanted = [okapi(documents, QUERIES[row].split(), **options) for row in queries]
+    close(fitted(**options).similarity(queries, codes), wanted)
+
+
+def test_corpus_scope_is_rank_bm25_on_the_training_set():
+    everything = [text.split() for text in QUERIES]
+    wanted = [[okapi(everything, QUERIES[row].split())[column] for column in (5, 4, 0)] for row in (1, 4)]
+    found = fitted(scope="corpus").similarity([1, 4], [5, 4, 0])
+    close(found, wanted)
+    assert not torch.allclose(found, fitted().similarity([1, 4], [5, 4, 0]))
+
+
+@pytest.mark.parametrize("scope", ["batch", "corpus"])
+def test_random_rows_agree_with_rank_bm25(scope):
+    generator = np.random.default_rng(0)
+    words = [f"w{int(n)}" for n in generator.zipf(1.3, 4000) % 300]
+    texts = [" ".join(words[start : start + int(generator.integers(1, 30))]) for start in range(0, 3900, 65)]
+    batch = generator.permutation(len(texts))[:16]
+    documents = [text.split() for text in texts]
+    bm25 = BM25Okapi([documents[row] for row in batch] if scope == "batch" else documents, k1=1.2, b=0.75)
+    wanted = [bm25.get_scores(documents[row]) for row in batch]
+    columns = range(16) if scope == "batch" else batch
+    found = fitted(texts, scope=scope).similarity(batch, batch)
+    close(found, [[row[column] for column in columns] for row in wanted])
+
+
+def test_a_token_of_most_documents_is_raised_to_a_quarter_of_the_mean_idf():
+    texts = ["a b", "a c", "a d", "e"]
+    idf = {"a": math.log(1.5) - math.log(3.5)} | {word: math.log(3.5) - math.log(1.5) for word in "bcde"}
+    floor = 0.25 * sum(idf.values()) / 5
+    assert idf["a"] < 0 < floor
+    weight = 2.2 / (1 + 1.2 * (0.25 + 0.75 * 2 / 1.75))
+    wanted = [(floor + idf["b"]) * weight, floor * weight, floor * weight, 0.0]
+    close(fitted(texts).similarity([0], range(4)), [wanted])
+
+
+# ---- The published figures and other formulas ----
+
+# Token ids of a batch of queries, without special tokens, and the published in-batch BM25 of them.
+PUBLISHED_IDS = [
+    [6, 57, 22, 20, 6, 42],
+    [6, 22, 11, 61, 67, 8, 8, 77],
+    [6, 22, 57, 59, 25, 514, 49, 9, 58],
+    [6, 94, 6, 17, 14, 19],
+]
+PUBLISHED = [
+    [-5.555527907, -5.241747015, -4.986743106, -6.499353372],
+    [-4.193502151, 2.67473812, -2.896410535, -3.249676686],
+    [-4.193502151, -3.044522438, 1.940057252, -3.249676686],
+    [-6.499353372, -4.394449155, -4.180665142, -2.724051513],
+]
+
+
+def test_robertson_is_the_published_bm25_on_token_ids():
+    estimator = BM25Estimator(column="ids", idf="robertson", average_length=8.0)
+    estimator.fit(Dataset.from_dict({"ids": PUBLISHED_IDS}))
+    close(estimator.similarity(range(4), range(4)), PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    "idf, value",
+    [
+        ("robertson", lambda total, having: math.log((total - having + 0.5) / (having + 0.5))),
+        ("lucene", lambda total, having: math.log(1 + (total - having + 0.5) / (having + 0.5))),
+    ],
+)
+@pytest.mark.parametrize("scope", ["batch", "corpus"])
+def test_formula(idf, value, scope):
+    batch = [0, 1, 4]
+    scoped = [QUERIES[row].split() for row in (batch if scope == "batch" else range(6))]
+    mean = sum(map(len, scoped)) / len(scoped)
+
+    def bm25(query, document):
+        norm = 1.2 * (1 - 0.75 + 0.75 * len(document) / mean)
+        return sum(
+            value(len(scoped), sum(word in other for other in scoped))
+            * document.count(word)
+            * 2.2
+            / (document.count(word) + norm)
+            for word in query
+            if word in document
+        )
+
+    wanted = [[bm25(QUERIES[q].split(), QUERIES[d].split()) for d in batch] for q in batch]
+    close(fitted(idf=idf, scope=scope).similarity(batch, batch), wanted)
+
+
+def test_lucene_is_never_negative_where_robertson_is():
+    texts = ["a b", "a c", "a d"]
+    assert fitted(texts, idf="robertson").similarity([0], [1]).item() < 0
+    assert fitted(texts, idf="lucene").similarity([0], [1]).item() > 0
+
+
+# ---- What is counted ----
+
+
+def test_a_token_that_occurs_twice_in_the_query_counts_twice():
+    texts = ["sort", "sort sort", "read", "close", "open"]
+    [once, twice] = fitted(texts).similarity([0, 1], [0, 2, 3]).tolist()
+    assert once[0] > 0 and twice == pytest.approx([2 * once[0], 0.0, 0.0])
+
+
+def test_average_length_can_be_given():
+    documents = [text.split() for text in QUERIES]
+    bm25 = BM25Okapi(documents, k1=1.2, b=0.75)
+    bm25.avgdl = 11.5
+    for scope in ("batch", "corpus"):
+        found = fitted(scope=scope, average_length=11.5).similarity([3], range(6))
+        close(found, [bm25.get_scores(documents[3]).tolist()])
+
+
+@pytest.mark.parametrize("scope", ["batch", "corpus"])
+def test_queries_against_codes(scope):
+    documents = [text.split() for text in CODES]
+    queries = [*QUERIES[:5], "def of close"]
+    wanted = [okapi(documents, queries[row].split()) for row in (0, 2, 5)]
+    estimator = fitted(queries, CODES, document_column="code_tokens", scope=scope)
+    close(estimator.similarity([0, 2, 5], range(6)), wanted)
+
+
+def test_a_text_column_is_split_at_white_space():
+    estimator = BM25Estimator(column="docstring")
+    estimator.fit(Dataset.from_dict({"docstring": [f" {text}\n" for text in QUERIES]}))
+    assert torch.equal(estimator.similarity(range(6), range(6)), fitted().similarity(range(6), range(6)))
+
+
+@pytest.mark.parametrize("scope", ["batch", "corpus"])
+@pytest.mark.parametrize("idf", ["okapi", "robertson", "lucene"])
+@pytest.mark.parametrize("texts", [["sort a list", "", "read"], ["", ""], ["a"]])
+def test_empty_documents_are_alike_to_none(texts, idf, scope):
+    found = fitted(texts, idf=idf, scope=scope).similarity(range(len(texts)), range(len(texts)))
+    assert torch.isfinite(found).all()
+    empty = [row for row, text in enumerate(texts) if not text]
+    assert not found[empty].any() and not found[:, empty].any()
+
+
+@pytest.mark.parametrize("rows", [[3, 0], (3, 0), np.array([3, 0]), torch.tensor([3, 0])], ids=type)
+def test_rows_of_any_kind_repeatedly(rows):
+    estimator = fitted()
+    first = estimator.similarity(rows, rows)
+    assert first.shape == (2, 2) and torch.equal(estimator.similarity(rows, rows), first)
+    assert torch.equal(estimator.similarity(rows, [0])[:, 0], fitted().similarity([3, 0], [0])[:, 0])
+    assert estimator.similarity([0], rows).shape == (1, 2)
+
+
+def test_a_row_is_most_alike_to_itself_and_to_its_twin():
+    similarity = fitted([*QUERIES, QUERIES[0]]).similarity(range(7), range(7))
+    assert similarity[0, 0] == similarity[0, 6] == similarity[0].max()
+    assert similarity[0, 1] > similarity[0, 2]
+
+
+def test_fitting_again_forgets_the_first_rows():
+    estimator = fitted()
+    estimator.fit(Dataset.from_dict({"docstring_tokens": [["x"], ["x", "y"], ["z"]]}))
+    assert torch.equal(
+        estimator.similarity(range(3), range(3)), fitted(["x", "x y", "z"]).similarity(range(3), range(3))
+    )
+
+
+def test_defaults_are_the_papers():
+    estimator = BM25Estimator()
+    assert (estimator.alpha, estimator.beta, estimator.temperature) == (1.5, 0.5, 1.0)
+    assert (estimator.k1, estimator.b) == (1.2, 0.75)
+
+
+# ---- What a user can get wrong ----
+
+
+def test_unknown_idf_and_scope_list_the_known():
+    with pytest.raises(SetupError, match="idf='tfidf'.*okapi, robertson, lucene"):
+        BM25Estimator(idf="tfidf")
+    with pytest.raises(SetupError, match="scope='epoch'.*batch, corpus"):
+        BM25Estimator(scope="epoch")
+
+
+@pytest.mark.parametrize("column", ["column", "document_column"])
+def test_a_missing_column_names_those_that_are_there(column):
+    with pytest.raises(SetupError, match="'words'.*docstring_tokens"):
+        fitted(**{column: "words"})
+
+
+def test_a_column_without_values_is_a_users_error():
+    estimator = BM25Estimator()
+    rows = Dataset.from_dict({"docstring_tokens": [["sort"], None], "docstring": ["sort", "read"]})
+    with pytest.raises(SetupError, match="docstring_tokens.*row 2"):
+        estimator.fit(rows)

@@ -1,0 +1,86 @@
+"""Lexical BM25: a fair reading of identifiers, the formula, ties."""
+
+import math
+
+import pytest
+import torch
+
+from soft_trainer.errors import SetupError
+from soft_trainer.evaluation.lexical import lexical_ranks, split_identifiers
+
+CODES = [
+    ["def", "readJSONFile", "(", "path", ")"],
+    ["def", "write_json_file", "(", "path", ",", "value", ")"],
+    ["def", "close", "(", ")"],
+    ["def", "shutdown", "(", ")"],
+    ["def", "read_JSON_file", "(", "path", ")"],
+]
+
+
+def bm25(query, documents, k1=1.2, b=0.75):
+    """Scores of all documents by the formula, word by word."""
+    average = sum(map(len, documents)) / len(documents)
+    scores = []
+    for words in documents:
+        norm = k1 * (1 - b + b * len(words) / average)
+        score = 0.0
+        for word in query:
+            having = sum(word in other for other in documents)
+            idf = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+            count = words.count(word)
+            score += idf * count * (k1 + 1) / (count + norm)
+        scores.append(score)
+    return scores
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        ("parseHTTPHeader", "parse http header"),
+        ("parse_http_header", "parse http header"),
+        ("__init__", "init"),
+        ("HTML5Parser", "html 5 parser"),
+        ("'Could not open'", "could not open"),
+        ("größe", "größe"),
+        ("+=", ""),
+    ],
+)
+def test_identifiers_are_split_into_words(token, words):
+    assert split_identifiers([token]) == words.split()
+
+
+def test_scores_are_bm25_and_order_the_codes():
+    query = ["Read", "the", "json", "file", "file"]
+    ranking = lexical_ranks([query], CODES, [1], top_k=3)
+    scores = bm25(split_identifiers(query), [split_identifiers(code) for code in CODES])
+    assert ranking.top_indices.tolist() == [[0, 4, 1]]
+    assert ranking.top_scores[0].tolist() == pytest.approx([scores[0], scores[4], scores[1]], rel=1e-12)
+    assert ranking.ranks.tolist() == [3]
+
+
+def test_k1_and_b_are_used():
+    query = ["json", "path"]
+    ranking = lexical_ranks([query], CODES, [0], k1=2.0, b=0.1, top_k=5)
+    scores = bm25(query, [split_identifiers(code) for code in CODES], k1=2.0, b=0.1)
+    assert ranking.top_scores[0].tolist() == pytest.approx(sorted(scores, reverse=True))
+
+
+def test_ties_count_against_the_own_code_and_take_the_lower_row():
+    ranking = lexical_ranks([["read", "file"], ["unheard"]], CODES, [4, 0], top_k=5)
+    assert ranking.ranks.tolist() == [2, 5]
+    assert ranking.top_indices[0, :2].tolist() == [0, 4]
+    assert ranking.top_indices[1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_blocks_do_not_matter():
+    queries = [["close"], ["write", "value"], ["shutdown"]] * 50
+    ranking = lexical_ranks(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)
+    assert ranking.ranks.tolist() == [1] * 150
+    assert ranking.top_indices.flatten().tolist() == [2, 1, 3] * 50
+
+
+def test_what_cannot_be_searched_is_refused():
+    with pytest.raises(SetupError, match="holds a word"):
+        lexical_ranks([["a"]], [["("], []], [0])
+    with pytest.raises(SetupError, match="1 queries but 2 targets"):
+        lexical_ranks([["a"]], CODES, [0, 1])

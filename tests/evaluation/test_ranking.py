@@ -1,0 +1,188 @@
+"""Ranks are those of exact arithmetic, whatever the block and however near the scores."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from soft_trainer.errors import SetupError
+from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
+
+QUERIES, CODES, DIM = 19, 80, 12
+
+
+def exact_ranking(queries, codes, targets):
+    """Ranks and full order by rational arithmetic."""
+    codes = [[Fraction(x) for x in code] for code in codes.double().tolist()]
+    ranks, orders = [], []
+    for query, target in zip(queries.double().tolist(), targets.tolist(), strict=True):
+        query = [Fraction(x) for x in query]
+        scores = [sum(x * y for x, y in zip(query, code, strict=True)) for code in codes]
+        ranks.append(sum(score >= scores[target] for score in scores))
+        orders.append(sorted(range(len(codes)), key=lambda row: (-scores[row], row)))
+    return torch.tensor(ranks), torch.tensor(orders)
+
+
+def random(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, CODES, (QUERIES,), generator=generator)
+    return torch.randn(QUERIES, DIM, generator=generator), torch.randn(CODES, DIM, generator=generator), targets
+
+
+def one_direction():
+    queries, codes, targets = random()
+    return 1 + 1e-3 * queries, 1 + 1e-3 * codes, targets
+
+
+def last_bits():
+    queries, codes, targets = random()
+    return queries, codes[:1] + 1e-7 * codes, targets
+
+
+def duplicates():
+    queries, codes, targets = random()
+    codes[::3] = codes[1]
+    targets[::2] = 0
+    return queries, codes, targets
+
+
+def identical():
+    queries, codes, targets = random()
+    return queries, codes[:1].repeat(CODES, 1), targets
+
+
+def whole_numbers():
+    """Many exact ties between different vectors."""
+    queries, codes, targets = random()
+    return queries.sign(), codes.round(), targets
+
+
+def in_float64():
+    queries, codes, targets = random()
+    queries, codes = queries.double() + 1e4, codes.double() + 1e4
+    codes[40:] = codes[:40] + 1e-11
+    return queries, codes, targets
+
+
+def huge():
+    queries, codes, targets = random()
+    return queries * 5e37, codes * 5e37, targets
+
+
+def tiny():
+    queries, codes, targets = random()
+    return queries * 1e-38, codes * 1e-39, targets
+
+
+KINDS = [random, one_direction, last_bits, duplicates, identical, whole_numbers, in_float64, huge, tiny]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_are_exact_for_every_block_size(kind):
+    queries, codes, targets = kind()
+    expected, _ = exact_ranking(queries, codes, targets)
+    for block_size in (None, 5, 32, 33):
+        assert rank_codes(queries, codes, targets, block_size=block_size).ranks.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_rank_the_numbers_they_hold(dtype):
+    queries, codes, targets = random()
+    queries, codes = queries.to(dtype), codes.to(dtype)
+    expected, orders = exact_ranking(queries, codes, targets)
+    ranking = rank_codes(queries, codes, targets, top_k=3)
+    assert ranking.ranks.tolist() == expected.tolist()
+    assert ranking.top_indices.tolist() == orders[:, :3].tolist()
+
+
+@pytest.mark.parametrize("kind", [random, one_direction, last_bits, duplicates, identical, in_float64])
+@pytest.mark.parametrize("top_k", [1, 5, CODES, CODES + 1])
+def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
+    queries, codes, targets = kind()
+    _, orders = exact_ranking(queries, codes, targets)
+    for block_size in (None, 9):
+        ranking = rank_codes(queries, codes, targets, top_k=top_k, block_size=block_size)
+        assert ranking.top_indices.tolist() == orders[:, :top_k].tolist()
+        scores = (queries.double() @ codes.double().T).gather(1, ranking.top_indices)
+        torch.testing.assert_close(ranking.top_scores.double(), scores, rtol=1e-6, atol=1e-6)
+
+
+def test_float32_alone_would_get_some_of_these_ranks_wrong():
+    """Otherwise the comparison in float64 would go untested at a real size."""
+    generator = torch.Generator().manual_seed(1)
+    direction = torch.randn(1, 256, generator=generator)
+    queries = torch.nn.functional.normalize(direction + 0.02 * torch.randn(200, 256, generator=generator))
+    codes = torch.nn.functional.normalize(direction + 0.02 * torch.randn(3000, 256, generator=generator))
+    codes[2000:] = codes[:1000]
+    targets = torch.arange(200) * 15
+    exact = (queries.double()[:, None] * codes.double()[targets][:, None]).sum(2)
+    scores = queries.double() @ codes.double().T
+    expected = (scores >= exact - 1e-14).sum(1)
+    float32 = queries @ codes.T
+    assert ((float32 >= float32.gather(1, targets[:, None])).sum(1) != expected).any()
+    assert rank_codes(queries, codes, targets).ranks.tolist() == expected.tolist()
+
+
+def test_autocast_threads_and_matmul_precision_do_not_change_ranks():
+    queries, codes, targets = one_direction()
+    expected = rank_codes(queries, codes, targets).ranks
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        torch.set_num_threads(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert rank_codes(queries, codes, targets).ranks.tolist() == expected.tolist()
+        torch.set_num_threads(3)
+        assert rank_codes(queries, codes, targets, block_size=4).ranks.tolist() == expected.tolist()
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "medium")
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def test_inputs_stay_as_they_were():
+    for kind in (random, in_float64):
+        queries, codes, targets = kind()
+        before = queries.clone(), codes.clone(), targets.clone()
+        rank_codes(queries, codes, targets)
+        assert all(torch.equal(x, y) for x, y in zip((queries, codes, targets), before, strict=True))
+
+
+def test_score_scale_multiplies_scores_alone():
+    queries, codes, targets = random()
+    plain, scaled = rank_codes(queries, codes, targets), rank_codes(queries, codes, targets, score_scale=20.0)
+    assert torch.equal(plain.ranks, scaled.ranks)
+    torch.testing.assert_close(scaled.top_scores, 20 * plain.top_scores)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("side", ["query", "code"])
+def test_what_is_not_finite_is_refused_with_its_row(side, value):
+    queries, codes, targets = random()
+    (queries if side == "query" else codes)[7, 3] = value
+    with pytest.raises(SetupError, match=f"{side} embedding in row 7"):
+        rank_codes(queries, codes, targets)
+
+
+def test_what_does_not_fit_is_refused():
+    queries, codes, targets = random()
+    for wrong, message in [
+        ((queries[:, :-1], codes, targets), "Embeddings must be"),
+        ((queries, codes, targets[:-1]), "one row for each"),
+        ((queries, codes, targets + CODES), r"targets\[0\]"),
+        ((queries[:0], codes, targets[:0]), "Nothing to rank"),
+        ((queries, codes, targets, 0), "top_k"),
+    ]:
+        with pytest.raises(SetupError, match=message):
+            rank_codes(*wrong)
+
+
+def test_metrics_of_ranks():
+    metrics = retrieval_metrics(torch.tensor([1, 2, 5, 10, 2000]), 3000)
+    assert metrics["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 5 + 1 / 10 + 1 / 2000) / 5)
+    assert [metrics[f"recall@{k}"] for k in (1, 5, 10)] == pytest.approx([0.2, 0.6, 0.8])
+    assert (metrics["pool_size"], metrics["queries"]) == (3000, 5)
+    cut = retrieval_metrics(torch.tensor([1, 2, 5, 10, 2000]), 3000, max_rank=2)
+    assert cut["mrr"] == pytest.approx(1.5 / 5) and cut["recall@10"] == pytest.approx(0.4)
+    with pytest.raises(SetupError, match="empty"):
+        retrieval_metrics(torch.tensor([]), 10)

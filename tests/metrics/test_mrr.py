@@ -1,0 +1,76 @@
+"""The `evaluate` module: loads from its folder and its file, offline, in every form of input."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+
+import soft_trainer
+
+FOLDER = Path(soft_trainer.__file__).parent / "metrics" / "mrr"
+
+
+@pytest.fixture(scope="module")
+def mrr():
+    return evaluate.load(str(FOLDER))
+
+
+def test_scores_ties_count_against_the_right_code(mrr):
+    scores = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.8], [0.5, 0.5, 0.5]]
+    result = mrr.compute(predictions=scores, references=[0, 2, 1])
+    assert result == {"mrr": pytest.approx((1 + 1 / 2 + 1 / 3) / 3), "queries": 3, "pool_size": 3}
+
+
+def test_ids_best_first(mrr):
+    result = mrr.compute(predictions=[["7", "8"], ["8", "9"], ["7", "9"]], references=["8", "8", "8"], pool_size=90)
+    assert result == {"mrr": pytest.approx((1 / 2 + 1 + 0) / 3), "queries": 3, "pool_size": 90}
+    assert mrr.compute(predictions=[["a"]], references=["a"])["pool_size"] is None
+
+
+def test_ranks_and_max_rank(mrr):
+    ranks, pools = [1, 4, 1500], [2000, 2000, 2000]
+    assert mrr.compute(predictions=ranks, references=pools)["mrr"] == pytest.approx((1 + 1 / 4 + 1 / 1500) / 3)
+    cut = mrr.compute(predictions=ranks, references=pools, max_rank=1000)
+    assert cut == {"mrr": pytest.approx(1.25 / 3), "queries": 3, "pool_size": 2000}
+    assert mrr.compute(predictions=[1, 1], references=[10, 20])["pool_size"] == 15
+
+
+def test_batches_add_up(mrr):
+    for ranks in ([1, 2], [4], [3, 1]):
+        mrr.add_batch(predictions=np.array(ranks), references=[9] * len(ranks))
+    mrr.add(prediction=2, reference=9)
+    assert mrr.compute()["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 3 + 1 + 1 / 2) / 6)
+
+
+def test_combined_with_another_module(mrr):
+    both = evaluate.combine({"all": mrr, "file": evaluate.load(str(FOLDER / "mrr.py"))}, force_prefix=True)
+    both.add_batch(predictions=[1, 2], references=[9, 9])
+    result = both.compute(max_rank=1)
+    assert result["all_mrr"] == result["file_mrr"] == 0.5
+
+
+def test_wrong_input_is_named(mrr):
+    for predictions, references, message in [
+        ([0, 2], [9, 9], r"predictions\[0\] is rank 0"),
+        ([1, 10], [9, 9], r"references\[1\] is 9"),
+        ([[0.1, 0.2]], [2], r"references\[0\] is 2"),
+        ([[0.1, float("nan")]], [0], "NaN"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            mrr.compute(predictions=predictions, references=references)
+
+
+@pytest.mark.slow
+def test_stands_alone_and_offline(tmp_path):
+    """A Space holds the file and nothing of the package."""
+    (tmp_path / "mrr.py").write_text((FOLDER / "mrr.py").read_text())
+    program = (
+        "import sys, evaluate; sys.modules['soft_trainer'] = None;"
+        f"assert evaluate.load({str(tmp_path / 'mrr.py')!r}).compute(predictions=[2], references=[5])['mrr'] == 0.5"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)

@@ -1,0 +1,399 @@
+"""The script as people start it: end to end, and what it says when something is wrong."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
+TINY = {
+    "language": "python",
+    "from_scratch": "32x1",
+    "vocabulary_size": 400,
+    "query_length": 16,
+    "code_length": 32,
+    "per_device_train_batch_size": 8,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-3,
+    "use_cpu": "true",
+}
+
+
+def as_argv(options: dict) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    """Keep what is cached out of the home folder."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path, capsys):
+    """Runs the script in this process, in an empty folder; returns exit code and the lines on standard error."""
+    spec = importlib.util.spec_from_file_location("run_codesearch", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+
+    def run(**options) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["run_codesearch.py", *as_argv(options)])
+        code = 0
+        try:
+            with module.errors_for_people():
+                module.main()
+        except SystemExit as exit:
+            code = exit.code
+        return code, capsys.readouterr().err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def fails(script, monkeypatch):
+    """Runs the script, which must stop before it comes to `before`; returns the line that says what is wrong."""
+
+    def run(before: str = "encoders.building.build_model", **options) -> str:
+        monkeypatch.setattr(f"soft_trainer.{before}", lambda *_, **__: pytest.fail(f"came as far as {before}"))
+        code, lines = script(**(TINY | options))
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert code == 2 and len(errors) == 1 and lines[-1] == errors[0]
+        assert not any("Traceback" in line for line in lines)
+        return errors[0]
+
+    return run
+
+
+@pytest.fixture
+def folder(data_dir, tmp_path):
+    """A copy of the tiny data set that a test may spoil."""
+    return Path(shutil.copytree(data_dir, tmp_path / "data"))
+
+
+def rows_of(folder: Path, split: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+
+
+def write(folder: Path, split: str, rows: list[dict]) -> None:
+    (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+# ---- What can be wrong with the data ----
+
+
+def test_unknown_language(fails, data_dir):
+    message = fails(language="perl", data_dir=data_dir)
+    assert "'perl'" in message
+    assert all(name in message for name in ("ruby", "python", "java", "javascript", "php", "go"))
+
+
+def test_missing_folder_and_file(fails, folder):
+    assert "nowhere" in fails(data_dir="nowhere")
+    (folder / "test.jsonl").unlink()
+    message = fails(data_dir=folder)
+    assert str(folder) in message and "test.jsonl" in message
+
+
+def test_broken_json(fails, folder):
+    with open(folder / "codebase.jsonl", "a") as file:
+        file.write('{"url": \n')
+    message = fails(data_dir=folder)
+    assert f"{folder / 'codebase.jsonl'}, row 25" in message and "JSON" in message
+
+
+@pytest.mark.parametrize("column, value", [("docstring_tokens", []), ("code_tokens", None)])
+def test_missing_or_empty_column(fails, folder, column, value):
+    rows = rows_of(folder, "train")
+    for row in (2, 5):
+        rows[row][column] = value
+    write(folder, "train", rows)
+    message = fails(data_dir=folder)
+    assert "train" in message and column in message and "rows 3, 6" in message
+
+
+def test_query_without_its_code(fails, folder):
+    write(folder, "codebase", rows_of(folder, "codebase")[:-1])
+    message = fails(data_dir=folder)
+    assert "test" in message and "row 4" in message and "codebase" in message and "module_23.py" in message
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test", "codebase"])
+def test_empty_split(fails, folder, split):
+    write(folder, split, [])
+    message = fails(data_dir=folder)
+    assert split in message and "no rows" in message
+
+
+def test_repeated_url_in_the_codebase(fails, folder):
+    rows = rows_of(folder, "codebase")
+    write(folder, "codebase", [*rows, rows[3]])
+    message = fails(data_dir=folder)
+    assert "codebase" in message and "row 25" in message and "row 4" in message and rows[3]["url"] in message
+
+
+# ---- What can be wrong with the options ----
+
+
+def test_unknown_option_or_key_names_the_nearest(fails, tmp_path, data_dir):
+    assert "'num_train_epochs'" in fails(data_dir=data_dir, num_train_epoch=1)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("per_device_train_batchsize: 8\n")
+    message = fails(data_dir=data_dir, config=recipe)
+    assert str(recipe) in message and "'per_device_train_batch_size'" in message
+
+
+def test_missing_recipe(fails, data_dir):
+    assert "nowhere.yaml" in fails(data_dir=data_dir, config="nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"per_device_train_batch_size": 3}, ["N=3", "smallest N that works is 5"]),
+        ({"per_device_train_batch_size": 8, "alpha": 6.0}, ["N=8", "smallest N that works is 14"]),
+    ],
+)
+def test_a_batch_too_small_for_the_weights(fails, data_dir, options, words):
+    message = fails(data_dir=data_dir, **options)
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"per_device_train_batch_size": 17}, ["16 training rows", "batch of 17", "dataloader_drop_last false"]),
+        ({"loss": "hinge"}, ["loss='hinge'", "soft_info_nce", "info_nce", "bce"]),
+        ({"estimator": "tfidf"}, ["estimator='tfidf'", "bm25", "none"]),
+        ({"estimator": "none", "loss": "soft_info_nce"}, ["soft_info_nce", "estimator"]),
+        ({"bm25_idf": "log"}, ["idf='log'", "okapi, robertson, lucene"]),
+        ({"bm25_document_column": "words"}, ["'words'", "code_tokens"]),
+        ({"from_scratch": "32"}, ["from_scratch='32'", "256x4"]),
+        ({"resume_from_checkpoint": "nowhere"}, ["nowhere", "last"]),
+        ({"temperature": 0}, ["temperature"]),
+        ({"train_sampling_strategy": "sorted"}, ["sorted", "random"]),
+        ({"early_stopping_patience": 2}, ["early_stopping_patience", "eval_strategy"]),
+        ({"fp16": "true"}, ["fp16"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_that_cannot_work_stop_before_anything_is_ranked(fails, data_dir, options, words):
+    message = fails("trainer.SoftInfoNCETrainer.predict", data_dir=data_dir, **options)
+    assert all(word in message for word in words)
+
+
+# ---- As a process ----
+
+
+def start(*argv: str, folder: Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(SCRIPT.parent)
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *argv], cwd=folder, env=environment, text=True, capture_output=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--langauge", "ruby"], ["--langauge", "'language'"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
+        (["--language", "perl"], ["'perl'", "ruby, python, java, javascript, php, go"]),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(tmp_path, argv, words):
+    found = start(*argv, folder=tmp_path)
+    assert found.returncode == 2 and found.stdout == ""
+    [line] = found.stderr.splitlines()
+    assert line.startswith("error: ") and all(word in line for word in words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def finished(data_dir, tmp_path_factory):
+    """A whole run in a process of its own: what it printed, and its output folder."""
+    folder = tmp_path_factory.mktemp("run")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text("".join(f"{name}: {value}\n" for name, value in TINY.items()))
+    argv = ["--config", str(recipe), "--data_dir", str(data_dir), "--output_dir", "out", "--examples", "2"]
+    done = start(*argv, "--score_function", "cosine", "--score_scale", "20", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stderr, folder / "out"
+
+
+@pytest.mark.slow
+def test_a_run_prints_what_is_in_the_data_what_it_trains_and_what_came_of_it(finished):
+    printed, _ = finished
+    for words in ("codes a query meets (N)", "BM25Estimator", "cosine x 20", "1.5 / 0.5 / 1", "float32"):
+        assert words in printed
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
+    systems = [(cells[0], cells[1]) for cells in lines if cells[0] in ("valid", "test") and len(cells) == 7]
+    assert systems == [
+        (split, f"{system}")
+        for split in ("valid", "test")
+        for system in ("untrained encoder", "lexical BM25", "trained encoder")
+    ]
+    assert "find the largest element" in printed and "flatten a nested list" in printed
+    assert "merge two dictionaries" not in printed
+
+
+@pytest.mark.slow
+def test_a_run_writes_its_results_and_every_rank(finished, data_dir):
+    import pyarrow.parquet as pq
+
+    _, out = finished
+    results = json.loads((out / "all_results.json").read_text())["results"]
+    assert set(results) == {"valid", "test"}
+    for split, systems in results.items():
+        assert set(systems) == {"untrained", "lexical", "trained"}
+        for system, metrics in systems.items():
+            ranks = pq.read_table(out / f"ranks-{split}-{system}.parquet")
+            assert ranks["url"].to_pylist() == [row["url"] for row in rows_of(data_dir, split)]
+            reciprocal = [1 / rank for rank in ranks["rank"].to_pylist()]
+            assert metrics["mrr"] == pytest.approx(sum(reciprocal) / 4)
+            assert metrics["pool_size"] == 24
+    assert not list(out.rglob("*.tmp")) and not list(out.glob("*.bin"))
+
+
+@pytest.fixture(scope="module")
+def own_embeddings(finished, data_dir):
+    """The trainer's own embeddings of the test queries and of the codebase, with the weights that the run saved."""
+    from datasets import Dataset
+
+    from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+
+    _, out = finished
+    encoder = load_encoder(out, device="cpu")
+    trainer = SoftInfoNCETrainer(
+        model=encoder.model,
+        args=SoftInfoNCETrainingArguments(output_dir=str(out / "again"), use_cpu=True, report_to="none"),
+        processing_class=encoder.tokenizer,
+        encoder=encoder.profile,
+    )
+    rows = {
+        side: Dataset.from_list(rows_of(data_dir, split)) for side, split in (("query", "test"), ("code", "codebase"))
+    }
+    return {side: trainer.embed_rows(part, side).cpu() for side, part in rows.items()}, rows
+
+
+@pytest.mark.slow
+def test_the_output_folder_gives_the_runs_ranks(finished, own_embeddings):
+    import pyarrow.parquet as pq
+
+    embeddings, rows = own_embeddings
+    scores = embeddings["query"] @ embeddings["code"].T
+    urls = rows["code"]["url"][:]
+    own = scores[range(4), [urls.index(url) for url in rows["query"]["url"]]]
+    ranks = (scores >= own[:, None]).sum(1).tolist()
+    assert ranks == pq.read_table(finished[1] / "ranks-test-trained.parquet")["rank"].to_pylist()
+
+
+@pytest.mark.slow
+def test_the_output_folder_loads_with_automodel(finished, own_embeddings):
+    from transformers import AutoModel, AutoTokenizer
+
+    _, out = finished
+    embeddings, rows = own_embeddings
+    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModel.from_pretrained(out).eval()
+    for side, column, length in (("query", "docstring", 16), ("code", "code", 32)):
+        texts = [" ".join(text.split()) for text in rows[side][column]]
+        inputs = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        with torch.no_grad():
+            hidden = model(**inputs).last_hidden_state
+        mask = inputs["attention_mask"].unsqueeze(-1)
+        mean = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+        torch.testing.assert_close(mean, embeddings[side], atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_output_folder_loads_with_sentence_transformers(finished, own_embeddings):
+    from sentence_transformers import SentenceTransformer
+
+    _, out = finished
+    embeddings, rows = own_embeddings
+    model = SentenceTransformer(str(out), device="cpu")
+    queries = model.encode_query(
+        [" ".join(words) for words in rows["query"]["docstring_tokens"]], convert_to_tensor=True
+    )
+    codes = model.encode_document([" ".join(words) for words in rows["code"]["code_tokens"]], convert_to_tensor=True)
+    for found, wanted in ((queries, embeddings["query"]), (codes, embeddings["code"])):
+        found = torch.nn.functional.normalize(found, dim=-1)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    assert model.similarity_fn_name == "cosine"
+
+
+@pytest.mark.slow
+def test_the_same_run_again_gives_the_same_figures_and_a_checkpoint_goes_on(finished, data_dir, tmp_path):
+    _, out = finished
+    first = json.loads((out / "all_results.json").read_text())["results"]["test"]["trained"]["mrr"]
+    argv = as_argv(TINY | {"data_dir": data_dir, "score_function": "cosine", "score_scale": 20, "lexical": "false"})
+    again = start(*argv, "--output_dir", str(tmp_path / "again"), folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    results = json.loads((tmp_path / "again/all_results.json").read_text())["results"]
+    assert results["test"]["trained"]["mrr"] == first and set(results["test"]) == {"untrained", "trained"}
+    shutil.rmtree(tmp_path / "again/checkpoint-4")
+    argv += ["--output_dir", str(tmp_path / "again"), "--resume_from_checkpoint", "last"]
+    resumed = start(*argv, folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    state = json.loads((tmp_path / "again/trainer_state.json").read_text())
+    assert state["global_step"] == 4
+    results = json.loads((tmp_path / "again/all_results.json").read_text())["results"]
+    assert results["test"]["trained"]["mrr"] == first
+
+
+@pytest.mark.slow
+def test_a_run_without_training_only_measures(script, data_dir, tmp_path):
+    options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "do_predict": "true", "lexical": "false"}
+    code, lines = script(**options)
+    assert code == 0, lines
+    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    assert {split: set(systems) for split, systems in results.items()} == {"test": {"untrained"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [("docstring", "code"), ("docstring_tokens", "code_tokens")], ids="-".join)
+def test_own_data_of_three_columns_is_enough(script, folder, columns):
+    for split in ("train", "valid", "test", "codebase"):
+        write(folder, split, [{name: row[name] for name in (*columns, "url")} for row in rows_of(folder, split)])
+    code, lines = script(**TINY | {"data_dir": folder, "max_steps": 1, "output_dir": "out"})
+    assert code == 0, lines
+    assert any("find the largest element" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_the_default_output_folder_says_what_was_trained(script, data_dir, tmp_path):
+    options = TINY | {"data_dir": data_dir, "max_steps": 1, "lexical": "false", "save_strategy": "no"}
+    assert script(**options)[0] == 0
+    assert (tmp_path / "outputs/scratch-32x1-python-soft_info_nce-bm25/model.safetensors").is_file()
+    assert script(**options, estimator="none")[0] == 0
+    assert (tmp_path / "outputs/scratch-32x1-python-info_nce-none/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_evaluation_each_epoch_keeps_the_best_model_and_can_stop_early(script, data_dir, tmp_path):
+    options = TINY | {
+        "data_dir": data_dir,
+        "output_dir": tmp_path / "out",
+        "eval_strategy": "epoch",
+        "load_best_model_at_end": "true",
+        "early_stopping_patience": 1,
+        "num_train_epochs": 20,
+        "learning_rate": 1e-9,
+        "lexical": "false",
+    }
+    code, lines = script(**options)
+    assert code == 0, lines
+    state = json.loads((tmp_path / "out/trainer_state.json").read_text())
+    evaluated = [entry["eval_mrr"] for entry in state["log_history"] if "eval_mrr" in entry]
+    # Nothing is learnt at such a rate, so the second evaluation is no better than the first.
+    assert len(evaluated) == 2 and state["best_metric"] == max(evaluated)
+    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    assert results["valid"]["trained"]["mrr"] == pytest.approx(max(evaluated))

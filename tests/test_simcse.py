@@ -1,0 +1,183 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from soft_trainer import losses, simcse
+from soft_trainer.command_line import parse
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.errors import SetupError
+from soft_trainer.estimators.simcse import SimCSEEstimator
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.simcse import (
+    SimCSEArguments,
+    SimCSETrainer,
+    SimCSETrainingArguments,
+    alignment,
+    load_queries,
+    uniformity,
+)
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+@pytest.fixture
+def make_trainer(model, tokenizer, profile, data_dir, tmp_path):
+    def make(**options) -> SimCSETrainer:
+        settings = {"per_device_train_batch_size": 8, "max_steps": 2, "use_cpu": True, "report_to": "none"}
+        args = SimCSETrainingArguments(output_dir=str(tmp_path / "run"), **settings | options)
+        encoder = profile.replace(normalize=True, score_scale=1 / args.temperature)
+        data = load_queries(SimCSEArguments(data_dirs=[str(data_dir)]), encoder, seed=0)
+        return SimCSETrainer(
+            model,
+            args,
+            train_dataset=data["train"],
+            eval_dataset=data["valid"],
+            processing_class=tokenizer,
+            encoder=encoder,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
+    return export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoder"))
+
+
+def options(encoder_dir, data_dir, folder) -> list[str]:
+    return [
+        *("--model_name_or_path", str(encoder_dir), "--data_dirs", str(data_dir), "--output_dir", str(folder)),
+        *("--query_length", "16", "--per_device_train_batch_size", "4", "--max_steps", "3", "--use_cpu", "true"),
+    ]
+
+
+def test_alignment_and_uniformity_of_known_points():
+    points = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
+    assert alignment(points, points.flip(1)).item() == pytest.approx((2 + 2 + 2) / 3)
+    # Squared distances 2, 4 and 2.
+    assert uniformity(points).item() == pytest.approx(math.log((2 * math.exp(-4) + math.exp(-8)) / 3), rel=1e-5)
+    assert uniformity(torch.ones(5, 4)).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_queries_are_distinct_and_held_out_ones_are_new(rows, data_dir, profile, tmp_path):
+    more = [rows[0], rows[20], {**rows[21], "docstring_tokens": []}, rows[20]]
+    for split, chosen in {"train": more, "valid": [rows[1], rows[22]]}.items():
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    data = load_queries(SimCSEArguments(data_dirs=[str(data_dir), str(tmp_path)]), profile, seed=0)
+    queries = {split: [" ".join(tokens) for tokens in data[split]["docstring_tokens"]] for split in data}
+    assert sorted(queries["train"]) == sorted([row["docstring"] for row in rows[:16]] + [rows[20]["docstring"]])
+    assert sorted(queries["valid"]) == sorted([row["docstring"] for row in rows[16:20]] + [rows[22]["docstring"]])
+
+
+def test_a_query_finds_itself_under_another_dropout(make_trainer):
+    trainer = make_trainer()
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    trainer.model.train()
+    torch.manual_seed(1)
+    loss = trainer.compute_loss(trainer.model, batch)
+    torch.manual_seed(1)
+    views = [trainer.embeddings(trainer.model, batch[side]) for side in ("query", "code")]
+    assert loss.item() == pytest.approx(losses.info_nce(views[0] @ views[1].T / 0.07).item(), rel=1e-5)
+    assert not torch.allclose(*views, atol=1e-3)
+    trainer.model.eval()
+    assert torch.equal(*(trainer.embeddings(trainer.model, batch[side]) for side in ("query", "code")))
+
+
+def test_training_spreads_the_queries_and_measuring_does_not_disturb_it(make_trainer, model):
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = []
+    for measured in ("no", "steps"):
+        model.load_state_dict(start)
+        trainer = make_trainer(max_steps=8, eval_strategy=measured, eval_on_start=measured == "steps", eval_steps=2)
+        trainer.train()
+        weights.append(torch.cat([value.flatten() for value in model.state_dict().values()]))
+    assert torch.equal(*weights)
+    measured = [entry for entry in trainer.state.log_history if "eval_uniformity" in entry]
+    assert [entry["step"] for entry in measured] == [0, 2, 4, 6, 8]
+    assert measured[-1]["eval_uniformity"] < measured[0]["eval_uniformity"]
+    assert 0 < measured[-1]["eval_alignment"] < 4
+
+
+def test_evaluation_repeats(make_trainer):
+    trainer = make_trainer()
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert [first[f"eval_{name}"] for name in simcse.MEASURES] == [second[f"eval_{name}"] for name in simcse.MEASURES]
+    assert first["eval_queries"] == 4
+
+
+def test_a_model_without_dropout_is_refused(make_trainer, model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    with pytest.raises(SetupError, match="no dropout"):
+        make_trainer()
+
+
+def test_the_command_leaves_an_encoder_and_what_it_measured(encoder_dir, data_dir, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["simcse", *options(encoder_dir, data_dir, tmp_path)])
+    simcse.main()
+    results = json.loads((tmp_path / "all_results.json").read_text())
+    assert [entry["step"] for entry in results["measured"]] == [0, 1, 2, 3]
+    assert (tmp_path / "alignment_uniformity.png").read_bytes()[:4] == b"\x89PNG"
+    encoder = load_encoder(tmp_path)
+    assert encoder.profile.normalize and encoder.profile.query_length == 16
+    assert encoder.profile.score_scale == pytest.approx(1 / 0.07)
+    assert encoder.profile.code_columns == ("code_tokens", "code")
+    before, after = (dict(load_encoder(folder).model.named_parameters()) for folder in (encoder_dir, tmp_path))
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    estimator = SimCSEEstimator(tmp_path, cache_dir=None)
+    estimator.fit(dataset)
+    similarity = estimator.similarity([0, 1], range(24))
+    assert similarity.abs().max() <= 1 + 1e-5 and similarity[0, 0].item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (["--languages", "ruby", "cobol"], "language='cobol'"),
+        (["--data_dirs", "/nowhere/at/all"], "no such folder"),
+        (["--temperature", "0"], "temperature=0: must be above 0"),
+        (["--query_columns", "summary"], "--query_columns"),
+        (["--query_columns", "func_name_of_old"], "no column for the query"),
+    ],
+)
+def test_what_is_wrong_is_named(given, says, encoder_dir, data_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["simcse", *options(encoder_dir, data_dir, tmp_path), *given])
+    if given[0] == "--languages":
+        sys.argv.remove("--data_dirs")
+        sys.argv.remove(str(data_dir))
+    with pytest.raises(SetupError, match=says):
+        simcse.main()
+
+
+@pytest.mark.parametrize("recipe", ["simcse.yaml", "smoke/simcse.yaml"])
+def test_recipes_parse(recipe):
+    arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), ["--config", str(RECIPES / recipe)])
+    assert (args.temperature, args.learning_rate) == (0.07, 5e-4)
+    if recipe == "simcse.yaml":
+        assert (args.per_device_train_batch_size, args.num_train_epochs) == (256, 10)
+        assert arguments.model_name_or_path == "sentence-transformers/msmarco-distilbert-dot-v5"
+        assert len(arguments.languages) == 6
+
+
+@pytest.mark.slow
+def test_two_processes_leave_a_folder_for_sentence_transformers(encoder_dir, data_dir, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29653"]
+    command += ["-m", "soft_trainer.simcse", *options(encoder_dir, data_dir, tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPES.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "codes a query meets (N) | 8" in " ".join(done.stderr.split())
+
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["sort a list", "open a connection to a server"]
+    theirs = torch.from_numpy(SentenceTransformer(str(tmp_path), device="cpu").encode(texts))
+    assert torch.allclose(theirs, load_encoder(tmp_path, device="cpu").encode_queries(texts), atol=1e-6)
+    assert theirs.norm(dim=1).tolist() == pytest.approx([1, 1], abs=1e-5)
