@@ -21,7 +21,15 @@ from soft_trainer.console import say
 from soft_trainer.data.batches import TrainBatches, text_ids
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
-from soft_trainer.data.tokens import SIDES, TokenColumn, side_settings, text_column, texts, tokenized
+from soft_trainer.data.tokens import (
+    SIDES,
+    GraphColumn,
+    TokenColumn,
+    column_of,
+    side_settings,
+    text_column,
+    texts,
+)
 from soft_trainer.encoders.chunking import ChunkCost
 from soft_trainer.encoders.corpus import embed_sharded
 from soft_trainer.encoders.encoding import comparable, encode, score
@@ -164,10 +172,10 @@ class SoftInfoNCETrainer(Trainer):
         columns = {side: text_column(rows, side_settings(self.encoder, side)["columns"], side) for side in SIDES}
         return {side: text_ids(texts(rows[column])) for side, column in columns.items()}
 
-    def _tokens(self, rows: Dataset, side: str) -> TokenColumn:
-        """One side of `rows` as token ids; the main process tokenises, the others read its cache."""
+    def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
+        """What the encoder reads of one side of `rows`; the main process prepares it, the others read its cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
-            return TokenColumn.from_dataset(tokenized(rows, side, self.encoder, self.processing_class), "ids")
+            return column_of(rows, side, self.encoder, self.processing_class)
 
     # ---- The step ----
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from soft_trainer.data.tokens import SIDES, pad
+from soft_trainer.data.tokens import SIDES, pad, token_count
 from soft_trainer.encoders.chunking import ChunkCost, chunk_by_length
 
 
@@ -33,7 +33,7 @@ class PairCollator:
 
     def side(self, token_ids: Sequence[np.ndarray]) -> dict:
         """One side of a batch, in chunks."""
-        lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
+        lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
         chunks = chunk_by_length(lengths, self.cost, self.largest_chunk)
         order = np.empty(len(token_ids), dtype=np.int64)
         order[np.concatenate(chunks)] = np.arange(len(token_ids))

@@ -35,9 +35,13 @@ from soft_trainer.data.mining_languages import SOURCE_LANGUAGES
 from soft_trainer.errors import SetupError
 
 Row = dict[str, Any]
+# a function and the MinHash of its code
+Candidate = tuple[Row, np.ndarray]
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.1
+# what will do, rather than tear packages apart
+MIN_TRAIN_SHARE, MIN_HELD_OUT_SHARE = 0.6, 0.05
 MAX_FILE_BYTES = 1_000_000
 # minified files have few line ends; written code has about 35 bytes a line
 MAX_MEAN_LINE_BYTES = 110
@@ -69,9 +73,6 @@ class Mined:
         }
 
 
-Candidate = tuple[Row, np.ndarray]
-
-
 def mine(
     source_dir: str | os.PathLike[str],
     language: str,
@@ -82,7 +83,7 @@ def mine(
 ) -> Mined:
     """Mine the documented functions below `source_dir`.
 
-    A pair is a function with documentation that passes every rule of `RULES` but those in `keep`. The codebase holds
+    Tests, hidden folders and those of other people's code (`SKIPPED_FOLDERS`) are left out. A pair is a function with documentation that passes every rule of `RULES` but those in `keep`. The codebase holds
     the codes of valid and test and every other distinct function of their packages, documented or not.
 
     Args:
@@ -159,9 +160,9 @@ def _source_files(root: Path, language: str, with_tests: bool, skipped: Counter[
     extensions = SOURCE_LANGUAGES[language].extensions
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
-        skipped["symbolic link"] += sum(os.path.islink(os.path.join(folder, name)) for name in subfolders)
-        for name in names:
-            if not name.endswith(extensions):
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        for name in [*links, *names]:
+            if name not in links and not name.endswith(extensions):
                 continue
             full = os.path.join(folder, name)
             path = os.path.relpath(full, root).replace(os.sep, "/")
@@ -173,8 +174,6 @@ def _source_files(root: Path, language: str, with_tests: bool, skipped: Counter[
                 skipped["test"] += 1
             else:
                 yield path
-    for fate in [fate for fate, count in skipped.items() if not count]:
-        del skipped[fate]
 
 
 def _each(read: Callable, paths: list[str], num_workers: int | None, progress: bool) -> Iterator[tuple]:
@@ -254,17 +253,20 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
 
     def name(path: str) -> str:
         parts = _stem(path).split("/")
-        depth = next(depth for depth in range(1, len(parts) + 1) if "/".join(parts[:depth]) not in divided)
-        return "/".join(parts[:depth])
+        prefixes = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        return next((prefix for prefix in prefixes if prefix not in divided), "/".join(parts))
 
     while True:
         packages: Counter[str] = Counter()
         for path, size in sizes.items():
             packages[name(path)] += size
         divisible = {name(path) for path in sizes if name(path) != _stem(path)}
-        if _balanced(packages) or not divisible:
+        largest = max(divisible, key=lambda package: (packages[package], package), default=None)
+        if _balanced(packages) or largest is None:
             return name
-        divided.add(max(divisible, key=lambda package: (packages[package], package)))
+        if len(packages) > len(SPLITS) and packages[largest] < MIN_HELD_OUT_SHARE * packages.total():
+            return name
+        divided.add(largest)
 
 
 def _stem(path: str) -> str:
@@ -280,8 +282,8 @@ def _balanced(sizes: Counter[str]) -> bool:
     pairs: Counter[str] = Counter()
     for package, split in assign_splits(sizes).items():
         pairs[split] += sizes[package]
-    smallest = min(pairs["valid"], pairs["test"])
-    return pairs["train"] >= 0.6 * sizes.total() and smallest >= HELD_OUT_SHARE / 2 * sizes.total()
+    held_out = min(pairs["valid"], pairs["test"])
+    return pairs["train"] >= MIN_TRAIN_SHARE * sizes.total() and held_out >= MIN_HELD_OUT_SHARE * sizes.total()
 
 
 def assign_splits(sizes: Counter[str]) -> dict[str, str]:

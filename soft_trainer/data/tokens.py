@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,12 +11,20 @@ from datasets import Dataset, Features, List, Value
 from datasets.fingerprint import Hasher
 from torch import Tensor
 
+from soft_trainer.dataflow.inputs import graph_features, pad_graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32")})
+GRAPHS = Features(
+    {
+        name: List(Value("int32"))
+        for name in ("input_ids", "position_ids", "node_starts", "node_ends", "edge_targets", "edge_sources")
+    }
+)
+PARSED_AT_ONCE = 500  # functions that a process takes at a time
 
 
 class TokenColumn:
@@ -54,8 +63,36 @@ class TokenColumn:
         return values[offsets[row] : offsets[row + 1]]
 
 
-def pad(token_ids: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tensor]:
-    """`input_ids` and `attention_mask`, both LongTensor[B, L], padded on the right to the longest of the batch."""
+class GraphColumn:
+    """Codes with the nodes of their data flow, by row: what `dataflow.graph_features` gives for each."""
+
+    def __init__(self, columns: dict[str, TokenColumn]):
+        self._columns = columns
+        self.lengths = columns["input_ids"].lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        return {name: column[row] for name, column in self._columns.items()}
+
+
+def token_count(item: Sequence[int] | dict) -> int:
+    """Tokens of one row, nodes of its data flow included."""
+    return len(item["input_ids"] if isinstance(item, dict) else item)
+
+
+def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int) -> dict[str, Tensor]:
+    """Model inputs of rows of a column, padded on the right to the longest of the batch.
+
+    `input_ids` and `attention_mask`, both LongTensor[B, L]; for rows with data flow those of `pad_graph_features`.
+    """
+    if isinstance(items[0], dict):
+        return pad_graph_features(items, pad_token_id)
+    return _pad_ids(items, pad_token_id)
+
+
+def _pad_ids(token_ids: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tensor]:
     lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
     input_ids = np.full((len(token_ids), lengths.max(initial=1)), pad_token_id, dtype=np.int64)
     for row, ids in enumerate(token_ids):
@@ -89,6 +126,47 @@ def texts(values: Sequence) -> list[str]:
     return [value if isinstance(value, str) else " ".join(value or ()) for value in values]
 
 
+def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
+    """What the encoder reads of one side of every row; prepared once, then taken from the `datasets` cache.
+
+    Raises:
+        SetupError: the side's columns are missing.
+    """
+    if side == "code" and profile.data_flow_length:
+        graphs = _with_data_flow(dataset, profile, tokenizer)
+        return GraphColumn({name: TokenColumn.from_dataset(graphs, name) for name in GRAPHS})
+    return TokenColumn.from_dataset(tokenized(dataset, side, profile, tokenizer), "ids")
+
+
+def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
+    """The codes of every row as token ids, positions, nodes and edges, extracted on all cores."""
+    column = text_column(dataset, profile.code_columns, "code")
+    lengths = profile.code_length, profile.data_flow_length
+
+    def run(batch):
+        rows = zip(texts(batch[column]), batch["language"], strict=True)
+        features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
+        return {name: [row[name] for row in features] for name in GRAPHS}
+
+    key = Hasher.hash([dataset._fingerprint, column, lengths, _vocabulary(tokenizer), "data flow"])
+    rows = dataset.select_columns([column, "language"])
+    return _as_table(rows).map(
+        run,
+        batched=True,
+        batch_size=PARSED_AT_ONCE,
+        num_proc=min(os.cpu_count() or 1, len(rows) // PARSED_AT_ONCE) or None,
+        remove_columns=rows.column_names,
+        features=GRAPHS,
+        new_fingerprint=key,
+        desc="Extracting data flow",
+    )
+
+
+def _as_table(dataset: Dataset) -> Dataset:
+    """The rows without an index mapping, so that what is made of them has none either."""
+    return dataset.flatten_indices() if dataset._indices is not None else dataset
+
+
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
     """Token ids of one side of every row: columns `ids` (cut) and `length` (tokens before the cut).
 
@@ -107,7 +185,7 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
     # The tokenizer itself does not hash the same before and after its first use: its serialised vocabulary does.
     key = Hasher.hash([dataset._fingerprint, column, settings, _vocabulary(tokenizer)])
-    rows = dataset.select_columns(column).flatten_indices() if dataset._indices is not None else dataset
+    rows = _as_table(dataset.select_columns(column))
     return rows.map(
         run,
         batched=True,

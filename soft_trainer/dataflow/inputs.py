@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -155,7 +156,7 @@ def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) 
 
 def _flat(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
     """LongTensor of one column of all rows, end to end."""
-    return torch.tensor([number for row in features for number in row[key]], dtype=torch.long)
+    return torch.from_numpy(np.concatenate([np.asarray(row[key], dtype=np.int64) for row in features]))
 
 
 def _place(features: Sequence[dict[str, list[int]]], key: str, where: Tensor, fill: int = 0) -> Tensor:
@@ -175,4 +176,5 @@ def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[
     if new:
         known.update(zip(new, tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"], strict=True))
     pieces = [known[text] for text in texts]
-    return pieces[:1] + [piece[1:] for piece in pieces[1:]]
+    lead = len(tokenizer("@", add_special_tokens=False)["input_ids"])
+    return pieces[:1] + [piece[lead:] for piece in pieces[1:]]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from soft_trainer import distributed
-from soft_trainer.data.tokens import TokenColumn, pad
+from soft_trainer.data.tokens import GraphColumn, TokenColumn, pad, token_count
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -19,7 +19,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 def embed(
     model: nn.Module,
     profile: EncoderProfile,
-    token_ids: Sequence[Sequence[int]],
+    token_ids: Sequence,
     pad_token_id: int,
     batch_size: int = 64,
     progress: str | None = None,
@@ -30,11 +30,11 @@ def embed(
     put back in order.
 
     Args:
-        token_ids: the token ids of each text.
+        token_ids: the token ids of each text, or its features with data flow.
         progress: the label of a progress bar, None for no bar.
     """
     device = next(model.parameters()).device
-    order = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
+    order = sorted(range(len(token_ids)), key=lambda row: -token_count(token_ids[row]))
     was_training = model.training
     model.eval()
     kind = torch.promote_types(next(model.parameters()).dtype, torch.float32)
@@ -53,7 +53,7 @@ def embed(
 def embed_sharded(
     model: nn.Module,
     profile: EncoderProfile,
-    tokens: TokenColumn,
+    tokens: TokenColumn | GraphColumn,
     pad_token_id: int,
     batch_size: int = 64,
     progress: str | None = None,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from soft_trainer.dataflow.inputs import graph_embeddings
 from soft_trainer.encoders.profiles import EncoderProfile
 
 
@@ -46,7 +47,21 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
     """Embeddings Tensor[B, d] of one padded batch, in float32 or higher whatever precision the model runs in."""
+    if "node_mask" in inputs:
+        return _encode_graphs(model, profile, inputs)
     return pool(profile, model(**inputs), inputs["attention_mask"])
+
+
+def _encode_graphs(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Embeddings of codes with data flow: a plain RoBERTa, given the vectors of nodes and who sees whom."""
+    plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    outputs = model(
+        inputs_embeds=graph_embeddings(plain.get_input_embeddings(), inputs),
+        attention_mask=inputs["attention_mask"][:, None],
+        position_ids=inputs["position_ids"],
+    )
+    # The first token sees the whole row: its line of the mask says what is not padding.
+    return pool(profile, outputs, inputs["attention_mask"][:, 0])
 
 
 def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:

@@ -22,14 +22,13 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from soft_trainer.dataflow.grammars import LANGUAGES
-from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
+from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.corpus import embed
-from soft_trainer.encoders.encoding import pool, score, tokenize
+from soft_trainer.encoders.encoding import score, tokenize
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
 from soft_trainer.errors import SetupError
 
@@ -87,28 +86,14 @@ class Encoder:
         label = "Encoding" if progress else None
         return embed(self.model, self.profile, ids, self.tokenizer.pad_token_id, batch_size, label)
 
-    @torch.no_grad()
     def _embed_graphs(self, codes: Sequence[str], language: str | None, batch_size: int, progress: bool) -> Tensor:
-        """Embeddings Tensor[n, d] of codes with the nodes of their data flow, longest first."""
+        """Embeddings Tensor[n, d] of codes with the nodes of their data flow."""
         if language is None:
             raise SetupError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
-        model, profile = self.model, self.profile
-        lengths = profile.code_length, profile.data_flow_length
+        lengths = self.profile.code_length, self.profile.data_flow_length
         graphs = [graph_features(code, language, self.tokenizer, *lengths) for code in codes]
-        order = sorted(range(len(graphs)), key=lambda row: -len(graphs[row]["input_ids"]))
-        embeddings = torch.empty(len(graphs), model.config.hidden_size, device=model.device)
-        for start in tqdm(range(0, len(order), batch_size), desc="Encoding", disable=not progress, leave=False):
-            rows = order[start : start + batch_size]
-            batch = pad_graph_features([graphs[row] for row in rows], self.tokenizer.pad_token_id)
-            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            outputs = model(
-                inputs_embeds=graph_embeddings(model.get_input_embeddings(), batch),
-                attention_mask=batch["attention_mask"][:, None],
-                position_ids=batch["position_ids"],
-            )
-            # The first token sees the whole row: its line of the mask says what is not padding.
-            embeddings[rows] = pool(profile, outputs, batch["attention_mask"][:, 0])
-        return embeddings
+        label = "Encoding" if progress else None
+        return embed(self.model, self.profile, graphs, self.tokenizer.pad_token_id, batch_size, label)
 
 
 def load_encoder(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from soft_trainer import distributed
-from soft_trainer.data.tokens import TokenColumn, tokenized
+from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.corpus import embed_sharded
 from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import Encoder, load_encoder
@@ -43,7 +43,7 @@ class EncodedRowsEstimator(Estimator):
         """
         on_gpu = encoder.model.device.type != "cpu"
         dtype = np.dtype(np.float16 if on_gpu else np.float32)
-        tokens = TokenColumn.from_dataset(tokenized(dataset, side, encoder.profile, encoder.tokenizer), "ids")
+        tokens = column_of(dataset, side, encoder.profile, encoder.tokenizer)
 
         def build() -> Tensor:
             with torch.autocast(encoder.model.device.type, dtype=torch.float16, enabled=on_gpu):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.data.tokens import TokenColumn
+from soft_trainer.data.tokens import GraphColumn, TokenColumn
 from soft_trainer.errors import SetupError
 
 logger = logging.get_logger(__name__)
@@ -54,11 +54,13 @@ def cached_rows(
     return np.load(path, mmap_mode="r", allow_pickle=False) if stored and path.exists() else values
 
 
-def row_key(tokens: TokenColumn, model: nn.Module, *settings) -> str:
+def row_key(tokens: TokenColumn | GraphColumn, model: nn.Module, *settings) -> str:
     """A name that changes with any token id, any weight of the model and any of `settings`."""
     digest = xxhash.xxh3_128()
     for row in range(len(tokens)):
-        digest.update(np.ascontiguousarray(tokens[row]).data)
+        item = tokens[row]
+        for part in item.values() if isinstance(item, dict) else (item,):
+            digest.update(np.ascontiguousarray(part).data)
     digest.update(tokens.lengths.astype(np.int64).tobytes())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

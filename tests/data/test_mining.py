@@ -434,6 +434,13 @@ def test_packages():
         "src/x",
     ]
 
+    package = package_names(Counter({"lib/shop.rb": 2, "lib/shop/a.rb": 30, "lib/shop/b.rb": 3, "lib/shop/c.rb": 3}))
+    assert [package(path) for path in ("lib/shop.rb", "lib/shop/a.rb", "bin/x.rb")] == [
+        "lib/shop",
+        "lib/shop/a",
+        "bin",
+    ]
+
 
 def test_splits():
     sizes = Counter({f"package{number}": 1 + number % 7 for number in range(200)})

@@ -115,7 +115,7 @@ def test_the_standard_library_is_that_of_the_running_python(tmp_path, monkeypatc
 
     mined = []
 
-    def mine_to(source, language, folder):
+    def mine_to(source, language, *_, **__):
         mined.append((source, language))
         raise SetupError("far enough")
 

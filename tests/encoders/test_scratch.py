@@ -36,9 +36,17 @@ def test_the_tokenizer_has_robertas_special_tokens(tokenizer):
     assert len({tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}) == 3
 
 
-def test_any_text_comes_back_from_its_ids(tokenizer):
+def test_ids_keep_every_character_but_case_and_white_space(tokenizer):
     for text in ("sort a list", "def f(x):\n\treturn 'é😀'", "\x00 ~"):
-        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True).split() == text.split()
+
+
+def test_one_name_in_several_spellings_has_one_spelling_in_tokens(tokenizer):
+    spellings = tokenizer(["read lines", "readLines", "read_lines", "Read lines", "ReadLines"])["input_ids"]
+    assert all(ids == spellings[0] for ids in spellings)
+    assert tokenizer("readlines")["input_ids"] != spellings[0]
 
 
 def test_the_tokenizer_learns_from_its_texts(profile):
