@@ -23,20 +23,25 @@ def main() -> None:
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, distributed
     from soft_trainer.console import say
+    from soft_trainer.data.codesearchnet import check_language
     from soft_trainer.data.sources import load_data
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.encoders.building import build_model, build_profile, build_tokenizer
     from soft_trainer.estimators.choosing import choose_estimator
+    from soft_trainer.preflight import check_run
     from soft_trainer.runs import Run, default_output_dir, last_checkpoint
 
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
 
     # ---- Rows ----
+    check_language(data_args.language)
     profile = build_profile(model_args)
-    estimator = choose_estimator(data_args)
+    estimator = choose_estimator(data_args, profile.query_columns)
     with args.main_process_first(desc="loading data"):
         data = load_data(data_args, profile, mined_dir=Path(args.output_dir) / "data")
+        check_run(args, estimator, data["train"], data_args.early_stopping_patience)
+        checkpoint = last_checkpoint(args)
         tokenizer = build_tokenizer(model_args, profile, data["train"])
         statistics = data_statistics(data, profile, tokenizer)
     say(statistics_table(statistics, data_args.paper_language))
@@ -62,7 +67,7 @@ def main() -> None:
     if data_args.lexical:
         run.measure_lexical()
     if args.do_train:
-        trainer.train(resume_from_checkpoint=last_checkpoint(args))
+        trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
         trainer.save_state()
         run.measure("trained")

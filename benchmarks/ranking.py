@@ -74,7 +74,7 @@ def argsort(queries, codes, targets):
 def evaluator(queries, codes, targets):
     import torch
     from sentence_transformers import util
-    from sentence_transformers.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     class Encoded:
         """Stands in for a model: gives out the embeddings."""

@@ -39,7 +39,6 @@ class ModelArguments:
     score_scale: float | None = option(None, "Factor on every score; 20 is usual with cosine.")
     query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
     code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
-    trust_remote_code: bool = option(False, "Run code that comes with a model on the Hub.")
 
 
 @dataclass
@@ -138,6 +137,8 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
         if not (self.do_train or self.do_eval or self.do_predict):
             self.do_train = self.do_eval = self.do_predict = True
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
+        folder = self.output_dir
         super().__post_init__()
+        self.output_dir = folder  # None, which the script fills in, and not Trainer's own default
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4

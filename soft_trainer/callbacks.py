@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ class SaveOnTermination(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Take over the signal, where signals can be handled."""
         if threading.current_thread() is threading.main_thread():
+            self._process = os.getpid()
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -35,13 +37,18 @@ class SaveOnTermination(TrainerCallback):
         if asked and distributed.any_process(self.terminated):
             self.terminated = control.should_save = control.should_training_stop = True
 
-    def on_train_end(self, args, state, control, **kwargs):
-        """Give the signal back."""
+    def release(self) -> None:
+        """Give the signal back; `SoftInfoNCETrainer.train` does so however the run ends."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+            self._before = None
 
     def _on_signal(self, number, frame):
-        self.terminated = True
+        if os.getpid() == self._process:
+            self.terminated = True
+        else:  # a data worker, which has the handler from its parent and nothing to save
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class EstimatorCallback(TrainerCallback):

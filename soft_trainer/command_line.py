@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,21 +35,23 @@ def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, de
     options = read_recipe(recipe) if recipe else {}
     for key in options:
         if key not in known:
-            raise SetupError(f"{recipe}: unknown option {key!r}{_nearest(key, known)}")
+            raise SetupError(f"{recipe}: unknown option {key!r}{_nearest(str(key), known)}")
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(
             [*_as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
         )
-    except (ValueError, ImportError) as error:
+    except (argparse.ArgumentError, ValueError, ImportError) as error:
         raise SetupError(str(error)) from error
     if rest:
         raise SetupError(f"unknown option {rest[0]}{_nearest(rest[0].lstrip('-').split('=')[0], known)}")
     return tuple(parsed[: len(dataclass_types)])
 
 
-def read_recipe(path: str | Path) -> dict:
-    """The options of a recipe, those of its `base` first."""
+def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
+    """The options of a recipe, those of its `base` first; `readers` are the recipes that it is a base of."""
     path = Path(path)
+    if path.resolve() in readers:
+        raise SetupError(f"{path}: is its own base")
     try:
         options = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
@@ -57,7 +61,7 @@ def read_recipe(path: str | Path) -> dict:
     if not isinstance(options, dict):
         raise SetupError(f"{path}: a mapping of options is expected")
     base = options.pop("base", None)
-    return {**(read_recipe(path.parent / base) if base else {}), **options}
+    return {**(read_recipe(path.parent / base, (*readers, path.resolve())) if base else {}), **options}
 
 
 @contextlib.contextmanager
@@ -66,15 +70,18 @@ def errors_for_people() -> Iterator[None]:
     try:
         yield
     except SetupError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
 
 
 def _take_config(argv: list[str]) -> str | None:
     """Remove `--config FILE` from `argv` and return FILE."""
     for place, word in enumerate(argv):
-        if word == "--config" and place + 1 < len(argv):
-            return argv.pop(place) and argv.pop(place)
+        if word == "--config":
+            if place + 1 == len(argv):
+                raise SetupError("--config: name a YAML file")
+            del argv[place]
+            return argv.pop(place)
         if word.startswith("--config="):
             return argv.pop(place).partition("=")[2]
     return None
@@ -84,9 +91,15 @@ def _as_argv(options: dict) -> list[str]:
     argv = []
     for key, value in options.items():
         if value is not None:
-            values = value if isinstance(value, list) else [value]
-            argv += [f"--{key}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
+            argv += [f"--{key}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
     return argv
+
+
+def _word(value) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _nearest(key: str, known: set[str]) -> str:

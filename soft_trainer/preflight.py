@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.console import table
+from soft_trainer.data.sampling import JoinedBatchSampler
 from soft_trainer.errors import SetupError
+from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.objective import Objective
 
 
 def banner(trainer) -> str:
@@ -31,34 +35,70 @@ def banner(trainer) -> str:
     return table(("training", ""), rows)
 
 
-def check_setup(trainer) -> None:
-    """Refuse before training what cannot work in it.
+def check_run(args, estimator, train_dataset=None, early_stopping_patience: int | None = None) -> None:
+    """Refuse settings that cannot work, before a model is loaded.
+
+    Args:
+        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`.
+        estimator: of the weights, or None.
+        train_dataset: the rows to train on.
 
     Raises:
         SetupError: what is wrong, with the values that work.
     """
-    args, objective = trainer.args, trainer.objective
+    options = options_of(args)
+    objective = make_objective(options, estimator)
     if args.n_gpu > 1:
         raise SetupError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
             "of a batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    if objective.needs_similarity and trainer.estimator_callback is None:
+    if args.fp16 and args.device.type == "cpu":
+        raise SetupError("fp16 needs a GPU: use --bf16, or leave it out, on a CPU")
+    if objective.needs_similarity and estimator is None:
         raise SetupError(
             f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
             "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
         )
-    if objective.cancel == "ratio" and isinstance(trainer.estimator_callback.estimator, MixtureEstimator):
+    if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise SetupError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
-    if trainer.train_dataset is not None and trainer.joined_batch_size < objective.smallest_batch:
-        raise SetupError(
-            f"a query meets N={trainer.joined_batch_size} codes, too few for loss={objective.loss} with "
-            f"alpha={objective.alpha:g}, beta={objective.beta:g}, cancel={objective.cancel}: beta must be above "
-            f"alpha / (N - 1); the smallest N that works is {objective.smallest_batch}"
-        )
     if args.load_best_model_at_end and args.metric_for_best_model in ("loss", "eval_loss"):
         raise SetupError(
             "metric_for_best_model='loss': evaluation measures retrieval, use metric_for_best_model='mrr'"
         )
-    if args.fp16 and args.device.type == "cpu":
-        raise SetupError("fp16 needs a GPU: use --bf16, or leave it out, on a CPU")
+    if early_stopping_patience is not None and args.eval_strategy == "no":
+        raise SetupError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
+    if train_dataset is not None:
+        _check_batches(args, options, objective, train_dataset)
+        if isinstance(estimator, Estimator):
+            estimator.check(train_dataset)
+
+
+def _check_batches(args, options, objective: Objective, train_dataset) -> None:
+    """Refuse batches that cannot be drawn, or that are too small for the weights."""
+    joined = args.per_device_train_batch_size * args.world_size
+    JoinedBatchSampler(
+        len(train_dataset), joined, strategy=args.train_sampling_strategy, drop_last=args.dataloader_drop_last
+    )
+    meets = joined if options.gather_negatives is not False else args.per_device_train_batch_size
+    if meets < objective.smallest_batch:
+        raise SetupError(
+            f"a query meets N={meets} codes, too few for loss={objective.loss} with alpha={objective.alpha:g}, "
+            f"beta={objective.beta:g}, cancel={objective.cancel}: beta must be above alpha / (N - 1); the smallest N "
+            f"that works is {objective.smallest_batch}"
+        )
+
+
+def options_of(args) -> SoftInfoNCEOptions:
+    """The options of the loss; their defaults where `args` are plain `TrainingArguments`."""
+    return args if isinstance(args, SoftInfoNCEOptions) else SoftInfoNCEOptions()
+
+
+def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
+    """The loss of a run: its options, and the estimator's defaults where an option is None."""
+    names = ("floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio", "clamp_negative_scores")
+    settings = {name: getattr(options, name) for name in names}
+    for name in ("alpha", "beta", "temperature"):
+        given = getattr(options, name)
+        settings[name] = getattr(estimator, name, 1.0) if given is None else given
+    return Objective(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)

@@ -104,10 +104,10 @@ class Run:
         say(f"\n{results_table(self.results)}\n")
         split = "test" if "test" in self.rankings else next(iter(self.rankings), None)
         if split and self.data_args.examples:
-            column = text_column(self.data[split], self.trainer.encoder.query_columns, "query")
-            shown = examples(
-                self.data[split], self.data["codebase"], self.rankings[split], self.data_args.examples, column
-            )
+            encoder, data = self.trainer.encoder, self.data
+            query = text_column(data[split], encoder.query_columns, "query")
+            code = text_column(data["codebase"], ("code", *encoder.code_columns), "code")
+            shown = examples(data[split], data["codebase"], self.rankings[split], self.data_args.examples, query, code)
             say(f"Queries of {split}, each with its top three functions (=> is the true one):\n\n{shown}\n")
         say(f"Written to {self.folder}")
 

@@ -14,7 +14,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotate_checkpoints, speed_metrics
 
 from soft_trainer import distributed
-from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.arguments import SoftInfoNCETrainingArguments
 from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination
 from soft_trainer.checkpoints import mark_complete
 from soft_trainer.console import say
@@ -42,8 +42,7 @@ from soft_trainer.gradient_cache import cached_backward
 from soft_trainer.guard import FiniteGuard
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
-from soft_trainer.objective import Objective
-from soft_trainer.preflight import banner, check_setup
+from soft_trainer.preflight import banner, check_run, make_objective, options_of
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
@@ -84,13 +83,16 @@ class SoftInfoNCETrainer(Trainer):
         callbacks=None,
         **kwargs,
     ):
-        args = args or SoftInfoNCETrainingArguments(output_dir="outputs")
+        args = args or SoftInfoNCETrainingArguments()
+        args.output_dir = args.output_dir or "outputs"
         if processing_class is None:
             raise SetupError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
         self.encoder = encoder or resolve_profile(model.config._name_or_path)
-        self.options = args if isinstance(args, SoftInfoNCEOptions) else SoftInfoNCEOptions()
+        self.options = options_of(args)
         self.estimator_callback = next((c for c in callbacks or () if isinstance(c, EstimatorCallback)), None)
-        self.objective = _objective(self.options, self.estimator_callback)
+        estimator = self.estimator_callback.estimator if self.estimator_callback else None
+        check_run(args, estimator, train_dataset)
+        self.objective = make_objective(self.options, estimator)
         self.codebase = codebase
         collator = data_collator or PairCollator(
             processing_class.pad_token_id,
@@ -111,7 +113,6 @@ class SoftInfoNCETrainer(Trainer):
         self._guard: FiniteGuard | None = None
         self._termination = SaveOnTermination()
         self.add_callback(self._termination)
-        check_setup(self)
         if self.estimator_callback is not None:
             self.estimator_callback.bind(train_dataset)
 
@@ -433,25 +434,16 @@ class SoftInfoNCETrainer(Trainer):
         """
         say(banner(self))
         self._guard = FiniteGuard(self.train_dataset["url"]) if "url" in self.train_dataset.column_names else None
-        output = super().train(*args, **kwargs)
+        try:
+            output = super().train(*args, **kwargs)
+        finally:
+            self._termination.release()
         if self._termination.terminated:
             say(f"told to end at step {self.state.global_step}: --resume_from_checkpoint last goes on from there")
             raise SystemExit(143)
         if self._guard is not None:
             self._guard.check()
         return output
-
-
-def _objective(options: SoftInfoNCEOptions, callback: EstimatorCallback | None) -> Objective:
-    """The loss of a run: its options, and the estimator's defaults where an option is None."""
-    names = ("floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio", "clamp_negative_scores")
-    settings = {name: getattr(options, name) for name in names}
-    for name in ("alpha", "beta", "temperature"):
-        value = getattr(options, name)
-        if value is None and callback is not None:
-            value = getattr(callback.estimator, name, 1.0)
-        settings[name] = 1.0 if value is None else value
-    return Objective(loss=options.loss or ("soft_info_nce" if callback else "info_nce"), **settings)
 
 
 def _as_is(batch):

@@ -3,9 +3,13 @@
 import copy
 import json
 import os
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "HF_DATASETS_CACHE" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="soft_trainer-tests-")
+    os.environ["HF_DATASETS_CACHE"] = _cache.name
 
 import pytest
 import torch

@@ -214,7 +214,7 @@ def test_duplicates_are_no_negatives(make_trainer, rows):
         ({"estimator": None, "loss": "soft_info_nce"}, "needs an estimator"),
         ({"fp16": True}, "fp16 needs a GPU"),
         ({"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_strategy": "steps",
-          "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}, "metric_for_best_model='mrr'"),
+          "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}, "use 'mrr'"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_training(make_trainer, options, says):
@@ -276,6 +276,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_rows(make_trainer
         trainer.train()
     assert str(error.value).count("https://example.org/module_") == 8
     assert newest_complete(trainer.args.output_dir).endswith("checkpoint-2")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_termination_saves_a_checkpoint_first(make_trainer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -70,19 +71,19 @@ def load_jsonl(path: Path) -> Dataset:
     Raises:
         SetupError: a row that is no JSON object, or a value of the wrong kind (names file and row).
     """
+    if next(_read_rows(str(path), 0, 0), None) is None:
+        raise SetupError(f"{path}: no rows")
     status = path.stat()
     # Size and time are arguments of the generator so that a file that has changed is read again.
     arguments = {"path": str(path.resolve()), "size": status.st_size, "modified": status.st_mtime_ns}
     try:
-        return Dataset.from_generator(_read_rows, features=FEATURES, gen_kwargs=arguments)
+        rows = Dataset.from_generator(_read_rows, features=FEATURES, gen_kwargs=arguments)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, SetupError):
             raise error.__cause__ from None
         raise
-    except ValueError as error:
-        if path.stat().st_size == 0 or "empty" in str(error):
-            raise SetupError(f"{path}: no rows") from None
-        raise
+    # A column that no row of the file has is none: another one can then serve in its place.
+    return rows.remove_columns([name for name in FEATURES if rows.data.column(name).null_count == len(rows)])
 
 
 def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
@@ -93,7 +94,7 @@ def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _row(line, f"{path}, row {number}")
-        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise SetupError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
 
 
@@ -112,6 +113,8 @@ def _row(line: str, place: str) -> dict:
         kind = list if name in TOKEN_LISTS else str
         if value is not None and not isinstance(value, kind):
             raise SetupError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
+        if kind is list and not all(isinstance(token, str) for token in value or ()):
+            raise SetupError(f"{place}: {name} holds a token that is no text")
     return values
 
 
@@ -129,8 +132,13 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
         ) from error
     splits = {}
     for split, name in HUB_SPLITS.items():
+        if name not in loaded:
+            raise SetupError(f"{dataset_name} ({language}): no split {name}; it has {', '.join(loaded)}")
         rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
-        splits[split] = rows.select_columns([name for name in FEATURES if name in rows.column_names]).cast(FEATURES)
+        missing = [column for column in FEATURES if column not in rows.column_names]
+        if missing:
+            raise SetupError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
+        splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
     pool = concatenate_datasets([splits["valid"], splits["test"]])
     splits["codebase"] = pool.select(list(_first_rows(pool["url"]).values()))
     return DatasetDict(splits)
@@ -159,7 +167,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
         path = Path(folder) / f"{split}.txt"
         if not path.is_file():
             raise SetupError(f"{path}: no such file; --split_urls wants {', '.join(f'{s}.txt' for s in SPLITS)}")
-        urls = list(dict.fromkeys(path.read_text().split()))
+        urls = list(dict.fromkeys(line.strip() for line in path.read_text().splitlines() if line.strip()))
         found = [first[url] for url in urls if url in first]
         if len(found) < len(urls):
             say(f"{path.name}: {len(urls) - len(found):,} of {len(urls):,} urls have no row and are dropped")
@@ -195,7 +203,10 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
     values = rows.with_format("arrow")[:][column]
-    lengths = (pc.list_value_length if column in TOKEN_LISTS else pc.utf8_length)(values).fill_null(0)
+    if column in TOKEN_LISTS:
+        lengths = pc.list_value_length(values).fill_null(0)
+    else:
+        lengths = pc.utf8_length(pc.utf8_trim_whitespace(values)).fill_null(0)
     empty = pc.indices_nonzero(pc.equal(lengths, 0)).to_pylist()
     if empty:
         what = "missing" if values.null_count == len(values) else "missing or empty"

@@ -89,7 +89,7 @@ def strip_ruby(comment: str) -> str:
 
 def strip_python(literal: str) -> str:
     """The text of a Python docstring literal."""
-    return cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal))
+    return cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip()
 
 
 _BLOCK_TAGS = "p|br|hr|pre|ul|ol|li|dl|dt|dd|div|table|tr|td|th|h[1-6]|blockquote|example|summary|para|remarks"

@@ -168,7 +168,7 @@ def _shingles(tokens: Sequence[str]) -> set[bytes]:
     return {" ".join(tokens[i : i + SHINGLE]).encode() for i in range(max(1, len(tokens) - SHINGLE + 1))}
 
 
-# GraphCodeBERT and CodeSearchNet say of what they drop; `comments` and the two kinds of duplicates are handled apart
+# name -> whether a row goes: rules that look at the function, and rules that look at its document
 CODE_RULES: dict[str, Callable[[Row], bool]] = {
     "short_functions": is_short,
     "tests": is_test,

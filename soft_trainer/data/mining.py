@@ -83,8 +83,9 @@ def mine(
 ) -> Mined:
     """Mine the documented functions below `source_dir`.
 
-    Tests, hidden folders and those of other people's code (`SKIPPED_FOLDERS`) are left out. A pair is a function with documentation that passes every rule of `RULES` but those in `keep`. The codebase holds
-    the codes of valid and test and every other distinct function of their packages, documented or not.
+    Tests, hidden folders and those of other people's code (`SKIPPED_FOLDERS`) are left out. A pair is a function with
+    documentation that passes every rule of `RULES` but those in `keep`. The codebase holds the codes of valid and test
+    and every other distinct function of their packages and of those without pairs, documented or not.
 
     Args:
         source_dir: the tree; symbolic links in it are not followed.

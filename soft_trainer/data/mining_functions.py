@@ -149,22 +149,23 @@ def _last_row(comment: Node) -> int:
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
-    """The text of `node` without `spans`; lines that this leaves blank go too."""
+    """The text of `node` without `spans`; lines that this leaves blank go too, and blank ones after them."""
     pieces, at = [], node.start_byte
     for start, end in spans:
-        if start < at:
-            continue
         line_start = max(source.rfind(b"\n", 0, start) + 1, at)
-        line_end = source.find(b"\n", end, node.end_byte)
-        line_end = node.end_byte if line_end < 0 else line_end
-        if not source[line_start:start].strip() and not source[end:line_end].strip():
+        rest = _REST_OF_LINE.match(source, end, node.end_byte)
+        if rest and not source[line_start:start].strip():
             pieces.append(source[at:line_start])
-            at = min(line_end + 1, node.end_byte)
+            at = rest.end()
         else:
-            pieces.append(source[at:start].rstrip(b" \t") if source[end:line_end].strip() == b"" else source[at:start])
+            pieces.append(source[at:start].rstrip(b" \t") if rest else source[at:start])
             at = end
     pieces.append(source[at : node.end_byte])
     return b"".join(pieces).decode(errors="replace").rstrip()
+
+
+# nothing but space up to the line's end and on the lines after it
+_REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 
 
 def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from datasets import DatasetDict
@@ -9,7 +10,6 @@ from datasets.fingerprint import Hasher
 
 from soft_trainer.arguments import DataArguments
 from soft_trainer.data.codesearchnet import (
-    check_language,
     check_rows,
     load_folder,
     load_hub,
@@ -29,7 +29,6 @@ def load_data(arguments: DataArguments, profile: EncoderProfile, mined_dir: str 
     Raises:
         SetupError: data that cannot be had or would not work; see `check_rows`.
     """
-    check_language(arguments.language)
     if arguments.data_dir and arguments.source_dir:
         raise SetupError("data_dir and source_dir: give one of them")
     if arguments.source_dir:
@@ -52,7 +51,12 @@ def _mined(arguments: DataArguments, folder: Path) -> Path:
 
     source = standard_library() if arguments.source_dir == "stdlib" else arguments.source_dir
     keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
-    folder /= Hasher.hash([str(Path(source).resolve()), arguments.language, keep])
+    folder /= Hasher.hash([str(Path(source).resolve()), _newest_change(Path(source)), arguments.language, keep])
     if not (folder / "codebase.jsonl.gz").exists():
         mine_to(source, arguments.language, folder, keep=keep)
     return folder
+
+
+def _newest_change(source: Path) -> float:
+    """When a folder of the tree last changed, so that an edited tree is mined again."""
+    return max((os.stat(folder).st_mtime for folder, _, _ in os.walk(source)), default=0.0)

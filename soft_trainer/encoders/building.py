@@ -39,7 +39,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         name = model_name(arguments)
         profile = resolve_profile(name, name=arguments.profile, revision=arguments.model_revision)
     columns = {
-        f"{side}_columns": tuple(value.split(","))
+        f"{side}_columns": tuple(name.strip() for name in value.split(","))
         for side in SIDES
         if (value := getattr(arguments, f"{side}_columns")) is not None
     }
@@ -61,7 +61,21 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
     """The model, pretrained or with random weights."""
     if arguments.from_scratch:
         return small_roberta(arguments.from_scratch, tokenizer, profile)
-    return load_model(model_name(arguments), profile, arguments.model_revision)
+    model = load_model(model_name(arguments), profile, arguments.model_revision)
+    _check_lengths(model.config, profile)
+    return model
+
+
+def _check_lengths(config, profile: EncoderProfile) -> None:
+    """Refuse texts longer than the model has positions for; RoBERTa's begin after the padding token's id."""
+    shift = config.pad_token_id + 1 if "roberta" in config.model_type else 0
+    positions = getattr(config, "max_position_embeddings", None)
+    for name, length in (
+        ("query_length", profile.query_length),
+        ("code_length", profile.code_length + profile.data_flow_length),
+    ):
+        if positions is not None and length > positions - shift:
+            raise SetupError(f"{name}={length}: the model reads at most {positions - shift} tokens")
 
 
 def model_name(arguments: ModelArguments) -> str:

@@ -13,7 +13,6 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
-HEAD_WIDTH = 64
 WORD_BORDER = Regex(r"(?<=[a-z0-9])(?=[A-Z])|_+")  # in camelCase and snake_case
 
 
@@ -69,7 +68,7 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         num_hidden_layers=layers,
-        num_attention_heads=max(hidden // HEAD_WIDTH, 1),
+        num_attention_heads=hidden // (64 if hidden % 64 == 0 else 32),
         intermediate_size=4 * hidden,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,

@@ -69,6 +69,11 @@ class BM25Estimator(Estimator):
         self.column, self.document_column = column, document_column or column
         self.k1, self.b, self.idf, self.scope, self.average_length = k1, b, idf, scope, average_length
 
+    def check(self, dataset) -> None:
+        """Raise SetupError for a column that is not there or lacks values."""
+        for name in {self.column, self.document_column}:
+            _column(dataset, name)
+
     def fit(self, dataset) -> None:
         """Count the tokens of every row, once. A text column is split at white space."""
         terms: dict = {}

@@ -15,8 +15,11 @@ from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
 from soft_trainer.estimators.trained_model import TrainedModelEstimator
 
 
-def choose_estimator(arguments: DataArguments):
+def choose_estimator(arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",)):
     """The estimator that `--estimator` names: one, a mixture `a+b`, a user's `module:Class`, None for "none".
+
+    Args:
+        query_columns: where the queries stand, for an estimator that reads their words; the first is taken.
 
     Raises:
         SetupError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
@@ -25,7 +28,7 @@ def choose_estimator(arguments: DataArguments):
     if names == ["none"]:
         return None
     models = iter(arguments.estimator_model.split(",") if arguments.estimator_model else ())
-    members = [_one(name, arguments, models) for name in names]
+    members = [_one(name, arguments, models, query_columns[0]) for name in names]
     if len(members) == 1:
         return members[0]
     return MixtureEstimator(
@@ -33,22 +36,25 @@ def choose_estimator(arguments: DataArguments):
     )
 
 
-def _one(name: str, arguments: DataArguments, models):
+def _one(name: str, arguments: DataArguments, models, query_column: str):
     if ":" in name:
         return _own(name)
     if name not in MAKERS:
         raise SetupError(f"estimator={name!r}: use {', '.join(MAKERS)}, none, a mixture a+b, or module:Class")
-    return MAKERS[name](arguments, models)
+    return MAKERS[name](arguments, models, query_column)
 
 
-def _bm25(arguments: DataArguments, models) -> BM25Estimator:
+def _bm25(arguments: DataArguments, models, query_column: str) -> BM25Estimator:
     return BM25Estimator(
-        document_column=arguments.bm25_document_column, idf=arguments.bm25_idf, scope=arguments.bm25_scope
+        query_column,
+        document_column=arguments.bm25_document_column,
+        idf=arguments.bm25_idf,
+        scope=arguments.bm25_scope,
     )
 
 
 def _encoded(kind: type, default: str | None) -> Callable:
-    def make(arguments: DataArguments, models):
+    def make(arguments: DataArguments, models, query_column: str):
         model = next(models, default)
         if model is None:
             raise SetupError("estimator=trained_model: name its folder or Hub name with --estimator_model")

@@ -47,6 +47,12 @@ class MixtureEstimator(Estimator):
                 raise SetupError(f"{name}={values}: {len(self.members)} numbers above 0 are needed, one a member")
         self.shares = [share / sum(shares) for share in shares]
 
+    def check(self, dataset) -> None:
+        """Check every member of ours."""
+        for member in self.members:
+            if isinstance(member, Estimator):
+                member.check(dataset)
+
     def fit(self, dataset) -> None:
         """Fit every member."""
         for member in self.members:

@@ -23,6 +23,7 @@ from soft_trainer.errors import SetupError
 _CHUNK = 32  # codes that share one maximum: the unit in which candidates are looked for
 _STEP = 256  # dimensions summed at a time
 _SAMPLE = 1024  # rows that the centre is the mean of
+_HASHED = 64  # numbers of a row by which copies are found
 _SPARE = 4  # candidates kept beyond the top k, so that float64 may put them in another order
 _PAIR_NUMBERS = 2**17  # numbers in one batch of pairs compared again: 1 MB in float64
 _FLOAT32, _FLOAT64 = 2.0**-24, 2.0**-53  # unit roundoffs
@@ -75,7 +76,7 @@ def rank_codes(
     _check(query_embeddings, code_embeddings, targets, top_k, score_scale, block_size)
     size = block_size or (1024 if query_embeddings.device.type == "cpu" else 8192)
     queries, codes = _Side("query", query_embeddings), _Side("code", code_embeddings)
-    codes.summarise(queries.centre64, size)
+    codes.summarise(queries.centre64)
     rank = partial(_rank_block, queries, codes, targets, min(top_k, len(code_embeddings)), size)
     with _full_precision(query_embeddings.device):
         parts = _map_blocks(rank, len(query_embeddings), size, query_embeddings.device)
@@ -159,16 +160,15 @@ class _Side:
         self.centre64 = self.centre.double()
         self.dim = rows.shape[1]
 
-    def summarise(self, query_centre: Tensor, size: int) -> None:
+    def summarise(self, query_centre: Tensor) -> None:
         """Keeps what comparisons need: which codes are copies, products with the queries' centre, the largest norm."""
-        self.copies = _copies(self.rows, size)
+        self.copies = _copies(self.rows)
         products, norms = [], []
-        for rows in self.rows.split(size):
-            rows = rows.to(torch.float64, copy=True).sub_(self.centre64)
-            products.append(rows @ query_centre)
-            norms.append(rows.norm(dim=1).max())
-        self.products = torch.cat(products)
-        self.norm, self.product = torch.stack(norms).max(), self.products.abs().max()
+        for (rows,) in _batches(self.dim, self.rows):
+            products.append(rows.double() @ query_centre)
+            norms.append((rows - self.centre).norm(dim=1).max())
+        self.products = torch.cat(products) - self.centre64 @ query_centre
+        self.norm, self.product = torch.stack(norms).max().double(), self.products.abs().max()
 
     def operand(self, index: slice, column: Tensor | float, fill: float = 0.0) -> Tensor:
         """Centred rows in float32 and one more column; rows of zeros and `fill` complete the last chunk."""
@@ -181,17 +181,16 @@ class _Side:
         return block
 
 
-def _copies(rows: Tensor, size: int) -> Tensor:
-    """For each row the first row that is identical, LongTensor[C]: found by a hash of the bits, then compared."""
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**63), 2**63 - 1, rows.shape[1:], generator=generator).to(rows.device)
-    keys = torch.cat([(block.contiguous().view(bits) * factors).sum(1) for block in rows.split(size)])
-    keys, group = keys.unique(return_inverse=True)
+def _copies(rows: Tensor) -> Tensor:
+    """For each row the first identical row, LongTensor[C]: found by a hash of some of the bits, then compared."""
+    some = rows[:, :: -(-rows.shape[1] // _HASHED)].contiguous()
+    bits = some.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()])
+    factors = torch.randint(-(2**63), 2**63 - 1, some.shape[1:], generator=torch.Generator().manual_seed(0))
+    _, group = (bits * factors.to(rows.device)).sum(1).unique(return_inverse=True)
     order = torch.arange(len(rows), device=rows.device)
-    first = torch.full_like(keys, len(rows)).scatter_reduce(0, group, order, "amin")[group]
+    first = torch.full_like(order, len(rows)).scatter_reduce(0, group, order, "amin")[group]
     later = (first != order).nonzero().squeeze(1)
-    for row in later.split(size):
+    for (row,) in _batches(rows.shape[1], later):
         same = (rows[row] == rows[first[row]]).all(1)
         first[row] = torch.where(same, first[row], row)
     return first
@@ -227,9 +226,10 @@ def _rank_block(queries: _Side, codes: _Side, targets: Tensor, top_k: int, size:
         operand = codes.operand(block, codes.products[block], -math.inf)
         chunks = len(operand) // _CHUNK
         _multiply(operand, centred, scores[:chunks])
-        above, rows, columns = own.compare(scores[:chunks], buffer[:chunks])
+        maxima = scores[:chunks].amax(1)
+        above, rows, columns = own.compare(scores[:chunks], maxima, buffer[:chunks])
         ranks += above + own.not_above(rows, columns + start)
-        best.add(scores[:chunks], start)
+        best.add(scores[:chunks], maxima, start)
     return ranks, *_top(own.queries, codes, best.codes(), top_k)
 
 
@@ -266,15 +266,21 @@ class _Own:
         self.low, self.high = (centred - margin).float(), (centred + margin).float()
         self.float64 *= codes.norm + codes.centre64.norm()
 
-    def compare(self, scores: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def compare(self, scores: Tensor, maxima: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The number of scores surely above each query's own, and the (query, code) pairs that rounding may decide."""
-        # Comparisons into floats are vectorised, into booleans they are not.
-        above = torch.gt(scores, self.high, out=buffer).sum(1)
-        chunks, rows = torch.ge(scores, self.low, out=buffer).sum(1).gt(above).nonzero(as_tuple=True)
+        hot = maxima >= self.low
+        count = torch.zeros_like(self.target)
+        if hot.count_nonzero() > hot.numel() // 8:
+            # Comparisons into floats are vectorised, into booleans they are not.
+            above = torch.gt(scores, self.high, out=buffer).sum(1)
+            hot = torch.ge(scores, self.low, out=buffer).sum(1) > above
+            count += above.masked_fill_(hot, 0).sum(0).long()
+        chunks, rows = hot.nonzero(as_tuple=True)
         values = scores[chunks, :, rows]
-        near = (values >= self.low[rows, None]) & (values <= self.high[rows, None])
-        entries, offsets = near.nonzero(as_tuple=True)
-        return above.sum(0).long(), rows[entries], chunks[entries] * _CHUNK + offsets
+        above = values > self.high[rows, None]
+        count.index_add_(0, rows, above.sum(1))
+        entries, offsets = ((values >= self.low[rows, None]) ^ above).nonzero(as_tuple=True)
+        return count, rows[entries], chunks[entries] * _CHUNK + offsets
 
     def not_above(self, rows: Tensor, columns: Tensor) -> Tensor:
         """For each query the number of these codes, its own left out, that its own does not exceed; LongTensor[B]."""
@@ -328,9 +334,8 @@ class _Best:
         self.floor = self.scores[:, -1]
         self.pile, self.height = [], 0
 
-    def add(self, scores: Tensor, start: int) -> None:
+    def add(self, scores: Tensor, maxima: Tensor, start: int) -> None:
         """Puts what beats the floor of its query on the pile; Tensor[N / chunk, chunk, B] of codes `start` and on."""
-        maxima = scores.amax(1)
         if start == 0 and len(maxima) >= self.number:
             lowest = maxima.topk(self.number, 0).values[-1]
             self.floor = torch.nextafter(lowest, lowest.new_tensor(-math.inf))

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from soft_trainer.console import table
+from soft_trainer.data.tokens import texts
 from soft_trainer.evaluation.ranking import Ranking
 
 SYSTEMS = ("untrained", "lexical", "trained")
@@ -52,17 +53,19 @@ def results_table(results: dict[str, dict[str, dict]]) -> str:
     return table(["queries of", "ranked by", "MRR", "recall@1", "recall@5", "recall@10", "codes in the pool"], rows)
 
 
-def examples(dataset: Dataset, codebase: Dataset, ranking: Ranking, number: int, query_column: str) -> str:
+def examples(
+    dataset: Dataset, codebase: Dataset, ranking: Ranking, number: int, query_column: str, code_column: str
+) -> str:
     """The first `number` queries with their top three functions; `=>` marks the true one."""
     blocks = []
     for row in range(min(number, len(dataset))):
-        query = dataset[row][query_column]
-        query = query if isinstance(query, str) else " ".join(query)
+        (query,) = texts([dataset[row][query_column]])
         lines = [f"{_short(query, 100)}   (rank {int(ranking.ranks[row])})"]
         for place, code_row in enumerate(ranking.top_indices[row, :3].tolist(), 1):
             code = codebase[code_row]
             mark = "=>" if code["url"] == dataset[row]["url"] else "  "
-            lines.append(f"  {mark} {place}. {_short(code['code'], 100)}   [{code['path']}]")
+            place_of = f"   [{code['path']}]" if code.get("path") else ""
+            lines.append(f"  {mark} {place}. {_short(*texts([code[code_column]]), 100)}{place_of}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

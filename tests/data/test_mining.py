@@ -31,7 +31,8 @@ class Cart:
         return f"{price}"
 
     def empty(self):
-        """Nothing else in it."""
+        """Nothing else in it.
+        """
 ''',
         [
             (
