@@ -63,9 +63,7 @@ def check_run(args, estimator, train_dataset=None, early_stopping_patience: int 
     if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise SetupError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
     if args.load_best_model_at_end and args.metric_for_best_model in ("loss", "eval_loss"):
-        raise SetupError(
-            "metric_for_best_model='loss': evaluation measures retrieval, use metric_for_best_model='mrr'"
-        )
+        raise SetupError("metric_for_best_model='loss': evaluation measures retrieval, use 'mrr'")
     if early_stopping_patience is not None and args.eval_strategy == "no":
         raise SetupError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
     if train_dataset is not None:

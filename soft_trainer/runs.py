@@ -10,13 +10,13 @@ from datasets import DatasetDict
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.checkpoints import newest_complete
-from soft_trainer.console import say
+from soft_trainer.console import say, write_json
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.building import model_label, model_name
 from soft_trainer.errors import SetupError
 from soft_trainer.evaluation.lexical import lexical_ranks
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import examples, results_table, save_ranks, write_json
+from soft_trainer.evaluation.results import examples, results_table, save_ranks
 from soft_trainer.evaluation.retrieval import target_rows
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.trainer import SoftInfoNCETrainer

@@ -24,7 +24,7 @@ from transformers import TrainingArguments, set_seed
 from soft_trainer import distributed
 from soft_trainer.arguments import LANGUAGES, option
 from soft_trainer.command_line import errors_for_people, parse
-from soft_trainer.console import say, table
+from soft_trainer.console import say, table, write_json
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_language, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
@@ -34,7 +34,6 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
-from soft_trainer.evaluation.results import write_json
 from soft_trainer.runs import last_checkpoint
 from soft_trainer.trainer import SoftInfoNCETrainer
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from datasets import DatasetDict
-from datasets.fingerprint import Hasher
 
 from soft_trainer.arguments import DataArguments
+from soft_trainer.console import say, write_json
 from soft_trainer.data.codesearchnet import (
+    check_language,
     check_rows,
     load_folder,
     load_hub,
@@ -29,6 +31,7 @@ def load_data(arguments: DataArguments, profile: EncoderProfile, mined_dir: str 
     Raises:
         SetupError: data that cannot be had or would not work; see `check_rows`.
     """
+    check_language(arguments.language)
     if arguments.data_dir and arguments.source_dir:
         raise SetupError("data_dir and source_dir: give one of them")
     if arguments.source_dir:
@@ -46,14 +49,16 @@ def load_data(arguments: DataArguments, profile: EncoderProfile, mined_dir: str 
 
 
 def _mined(arguments: DataArguments, folder: Path) -> Path:
-    """Mine the source tree, once for each source and each way to mine it."""
-    from soft_trainer.data.mining import mine_to
+    """Mine the source tree into `folder`, unless that is what lies there."""
+    from soft_trainer.data.mining import mine_to, mining_table
 
     source = standard_library() if arguments.source_dir == "stdlib" else arguments.source_dir
     keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
-    folder /= Hasher.hash([str(Path(source).resolve()), _newest_change(Path(source)), arguments.language, keep])
-    if not (folder / "codebase.jsonl.gz").exists():
-        mine_to(source, arguments.language, folder, keep=keep)
+    record = folder / "mined_from.json"
+    origin = [str(Path(source).resolve()), _newest_change(Path(source)), arguments.language, list(keep)]
+    if not record.exists() or json.loads(record.read_text()) != origin:
+        say(mining_table(mine_to(source, arguments.language, folder, keep=keep)))
+        write_json(record, origin)
     return folder
 
 

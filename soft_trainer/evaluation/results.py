@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,14 +15,6 @@ from soft_trainer.evaluation.ranking import Ranking
 SYSTEMS = ("untrained", "lexical", "trained")
 METRICS = ("mrr", "recall@1", "recall@5", "recall@10")
 LABELS = {"untrained": "untrained encoder", "lexical": "lexical BM25", "trained": "trained encoder"}
-
-
-def write_json(path: str | Path, value) -> None:
-    """Write JSON aside, then rename."""
-    path = Path(path)
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(json.dumps(value, indent=2) + "\n")
-    aside.replace(path)
 
 
 def save_ranks(path: str | Path, dataset: Dataset, codebase: Dataset, ranking: Ranking) -> None:
