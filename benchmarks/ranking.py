@@ -41,7 +41,7 @@ def make_embeddings(kind: str, queries: int, codes: int, dim: int) -> dict[str, 
     targets = rng.permutation(codes)[:queries] if queries <= codes else rng.integers(0, codes, queries)
     query = rng.standard_normal((queries, dim), dtype=np.float32)
     if kind == "one-direction":
-        query += 0.12 * code[targets]
+        query += 0.2 * code[targets]
         code[: codes // 50] = code[codes // 50 : 2 * (codes // 50)]
         direction = 5 * rng.standard_normal(dim, dtype=np.float32)
         code, query = code + direction, query + direction

@@ -52,6 +52,10 @@ class DataArguments:
     mining_keep: str | None = option(
         None, "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines)."
     )
+    filters: str | None = option(
+        None,
+        "Rules that drop rows, by comma: names of soft_trainer.data.filtering.RULES, graphcodebert, codesearchnet.",
+    )
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     max_train_rows: int | None = option(None, "Train on the first so many rows only.")
     lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")

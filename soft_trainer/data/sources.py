@@ -9,7 +9,7 @@ from pathlib import Path
 from datasets import DatasetDict
 
 from soft_trainer.arguments import DataArguments
-from soft_trainer.console import say, write_json
+from soft_trainer.console import say, table, write_json
 from soft_trainer.data.codesearchnet import (
     check_language,
     check_rows,
@@ -42,10 +42,35 @@ def load_data(arguments: DataArguments, profile: EncoderProfile, mined_dir: str 
         data = load_hub(arguments.dataset_name, arguments.language)
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
+    if arguments.filters:
+        data = _filtered(data, arguments.filters)
     if arguments.max_train_rows is not None:
         data["train"] = data["train"].select(range(min(arguments.max_train_rows, len(data["train"]))))
     check_rows(data, profile)
     return data
+
+
+def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
+    """The rows that the named rules leave, with a table of what each rule dropped.
+
+    From the codebase nothing is dropped: a query of another split may look for it. Its comments go like those of all.
+    """
+    from soft_trainer.data.filtering import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES, filter_rows
+
+    groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
+    names = [name.strip() for name in filters.split(",")]
+    rules = list(dict.fromkeys(rule for name in names for rule in groups.get(name, (name,))))
+    left, counts = {}, {}
+    for split, rows in data.items():
+        chosen = [rule for rule in rules if split != "codebase" or rule == "comments"]
+        left[split], counts[split] = filter_rows(rows, chosen)
+    say(
+        table(
+            ["dropped by (comments: changed by)", *counts],
+            [[rule, *(counts[s].get(rule) for s in counts)] for rule in rules],
+        )
+    )
+    return DatasetDict(left)
 
 
 def _mined(arguments: DataArguments, folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """The rows that a run asked for: which source, which rows of it, and that bad ones are refused."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -124,3 +125,16 @@ def test_the_standard_library_is_that_of_the_running_python(tmp_path, monkeypatc
         load(tmp_path, language="python", source_dir="stdlib")
     [(source, language)] = mined
     assert json.__file__.startswith(str(source)) and language == "python"
+
+
+def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys):
+    bad = {**rows[3], "docstring": "see http://example.org", "docstring_tokens": ["see", "http://example.org", "now"]}
+    folder = write_folder(train=[*rows[:3], bad], valid=rows[8:10], test=rows[10:12], codebase=rows[8:12])
+    arguments = DataArguments(language="python", data_dir=str(folder), filters="links, short_functions")
+    with pytest.raises(SetupError, match="train: no rows"):
+        load_data(arguments, EncoderProfile(), tmp_path)  # every function here has one line
+    kept = load_data(dataclasses.replace(arguments, filters="links"), EncoderProfile(), tmp_path)
+    assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4
+    assert "| links" in capsys.readouterr().err
+    with pytest.raises(SetupError, match="no such rule"):
+        load_data(dataclasses.replace(arguments, filters="spelling"), EncoderProfile(), tmp_path)
