@@ -33,8 +33,8 @@ from soft_trainer.data.tokens import (
 from soft_trainer.encoders.chunking import ChunkCost
 from soft_trainer.encoders.corpus import embed_sharded
 from soft_trainer.encoders.encoding import comparable, encode, score
-from soft_trainer.encoders.loading import resolve_profile
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.loading import register_prefix_tokens, resolve_profile
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.errors import SetupError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
@@ -87,7 +87,9 @@ class SoftInfoNCETrainer(Trainer):
         args.output_dir = args.output_dir or "outputs"
         if processing_class is None:
             raise SetupError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
-        self.encoder = encoder or resolve_profile(model.config._name_or_path)
+        name = model.config._name_or_path
+        self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
+        register_prefix_tokens(processing_class, self.encoder)
         self.options = options_of(args)
         self.estimator_callback = next((c for c in callbacks or () if isinstance(c, EstimatorCallback)), None)
         estimator = self.estimator_callback.estimator if self.estimator_callback else None
@@ -109,12 +111,23 @@ class SoftInfoNCETrainer(Trainer):
             callbacks=callbacks,
             **kwargs,
         )
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            self._keep_in_step(collator)
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
         self._termination = SaveOnTermination()
         self.add_callback(self._termination)
         if self.estimator_callback is not None:
             self.estimator_callback.bind(train_dataset)
+
+    def _keep_in_step(self, collator) -> None:
+        """Sharded weights are gathered in every forward pass: all processes must make equally many of them."""
+        if self.options.gradient_cache_chunk_size is not None:
+            raise SetupError(
+                "gradient_cache_chunk_size: works on one process and under DDP, not under FSDP or DeepSpeed"
+            )
+        if isinstance(collator, PairCollator):
+            collator.cost = None
 
     # ---- What meets in a batch ----
 
