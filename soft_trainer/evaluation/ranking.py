@@ -25,7 +25,7 @@ _STEP = 256  # dimensions summed at a time
 _SAMPLE = 1024  # rows that the centre is the mean of
 _HASHED = 64  # numbers of a row by which copies are found
 _SPARE = 4  # candidates kept beyond the top k, so that float64 may put them in another order
-_PAIR_NUMBERS = 2**17  # numbers in one batch of pairs compared again: 1 MB in float64
+_PAIR_NUMBERS = 2**17  # numbers in one batch of pairs compared again: 1 MB in float64, and 128 MB on a GPU
 _FLOAT32, _FLOAT64 = 2.0**-24, 2.0**-53  # unit roundoffs
 
 
@@ -75,9 +75,12 @@ def rank_codes(
     targets = torch.as_tensor(targets, device=query_embeddings.device)
     _check(query_embeddings, code_embeddings, targets, top_k, score_scale, block_size)
     size = block_size or (1024 if query_embeddings.device.type == "cpu" else 8192)
+    top_k = min(top_k, len(code_embeddings))
+    if len(query_embeddings) == 0:  # a process may have no share of few queries
+        return Ranking(targets, targets.new_empty(0, top_k), query_embeddings.new_empty(0, top_k).float())
     queries, codes = _Side("query", query_embeddings), _Side("code", code_embeddings)
     codes.summarise(queries.centre64)
-    rank = partial(_rank_block, queries, codes, targets, min(top_k, len(code_embeddings)), size)
+    rank = partial(_rank_block, queries, codes, targets, top_k, size)
     with _full_precision(query_embeddings.device):
         parts = _map_blocks(rank, len(query_embeddings), size, query_embeddings.device)
     ranks, indices, scores = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -114,8 +117,8 @@ def _check(
         raise SetupError(
             f"Embeddings must be [queries, d] and [codes, d], not {list(queries.shape)} and {list(codes.shape)}."
         )
-    if len(queries) == 0 or len(codes) == 0:
-        raise SetupError(f"Nothing to rank: {len(queries)} queries and {len(codes)} codes.")
+    if len(codes) == 0:
+        raise SetupError("The codebase is empty: there is nothing to rank.")
     if targets.shape != queries.shape[:1]:
         raise SetupError(f"targets must hold one row for each of {len(queries)} queries, not {list(targets.shape)}.")
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
@@ -173,7 +176,8 @@ class _Side:
     def operand(self, index: slice, column: Tensor | float, fill: float = 0.0) -> Tensor:
         """Centred rows in float32 and one more column; rows of zeros and `fill` complete the last chunk."""
         rows = self.rows[index]
-        block = torch.empty(-(-len(rows) // _CHUNK) * _CHUNK, self.dim + 1, device=rows.device)
+        height = -(-len(rows) // _CHUNK) * _CHUNK
+        block = torch.empty(height, self.dim + 1, dtype=torch.float32, device=rows.device)
         torch.sub(rows, self.centre, out=block[: len(rows), :-1])
         block[: len(rows), -1] = column
         block[len(rows) :, :-1] = 0
@@ -218,9 +222,8 @@ def _rank_block(queries: _Side, codes: _Side, targets: Tensor, top_k: int, size:
     own = _Own(queries, codes, index, targets[index], centred[:, :-1].norm(dim=1))
     best = _Best(len(centred), top_k + _SPARE, centred.device)
     ranks = torch.ones_like(own.target)
-    scores, buffer = torch.empty(
-        2, -(-min(size, len(codes.rows)) // _CHUNK), _CHUNK, len(centred), device=centred.device
-    )
+    chunks = -(-min(size, len(codes.rows)) // _CHUNK)
+    scores, buffer = centred.new_empty(2, chunks, _CHUNK, len(centred))
     for start in range(0, len(codes.rows), size):
         block = slice(start, start + size)
         operand = codes.operand(block, codes.products[block], -math.inf)
@@ -243,7 +246,8 @@ def _multiply(codes: Tensor, queries: Tensor, scores: Tensor) -> None:
 
 def _batches(dim: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Splits along the first dimension so that as many vectors of `dim` numbers stay in a processor's cache."""
-    return zip(*(tensor.split(max(1, _PAIR_NUMBERS // dim)) for tensor in tensors), strict=True)
+    numbers = _PAIR_NUMBERS * (1 if tensors[0].device.type == "cpu" else 128)
+    return zip(*(tensor.split(max(1, numbers // dim)) for tensor in tensors), strict=True)
 
 
 class _Own:
@@ -259,12 +263,11 @@ class _Own:
         self.score = torch.cat([(query * code).sum(1) for query, code in own])
         centred = torch.cat([(query * (code - codes.centre64)).sum(1) for query, code in own])
         norms = self.queries.norm(dim=1) + queries.centre64.norm()
-        self.float64 = 2.02 * (codes.dim + 8) * _FLOAT64 * norms
+        self.doubt = 2.02 * (codes.dim + 8) * _FLOAT64 * norms * (codes.norm + codes.centre64.norm())
         terms = 1.01 * (min(codes.dim, _STEP) + codes.dim / _STEP + 12)
-        margin = terms * _FLOAT32 * (centred_norms.double() * codes.norm + codes.product) + self.float64 * codes.norm
+        margin = terms * _FLOAT32 * (centred_norms.double() * codes.norm + codes.product) + self.doubt
         margin += 8 * codes.dim * torch.finfo(torch.float32).tiny
         self.low, self.high = (centred - margin).float(), (centred + margin).float()
-        self.float64 *= codes.norm + codes.centre64.norm()
 
     def compare(self, scores: Tensor, maxima: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The number of scores surely above each query's own, and the (query, code) pairs that rounding may decide."""
@@ -289,7 +292,7 @@ class _Own:
         counts = rows[copy & (columns != own)].bincount(minlength=len(self.target))
         for row, column in _batches(self.codes.dim, rows[~copy], columns[~copy]):
             value = (self.queries[row] * self.codes.rows[column]).sum(1) - self.score[row]
-            unsure = value.abs() <= self.float64[row]
+            unsure = value.abs() <= self.doubt[row]
             if unsure.any():
                 row_, code = row[unsure], self.codes.rows[column[unsure]].double()
                 value[unsure] = _exact_sign(self.queries[row_], code, self.codes.rows[self.target[row_]].double())
@@ -329,7 +332,7 @@ class _Best:
 
     def __init__(self, queries: int, number: int, device: torch.device):
         self.number = number
-        self.scores = torch.full((queries, number), -math.inf, device=device)
+        self.scores = torch.full((queries, number), -math.inf, dtype=torch.float32, device=device)
         self.rows = torch.zeros((queries, number), dtype=torch.int64, device=device)
         self.floor = self.scores[:, -1]
         self.pile, self.height = [], 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,7 +52,15 @@ class Publisher:
         if self._last is not None and not self._last.done() and not self.args.hub_always_push:
             return
         self._report()
-        self._last = self._executor.submit(lambda: [self.push(folder, message, path) for path in paths])
+        # Training may delete a checkpoint while it is being sent: what is sent are links of its files.
+        staged = tempfile.TemporaryDirectory(prefix=".push-", dir=self.args.output_dir)
+        shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
+
+        def push_staged():
+            with staged:
+                return [self.push(staged.name, message, path) for path in paths]
+
+        self._last = self._executor.submit(push_staged)
 
     def finish(self) -> None:
         """Wait for the push that is under way; one that failed is logged, and is made good by the push at the end."""
@@ -64,3 +75,11 @@ class Publisher:
                 raise error
             if error is not None:
                 logger.warning(f"A push during training failed and is made again at the end. {error}")
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a file; a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

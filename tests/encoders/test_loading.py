@@ -181,7 +181,7 @@ CODES = ["def f(a):\n    b = a\n    return b", "def g():\n    pass", "def h(x, y
 def test_codes_are_read_with_their_data_flow(graph_encoder):
     together = graph_encoder.encode_codes(CODES, language="python")
     alone = torch.cat([graph_encoder.encode_codes([code], language="python") for code in CODES])
-    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
     plain = Encoder(graph_encoder.model, graph_encoder.tokenizer, graph_encoder.profile.replace(data_flow_length=0))
     changed = (together - plain.encode_codes(CODES)).abs().amax(1) > 1e-4
     assert changed[0] and changed[2]

@@ -170,11 +170,17 @@ def test_what_does_not_fit_is_refused():
         ((queries[:, :-1], codes, targets), "Embeddings must be"),
         ((queries, codes, targets[:-1]), "one row for each"),
         ((queries, codes, targets + CODES), r"targets\[0\]"),
-        ((queries[:0], codes, targets[:0]), "Nothing to rank"),
+        ((queries, codes[:0], targets), "codebase is empty"),
         ((queries, codes, targets, 0), "top_k"),
     ]:
         with pytest.raises(SetupError, match=message):
             rank_codes(*wrong)
+
+
+def test_a_share_without_queries_gives_an_empty_ranking():
+    queries, codes, targets = random()
+    ranking = rank_codes(queries[:0], codes, targets[:0], top_k=3)
+    assert (ranking.ranks.shape, ranking.top_indices.shape, ranking.top_scores.shape) == ((0,), (0, 3), (0, 3))
 
 
 def test_metrics_of_ranks():

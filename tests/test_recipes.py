@@ -1,0 +1,57 @@
+"""Every recipe is read and, on tiny rows, trains for two steps."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from soft_trainer.command_line import parse, read_recipe
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+RUNS = [path for path in RECIPES if "simcse" not in path.name and path.name != "base.yaml"]
+# What makes any recipe small and local; the batch is the smallest that BM25's alpha and beta take.
+TINY = {
+    "source_dir": "",
+    "from_scratch": "32x1",
+    "vocabulary_size": 400,
+    "max_steps": 2,
+    "per_device_train_batch_size": 5,
+    "use_cpu": "true",
+    "disable_tqdm": "true",
+}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT / "recipes"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name)
+def test_a_recipe_names_options_that_exist(path, tmp_path):
+    from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+    from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
+
+    simcse = "simcse" in path.name
+    run = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
+    parsed = parse(
+        (SimCSEArguments, SimCSETrainingArguments) if simcse else run,
+        ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "true"],
+    )
+    options = read_recipe(path)
+    assert options
+    assert parsed[-1].learning_rate == options.get("learning_rate", parsed[-1].learning_rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RUNS, ids=name)
+def test_a_recipe_trains(path, data_dir, tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("run_codesearch", ROOT / "run_codesearch.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "language": "python"}
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["run_codesearch.py", "--config", str(path), *words])
+    script.main()
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert "| test         | trained encoder" in capsys.readouterr().err
