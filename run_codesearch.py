@@ -33,6 +33,7 @@ def main() -> None:
 
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
+    distributed.use_the_cores()
 
     # ---- Rows ----
     check_language(data_args.language)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +20,14 @@ def device() -> torch.device:
     from accelerate import PartialState
 
     return PartialState().device
+
+
+def use_the_cores() -> None:
+    """Share the cores of a machine without a GPU among its processes; `accelerate launch` leaves each one thread."""
+    launched = "ACCELERATE_MIXED_PRECISION" in os.environ
+    if launched and device().type == "cpu" and torch.get_num_threads() == 1:
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        torch.set_num_threads(max((os.cpu_count() or 1) // processes, 1))
 
 
 def barrier() -> None:

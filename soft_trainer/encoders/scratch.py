@@ -70,9 +70,9 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         num_hidden_layers=layers,
         num_attention_heads=hidden // (64 if hidden % 64 == 0 else 32),
         intermediate_size=4 * hidden,
-        # RoBERTa's own 0.02 is for 768 dimensions and long training: in a small model the first token then says almost
-        # nothing of the others, and pooling on it does not learn.
-        initializer_range=hidden**-0.5,
+        # With RoBERTa's own 0.02 the first token of a small model says almost nothing of the others, and pooling on it
+        # does not learn; a mean over the tokens finds more with it.
+        initializer_range=0.02 if profile.pooling == "mean" else hidden**-0.5,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,
         pad_token_id=tokenizer.pad_token_id,
