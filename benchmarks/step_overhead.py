@@ -2,10 +2,10 @@
 
     python benchmarks/step_overhead.py --data_dir DIR [--batch_sizes 32,64,256] [--pairs 5]
 
-Two figures a case. "added" is the work that Soft-InfoNCE does in the step and InfoNCE does not (moving similarities,
-weights, the loss's extra terms), timed by itself and given as a share of the InfoNCE step and of a step of 30 ms, as
-of a fast GPU. "ratio" pairs whole steps of both, interleaved, with a bootstrap interval. "in the worker" is what a
-data worker does ahead of the step for each batch; "without cache" what the estimator would cost in every step if it
+Two figures a case. "added" is the work that Soft-InfoNCE does in the step and InfoNCE does not (the loss's extra
+terms), timed by itself and given as a share of the InfoNCE step and of a step of 30 ms, as of a fast GPU. "ratio"
+pairs whole steps of both, interleaved, with a bootstrap interval. "in the worker" is what a data worker does ahead of
+the step for each batch, similarities and weights; "without cache" what the estimator would cost in every step if it
 encoded the batch again. Seconds of `fit` are given once.
 """
 
@@ -100,7 +100,8 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     width = soft.model.config.hidden_size
     added = loss_seconds(soft, batches[0], width) - loss_seconds(plain, batches[0], width)
     rows = batches[0]["rows"]
-    worker = seconds(lambda: soft.estimator_callback.similarity(rows, rows), 50)
+    positives, negatives = batches[0]["positives"], batches[0].get("negatives")
+    worker = seconds(lambda: soft._estimate(rows, rows, positives, negatives), 50)
     times = []
     for place, batch in enumerate(batches):
         order = (plain, soft) if place % 2 else (soft, plain)

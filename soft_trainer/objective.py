@@ -72,7 +72,12 @@ class Objective:
         return cancelled + (smallest_batch(self.alpha, self.beta) if self.uses_weights else 2)
 
     def __call__(
-        self, scores: Tensor, positives: Tensor, similarity: Tensor | None = None, negatives: Tensor | None = None
+        self,
+        scores: Tensor,
+        positives: Tensor,
+        similarity: Tensor | None = None,
+        negatives: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of B queries against N codes, a scalar.
 
@@ -81,11 +86,21 @@ class Objective:
             positives: LongTensor[B], column of each query's own code.
             similarity: raw, Tensor[B, N]; needed where `needs_similarity`.
             negatives: BoolTensor[B, N], the columns that count, all but the positive when None.
+            weights: Tensor[B, N] of Soft-InfoNCE, where they are known already: nothing else is then read.
         """
-        negatives = self.counted(similarity, positives, negatives)
         if self.clamp_negative_scores:
             scores = scores.clamp_min(0)
+        if weights is not None:
+            return losses.soft_info_nce(scores, weights, positives)
+        negatives = self.counted(similarity, positives, negatives)
         return LOSSES[self.loss](self, scores, positives, similarity, negatives)
+
+    def prepared(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
+        """What of the estimator the loss reads, ahead of the scores: `weights` of Soft-InfoNCE after cancellation, or
+        `similarity` as it is for the other losses."""
+        if not self.uses_weights:
+            return {"similarity": similarity}
+        return {"weights": self.weights(similarity, positives, self.counted(similarity, positives, negatives))}
 
     def counted(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
         """`negatives` after cancellation."""

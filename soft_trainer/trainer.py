@@ -175,7 +175,7 @@ class SoftInfoNCETrainer(Trainer):
         return TrainBatches(
             {side: self._tokens(rows, side) for side in SIDES},
             self.data_collator,
-            similarity=self.estimator_callback.similarity if ahead else None,
+            estimate=self._estimate if ahead else None,
             text_ids=self._text_ids() if self.options.mask_duplicates else None,
             gather=self.gathers,
         )
@@ -218,14 +218,12 @@ class SoftInfoNCETrainer(Trainer):
         joined batch.
         """
         scores = score(self.encoder, queries, codes)
-        similarity, positives = self._similarity(batch, block), batch["positives"][block]
+        positives = batch["positives"][block]
         negatives = batch["negatives"][block] if "negatives" in batch else None
-        loss = self.objective(scores, positives, similarity, negatives)
-        if self.objective.uses_weights and block.start == 0 and self._is_logging_step():
-            with torch.no_grad():
-                counted = self.objective.counted(similarity, positives, negatives)
-                weights = self.objective.weights(similarity, positives, counted)
-            self.estimator_callback.observe(weights, self.objective.floor)
+        estimated = self._estimated(batch, block, positives, negatives)
+        loss = self.objective(scores, positives, negatives=negatives, **estimated)
+        if "weights" in estimated and block.start == 0 and self._is_logging_step():
+            self.estimator_callback.observe(estimated["weights"], self.objective.floor)
         sizes = batch["sizes"]
         return loss * (len(queries) * len(sizes) / sum(sizes)) if self._is_uneven(batch, queries) else loss
 
@@ -258,13 +256,18 @@ class SoftInfoNCETrainer(Trainer):
         )
         return loss.to(self.args.device)
 
-    def _similarity(self, batch: dict, block: slice) -> Tensor | None:
-        """Raw similarities of a block of queries, computed ahead or now, on the device of the step."""
+    def _estimated(self, batch: dict, block: slice, positives: Tensor, negatives: Tensor | None) -> dict[str, Tensor]:
+        """What the loss reads of the estimator for a block of queries, computed ahead or now."""
         if not self.objective.needs_similarity:
-            return None
-        if "similarity" in batch:
-            return batch["similarity"][block]
-        return self.estimator_callback.similarity(batch["rows"][block], batch["code_rows"]).to(self.args.device)
+            return {}
+        ahead = {name: batch[name][block] for name in ("weights", "similarity") if name in batch}
+        return ahead or self._estimate(batch["rows"][block], batch["code_rows"], positives, negatives)
+
+    def _estimate(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None) -> dict[str, Tensor]:
+        """Weights or similarities Tensor[B, N], on the device of `positives`."""
+        similarity = self.estimator_callback.similarity(query_rows, code_rows).to(positives.device)
+        with torch.no_grad():
+            return self.objective.prepared(similarity, positives, negatives)
 
     def _is_logging_step(self) -> bool:
         return (self.state.global_step + 1) % max(int(self.state.logging_steps or 1), 1) == 0

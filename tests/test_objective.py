@@ -152,3 +152,16 @@ def test_errors(options, message):
     with pytest.raises(SetupError) as error:
         Objective(**options)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("cancel", ["none", "top_k"])
+def test_what_is_prepared_ahead_gives_the_same_loss(cancel):
+    generator = torch.Generator().manual_seed(0)
+    scores, similarity = torch.randn(2, 8, 8, generator=generator)
+    positives, negatives = torch.arange(8), torch.rand(8, 8, generator=generator) > 0.2
+    for loss in LOSSES:
+        objective = Objective(loss=loss, cancel=cancel, cancel_k=1, alpha=0.5)
+        prepared = objective.prepared(similarity, positives, negatives)
+        assert list(prepared) == (["weights"] if loss == "soft_info_nce" else ["similarity"])
+        ahead = objective(scores, positives, negatives=negatives, **prepared)
+        torch.testing.assert_close(ahead, objective(scores, positives, similarity, negatives), atol=0, rtol=0)

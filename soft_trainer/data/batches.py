@@ -18,7 +18,8 @@ class TrainBatches(Dataset):
     Args:
         tokens: the token ids of "query" and of "code".
         collator: features -> model inputs.
-        similarity: (query rows, code rows) -> Tensor[B, N], when that is to be computed ahead of the step.
+        estimate: (query rows, code rows, positives, negatives) -> tensors of B rows for the loss, when those are to be
+            computed ahead of the step.
         text_ids: for "query" and "code" a number for every row's text, equal for equal texts, when duplicates are to
             be masked.
         gather: whether the codes of every process are negatives, or this process's alone.
@@ -28,11 +29,11 @@ class TrainBatches(Dataset):
         self,
         tokens: dict[str, TokenColumn],
         collator: Callable,
-        similarity: Callable | None = None,
+        estimate: Callable | None = None,
         text_ids: dict[str, np.ndarray] | None = None,
         gather: bool = True,
     ):
-        self.tokens, self.collator, self.similarity = tokens, collator, similarity
+        self.tokens, self.collator, self.estimate = tokens, collator, estimate
         self.text_ids, self.gather = text_ids, gather
 
     def __len__(self) -> int:
@@ -46,7 +47,7 @@ class TrainBatches(Dataset):
 
         `rows` int64[B] and `code_rows` int64[N] (those whose codes meet these queries), NumPy arrays so that they stay
         on the host; `positives` LongTensor[B]; `sizes`, the rows of each process; `negatives` BoolTensor[B, N] where a
-        duplicate is masked; `duplicates`, how many are; `similarity` Tensor[B, N] where it is computed ahead.
+        duplicate is masked; `duplicates`, how many are; what `estimate` gives.
         """
         rank, processes = distributed.world()
         joined = np.asarray(joined)
@@ -63,8 +64,8 @@ class TrainBatches(Dataset):
         if negatives is not None:
             batch["negatives"] = negatives
             batch["duplicates"] = int(negatives.numel() - negatives.sum())
-        if self.similarity is not None:
-            batch["similarity"] = self.similarity(rows, code_rows).float()
+        if self.estimate is not None:
+            batch |= self.estimate(rows, code_rows, batch["positives"], negatives)
         return batch
 
     def _negatives(self, rows, code_rows, positives) -> torch.Tensor | None:

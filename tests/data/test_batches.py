@@ -58,15 +58,15 @@ def test_without_gathering_a_process_meets_its_own_codes(tokens, monkeypatch):
     assert batch["positives"].tolist() == [0, 1]
 
 
-def test_similarity_is_of_these_queries_and_those_codes(tokens, monkeypatch):
+def test_an_estimate_is_of_these_queries_and_those_codes(tokens, monkeypatch):
     as_process(monkeypatch, 1, 2)
 
-    def similarity(queries, codes):
-        return torch.tensor([[10.0 * query + code for code in codes] for query in queries], dtype=torch.float64)
+    def estimate(queries, codes, positives, negatives):
+        assert positives.tolist() == [2, 3] and negatives is None
+        return {"similarity": torch.tensor([[10.0 * query + code for code in codes] for query in queries])}
 
-    batch = TrainBatches(tokens, PairCollator(0), similarity=similarity).__getitems__([7, 2, 5, 0])
+    batch = TrainBatches(tokens, PairCollator(0), estimate=estimate).__getitems__([7, 2, 5, 0])
     assert batch["similarity"].tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
-    assert batch["similarity"].dtype == torch.float32
 
 
 def test_a_negative_with_the_positives_query_or_code_does_not_count(tokens):
