@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.console import table
-from soft_trainer.data.sampling import JoinedBatchSampler
+from soft_trainer.data.sampling import JoinedBatchSampler, languages_of
 from soft_trainer.errors import SetupError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
@@ -53,8 +53,8 @@ def check_run(args, estimator, train_dataset=None, early_stopping_patience: int 
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
             "of a batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    if args.fp16 and args.device.type == "cpu":
-        raise SetupError("fp16 needs a GPU: use --bf16, or leave it out, on a CPU")
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":  # also where the launcher asked for it
+        raise SetupError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
     if objective.needs_similarity and estimator is None:
         raise SetupError(
             f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
@@ -75,8 +75,10 @@ def check_run(args, estimator, train_dataset=None, early_stopping_patience: int 
 def _check_batches(args, options, objective: Objective, train_dataset) -> None:
     """Refuse batches that cannot be drawn, or that are too small for the weights."""
     joined = args.per_device_train_batch_size * args.world_size
+    strategy = args.train_sampling_strategy
+    languages = languages_of(train_dataset) if strategy == "one_language" else ()
     JoinedBatchSampler(
-        len(train_dataset), joined, strategy=args.train_sampling_strategy, drop_last=args.dataloader_drop_last
+        len(train_dataset), joined, strategy=strategy, drop_last=args.dataloader_drop_last, languages=languages
     )
     meets = joined if options.gather_negatives is not False else args.per_device_train_batch_size
     if meets < objective.smallest_batch:

@@ -26,7 +26,7 @@ from soft_trainer.arguments import LANGUAGES, option
 from soft_trainer.command_line import errors_for_people, parse
 from soft_trainer.console import say, table, write_json
 from soft_trainer.data.batches import TrainBatches
-from soft_trainer.data.codesearchnet import check_language, load_folder, load_hub
+from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
 from soft_trainer.encoders.corpus import embed_sharded
 from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
@@ -189,8 +189,7 @@ def _sources(arguments: SimCSEArguments) -> dict[str, DatasetDict]:
     if arguments.data_dirs:
         return {folder: load_folder(folder, ("train", "valid")) for folder in arguments.data_dirs}
     languages = arguments.languages or LANGUAGES
-    for language in languages:
-        check_language(language)
+    check_languages(languages)
     return {language: load_hub(arguments.dataset_name, language) for language in languages}
 
 

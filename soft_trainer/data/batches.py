@@ -42,6 +42,10 @@ class TrainBatches(Dataset):
     def __getitem__(self, row: int) -> dict:
         return {"row": row} | {f"{side}_ids": self.tokens[side][row] for side in SIDES}
 
+    def lengths(self) -> np.ndarray:
+        """Tokens of every row, both sides, int64[rows]."""
+        return sum(self.tokens[side].lengths.astype(np.int64) for side in SIDES)
+
     def __getitems__(self, joined: Sequence[int]) -> dict:
         """The collated inputs of this process's part, and of the loss:
 

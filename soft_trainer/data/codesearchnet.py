@@ -12,6 +12,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from soft_trainer.arguments import LANGUAGES
 from soft_trainer.console import say
@@ -40,14 +42,20 @@ HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 SHOWN = 5  # rows that an error message names
 
 
-def check_language(language: str) -> None:
-    """Raise SetupError, listing the six, for a language that CodeSearchNet does not have."""
-    if language not in LANGUAGES:
-        raise SetupError(f"language={language!r}: use one of {', '.join(LANGUAGES)}")
+def check_languages(languages: Sequence[str]) -> None:
+    """Raise SetupError, listing the six, for a language that CodeSearchNet does not have, or one given twice."""
+    for language in languages:
+        if language not in LANGUAGES or languages.count(language) > 1:
+            raise SetupError(f"language={language!r}: use one of {', '.join(LANGUAGES)}, or several by comma")
 
 
-def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
+def load_folder(
+    folder: str | Path, splits: Sequence[str] = SPLITS, needed: Sequence[str] | None = None
+) -> DatasetDict:
     """The splits of a folder with `SPLIT.jsonl` or `SPLIT.jsonl.gz`, cached and memory-mapped.
+
+    Args:
+        needed: those of `splits` that must be there, all when None.
 
     Raises:
         SetupError: a missing file, or a row that is no JSON object (names file and row).
@@ -55,14 +63,17 @@ def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDi
     folder = Path(folder)
     if not folder.is_dir():
         raise SetupError(f"{folder}: no such folder; it should hold {', '.join(f'{s}.jsonl[.gz]' for s in splits)}")
-    return DatasetDict({split: load_jsonl(_file(folder, split)) for split in splits})
+    paths = {split: _file(folder, split, needed is None or split in needed) for split in splits}
+    return DatasetDict({split: load_jsonl(path) for split, path in paths.items() if path})
 
 
-def _file(folder: Path, split: str) -> Path:
+def _file(folder: Path, split: str, needed: bool) -> Path | None:
     for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
         if (folder / name).is_file():
             return folder / name
-    raise SetupError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there")
+    if needed:
+        raise SetupError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there")
+    return None
 
 
 def load_jsonl(path: Path) -> Dataset:
@@ -119,16 +130,24 @@ def _row(line: str, place: str) -> dict:
 
 
 def load_hub(dataset_name: str, language: str) -> DatasetDict:
-    """CodeSearchNet of one language from the Hub, renamed to the JSON-lines columns.
+    """The rows of one language of a data set on the Hub: CodeSearchNet, or a folder of ours that was pushed.
 
-    The codebase is valid and test together, without rows that repeat a url; `--split_urls` gives the published one.
+    CodeSearchNet is renamed to the JSON-lines columns; its codebase is valid and test together, without rows that
+    repeat a url, and `--split_urls` gives the published one.
+
+    Raises:
+        SetupError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
     """
     try:
+        if folder := _pushed_folder(dataset_name):
+            return _of_language(load_folder(folder, needed=()), dataset_name, language)
         loaded = load_dataset(dataset_name, language)
-    except (OSError, ValueError) as error:
+    except SetupError:
+        raise
+    except (OSError, ValueError, HTTPError) as error:
         raise SetupError(
-            f"{dataset_name} ({language}) cannot be had from the Hub: {str(error).splitlines()[0]}; without a network "
-            "use --data_dir or --source_dir"
+            f"{dataset_name} ({language}) cannot be had from the Hub: {str(error).splitlines()[0]}; for a private one "
+            "set HF_TOKEN, without a network use --data_dir or --source_dir"
         ) from error
     splits = {}
     for split, name in HUB_SPLITS.items():
@@ -142,6 +161,32 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
     pool = concatenate_datasets([splits["valid"], splits["test"]])
     splits["codebase"] = pool.select(list(_first_rows(pool["url"]).values()))
     return DatasetDict(splits)
+
+
+def _pushed_folder(dataset_name: str) -> Path | None:
+    """The local copy of a data set on the Hub that is a folder as `load_folder` reads it, None for any other."""
+    files = [f"{split}.jsonl{end}" for split in SPLITS for end in ("", ".gz")]
+    try:
+        folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=files))
+    except LocalEntryNotFoundError:  # no network and no copy: `datasets` may have its own
+        return None
+    return folder if any((folder / file).exists() for file in files) else None
+
+
+def _of_language(data: DatasetDict, dataset_name: str, language: str) -> DatasetDict:
+    """The rows of one language, where rows say of which they are."""
+    for split, rows in data.items():
+        if "language" not in rows.column_names:
+            continue
+        column = rows.data.column("language")
+        found = pc.indices_nonzero(pc.equal(column, language))
+        if not len(found):
+            others = ", ".join(sorted(pc.unique(column.drop_null()).to_pylist()))
+            raise SetupError(
+                f"{dataset_name}: {split} has no row in {language}, only {others}; choose with --language"
+            )
+        data[split] = rows if len(found) == len(rows) else rows.select(found.to_numpy())
+    return data
 
 
 def _first_rows(urls: Sequence[str]) -> dict[str, int]:
@@ -188,12 +233,12 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
         for column in columns if split == "train" else [*columns, "url"]:
             _check_filled(rows, column, split)
-    pool = data["codebase"]["url"]
+    pool = data["codebase"]["url"] if "codebase" in data else []
     first = _first_rows(pool)
     if len(first) < len(pool):
         row, url = next((row, url) for row, url in enumerate(pool) if first[url] != row)
         raise SetupError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
-    for split in ("valid", "test"):
+    for split in (split for split in ("valid", "test") if split in data):
         missing = [row for row, url in enumerate(data[split]["url"]) if url not in first]
         if missing:
             raise SetupError(

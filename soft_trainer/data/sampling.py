@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from soft_trainer.errors import SetupError
 
 TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all are looked through
+SORTED_TOGETHER = 50  # batches whose rows are sorted by length together, as in `Trainer`
 
 
 class JoinedBatchSampler(BatchSampler):
@@ -24,9 +25,11 @@ class JoinedBatchSampler(BatchSampler):
         strategy: a key of `STRATEGIES`.
         drop_last: leave out a last batch that is not full.
         text_ids: numbers of every row's texts, equal for equal texts; read by "no_duplicates".
+        lengths: tokens of every row; read by "group_by_length".
+        languages: every row's language; read by "one_language".
 
     Raises:
-        SetupError: an unknown strategy, or not one full batch.
+        SetupError: an unknown strategy, or not one full batch (of every language).
     """
 
     def __init__(
@@ -37,31 +40,42 @@ class JoinedBatchSampler(BatchSampler):
         seed: int = 0,
         drop_last: bool = True,
         text_ids: Sequence[np.ndarray] = (),
+        lengths: np.ndarray | None = None,
+        languages: Sequence[str] = (),
     ):
         if strategy not in STRATEGIES:
             raise SetupError(f"train_sampling_strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
-        if drop_last and rows < batch_size:
+        self.names, self.languages = np.unique(np.asarray(languages, dtype=str), return_inverse=True)
+        apart = strategy == "one_language"
+        if apart and len(self.languages) == 0:
+            raise SetupError("train_sampling_strategy='one_language': the training rows have no column 'language'")
+        counts = np.bincount(self.languages).tolist() if apart else [rows]
+        if drop_last and min(counts) < batch_size:
+            which = f" {self.names[int(np.argmin(counts))]}" if apart else ""
             raise SetupError(
-                f"{rows} training rows do not fill one batch of {batch_size} (per-process batch x processes): use a "
-                "smaller batch, or --dataloader_drop_last false"
+                f"{min(counts)}{which} training rows do not fill one batch of {batch_size} (per-process batch x "
+                "processes): use a smaller batch, or --dataloader_drop_last false"
             )
-        self.rows, self.batch_size, self.strategy = rows, batch_size, strategy
-        self.seed, self.drop_last, self.text_ids, self.epoch = seed, drop_last, text_ids, 0
+        self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
+        self.rows, self.batch_size, self.strategy, self.seed = rows, batch_size, strategy, seed
+        self.drop_last, self.text_ids, self.lengths, self.epoch = drop_last, text_ids, lengths, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches come next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
+        return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
         yield from STRATEGIES[self.strategy](self, np.random.default_rng([self.seed, self.epoch]))
 
     def cut(self, order: Sequence[int]) -> Iterator[list[int]]:
         """Batches of rows in the order given."""
-        for batch in range(len(self)):
-            yield list(order[batch * self.batch_size : (batch + 1) * self.batch_size])
+        for start in range(0, len(order), self.batch_size):
+            batch = list(order[start : start + self.batch_size])
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
 
 
 def _random(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
@@ -102,11 +116,35 @@ def _no_duplicates(sampler: JoinedBatchSampler, generator: np.random.Generator) 
     return (generator.permutation(batch).tolist() for batch in batches)
 
 
+def _group_by_length(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+    """Rows of like length meet: a random order, sorted by length within every `SORTED_TOGETHER` batches."""
+    order = generator.permutation(sampler.rows)
+    size = SORTED_TOGETHER * sampler.batch_size
+    parts = [order[start : start + size] for start in range(0, sampler.rows, size)]
+    batches = [batch for part in parts for batch in sampler.cut(part[np.argsort(-sampler.lengths[part])].tolist())]
+    return (batches[place] for place in generator.permutation(len(batches)))
+
+
+def _one_language(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+    """Every batch a random draw from one language, the languages in a random order."""
+    order = generator.permutation(sampler.rows)
+    parts = [order[sampler.languages[order] == language] for language in range(len(sampler.names))]
+    batches = [batch for part in parts for batch in sampler.cut(part.tolist())]
+    return (batches[place] for place in generator.permutation(len(batches)))
+
+
 STRATEGIES: dict[str, Callable[[JoinedBatchSampler, np.random.Generator], Iterator[list[int]]]] = {
     "random": _random,
     "sequential": _sequential,
     "no_duplicates": _no_duplicates,
+    "group_by_length": _group_by_length,
+    "one_language": _one_language,
 }
+
+
+def languages_of(dataset) -> Sequence[str]:
+    """Every row's language, none where the rows do not say."""
+    return dataset["language"] if "language" in dataset.column_names else ()
 
 
 class EpochDataLoader(DataLoader):

@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 from soft_trainer.data import codesearchnet
 from soft_trainer.data.codesearchnet import (
     FEATURES,
-    check_language,
+    check_languages,
     check_rows,
     load_folder,
     load_hub,
@@ -208,9 +208,10 @@ def test_a_hub_data_set_in_other_columns_says_which_is_missing(hub):
 
 
 def test_an_unknown_language_lists_the_six():
-    message = error_of(check_language, "perl")
+    message = error_of(check_languages, ["ruby", "perl"])
     assert "perl" in message
     assert all(name in message for name in ("ruby", "python", "java", "javascript", "php", "go"))
+    assert "'go'" in error_of(check_languages, ["go", "go"])
 
 
 # ---- Lists of urls ----

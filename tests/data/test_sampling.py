@@ -1,5 +1,6 @@
 """Joined batches: the same on every process, other ones every epoch, and every row once."""
 
+import numpy as np
 import pytest
 
 from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
@@ -63,3 +64,30 @@ def test_too_few_rows_name_both_numbers_and_a_way_out():
 def test_an_unknown_strategy_lists_the_known():
     with pytest.raises(SetupError, match="train_sampling_strategy='sorted'.*random, sequential"):
         JoinedBatchSampler(20, 6, strategy="sorted")
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_one_language_in_a_batch_and_all_languages_in_an_epoch(drop_last):
+    languages = ["ruby"] * 14 + ["go"] * 7
+    found = batches(rows=21, strategy="one_language", languages=languages, drop_last=drop_last)
+    assert all(len({languages[row] for row in batch}) == 1 for batch in found)
+    assert {languages[batch[0]] for batch in found} == {"ruby", "go"}
+    assert sorted(map(len, found)) == ([6, 6, 6] if drop_last else [1, 2, 6, 6, 6])
+    assert found != batches(epoch=1, rows=21, strategy="one_language", languages=languages, drop_last=drop_last)
+
+
+def test_one_language_says_which_one_is_too_small_and_needs_the_column():
+    with pytest.raises(SetupError, match="5 go training rows do not fill one batch of 6"):
+        JoinedBatchSampler(13, 6, strategy="one_language", languages=["ruby"] * 8 + ["go"] * 5)
+    with pytest.raises(SetupError, match="no column 'language'"):
+        JoinedBatchSampler(13, 6, strategy="one_language")
+
+
+def test_rows_of_like_length_meet():
+    lengths = np.random.default_rng(0).integers(5, 500, 600)
+    found = batches(rows=600, strategy="group_by_length", lengths=lengths)
+    assert sorted(row for batch in found for row in batch) == list(range(600))
+    spread = np.mean([np.ptp(lengths[batch]) for batch in found])
+    assert spread < 0.1 * np.mean([np.ptp(lengths[batch]) for batch in batches(rows=600)])
+    longest = [lengths[batch].max() for batch in found]
+    assert longest != sorted(longest, reverse=True)

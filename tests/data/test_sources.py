@@ -1,6 +1,7 @@
 """The rows that a run asked for: which source, which rows of it, and that bad ones are refused."""
 
 import dataclasses
+import json
 import shutil
 
 import pytest
@@ -37,6 +38,24 @@ def source_tree(folder, nouns):
 def test_a_folder(data_dir, tmp_path):
     data = load(tmp_path, language="python", data_dir=str(data_dir))
     assert {split: len(rows) for split, rows in data.items()} == {"train": 16, "valid": 4, "test": 4, "codebase": 24}
+
+
+def test_several_languages_are_joined_and_every_row_says_its_own(data_dir, tmp_path):
+    def of(language):
+        rows = [json.loads(line) for line in (data_dir / "codebase.jsonl").read_text().splitlines()]
+        return [row | {"url": f"{language}/{row['url']}", "language": "unknown"} for row in rows]
+
+    for language in ("go", "ruby"):
+        splits = {"train": of(language)[:6], "valid": of(language)[:2], "test": of(language)[2:4]}
+        for split, rows in (splits | {"codebase": of(language)[:8]}).items():
+            path = tmp_path / language / f"{split}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load(tmp_path, language="ruby, go", data_dir=str(tmp_path / "{language}"))
+    assert data["train"]["language"][:] == ["ruby"] * 6 + ["go"] * 6
+    assert data["codebase"]["language"][:] == ["ruby"] * 8 + ["go"] * 8
+    with pytest.raises(SetupError, match="write {language}"):
+        load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
 
 
 def test_the_hub_without_a_folder(data_dir, tmp_path, monkeypatch):
