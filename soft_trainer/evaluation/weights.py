@@ -3,7 +3,8 @@
 python -m soft_trainer.evaluation.weights --data_dir DIR --estimators bm25,simcse,trained_model --estimator_model A,B
 python -m soft_trainer.evaluation.weights --pairs recipes/paper/case_study.jsonl --estimators bm25,simcse
 
-The picture goes to --output, the same as a Markdown table to standard output.
+The picture goes to --output, the same as a Markdown table to standard output; with --pairs the table has all of them,
+the query's own code (=>) first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class WeightPlotArguments:
         None, "Row of the batch, from 0, whose negatives are shown. Default: where the weights differ most."
     )
     negatives: int = option(8, "Negatives shown.")
-    output: str = option("weights.png", "The picture.")
+    output: str = option("weights.png", "The picture; none draws none.")
 
 
 @dataclass(frozen=True)
@@ -198,14 +199,17 @@ def _cut(text: str, width: int = 80) -> str:
 
 
 def negatives_table(
-    names: Sequence[str], estimates: Sequence[Estimate], queries: Sequence[str], query: int, negatives: Sequence[int]
+    names: Sequence[str], estimates: Sequence[Estimate], queries: Sequence[str], query: int, columns: Sequence[int]
 ) -> str:
-    """One query's negatives as a Markdown table: similarity and weight under each estimator."""
-    headers = ["negative", *(f"{name} {what}" for name in names for what in ("similarity", "weight"))]
+    """What one query meets as a Markdown table: similarity and weight of each code under each estimator.
+
+    A code is named by its own query; `=>` marks the code of `query`, the positive.
+    """
+    headers = ["code of", *(f"{name} {what}" for name in names for what in ("similarity", "weight"))]
     rows = []
-    for column in negatives:
+    for column in columns:
         values = [float(value[query, column]) for one in estimates for value in (one.similarity, one.weights)]
-        rows.append([_cut(queries[column]), *values])
+        rows.append([("=> " if column == query else "") + _cut(queries[column]), *values])
     return table(headers, rows)
 
 
@@ -214,20 +218,24 @@ def main() -> None:
     rows = batch_rows(arguments)
     if arguments.query is not None and not 0 <= arguments.query < len(rows):
         raise SetupError(f"query={arguments.query}: use 0 to {len(rows) - 1}")
-    new_figure(1, 1)  # a missing matplotlib is told before anything is encoded
+    drawn = arguments.output.lower() != "none"
+    if drawn:
+        new_figure(1, 1)  # a missing matplotlib is told before anything is encoded
     estimators = choose_estimators(arguments)
     estimates = [estimate(name, estimator, rows) for name, estimator in estimators.items()]
     queries = texts(rows[text_column(rows, ("docstring", "docstring_tokens"), "query")])
     if arguments.pairs:
         query = arguments.query or 0
         negatives = [column for column in range(len(rows)) if column != query]
+        shown = [query, *negatives]
     else:
         query = most_varied_query(estimates) if arguments.query is None else arguments.query
-        negatives = chosen_negatives(estimates, query, arguments.negatives)
-    path = save_png(draw(estimates, queries, query, negatives), arguments.output)
+        shown = negatives = chosen_negatives(estimates, query, arguments.negatives)
+    path = save_png(draw(estimates, queries, query, negatives), arguments.output) if drawn else None
     sys.stdout.write(f"Query: {' '.join(queries[query].split())}\n\n")
-    sys.stdout.write(negatives_table(list(estimators), estimates, queries, query, negatives) + "\n")
-    sys.stderr.write(f"Written to {path}\n")
+    sys.stdout.write(negatives_table(list(estimators), estimates, queries, query, shown) + "\n")
+    if drawn:
+        sys.stderr.write(f"Written to {path}\n")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,10 @@ def test_the_paper_s_case_study_under_bm25(run, tmp_path):
     out = run("--pairs", CASE_STUDY)
     assert out.startswith("Query: Extracts encoded genotype data from binary formatted file.")
     rows = [cells(line) for line in out.splitlines()[4:]]
-    assert len(rows) == 7
-    weight = {row[0]: float(row[2]) for row in rows}
+    assert len(rows) == 8
+    assert rows[0][0] == "=> Extracts encoded genotype data from binary formatted file." and rows[0][2] == "1.000"
+    assert float(rows[0][1]) == max(float(row[1]) for row in rows)
+    weight = {row[0]: float(row[2]) for row in rows[1:]}
     # Appendix D.2: BM25 takes the second negative for the most similar.
     assert min(weight, key=weight.get) == "Read the specified number of bytes from the stream."
     assert all(0.1 <= value < 2 for value in weight.values())
@@ -148,3 +150,4 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SetupError, match=r"soft-trainer\[plots\]"):
         run("--pairs", CASE_STUDY)
+    assert "| => Extracts encoded" in run("--pairs", CASE_STUDY, "--output", "none")
