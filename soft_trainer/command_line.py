@@ -38,7 +38,7 @@ def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, de
             raise SetupError(f"{recipe}: unknown option {key!r}{_nearest(str(key), known)}")
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(
-            [*_as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
+            [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
         )
     except (argparse.ArgumentError, ValueError, ImportError) as error:
         raise SetupError(str(error)) from error
@@ -87,7 +87,8 @@ def _take_config(argv: list[str]) -> str | None:
     return None
 
 
-def _as_argv(options: dict) -> list[str]:
+def as_argv(options: dict) -> list[str]:
+    """Options as they are written on the command line; None is left out."""
     argv = []
     for key, value in options.items():
         if value is not None:

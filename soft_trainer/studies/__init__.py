@@ -1,0 +1,1 @@
+"""A study: many runs from one grid of options, in the order of their dependence, each a process of its own."""
