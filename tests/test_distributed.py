@@ -77,9 +77,9 @@ def train(folder):
 
 
 def check_equal(alone: dict, together: dict) -> None:
-    """Weights and losses to 1e-10, metrics to 1e-6."""
+    """Weights to 1e-10; losses, which `Trainer` adds up in float32, to 1e-5; metrics to 1e-6."""
     assert len(alone["losses"]) == len(together["losses"]) > 4
-    assert together["losses"] == pytest.approx(alone["losses"], abs=1e-10)
+    assert together["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     for name, weight in alone["weights"].items():
         assert weight.dtype == torch.float64
         torch.testing.assert_close(together["weights"][name], weight, atol=1e-10, rtol=0, msg=name)

@@ -137,7 +137,7 @@ def _own_snapshot(name_or_path: str | Path, revision: str | None) -> Path | None
 
 
 def load_model(name_or_path: str | Path, profile: EncoderProfile, revision: str | None = None) -> PreTrainedModel:
-    """The encoder's weights in float32, from safetensors, with a pooler only where `profile` pools with it.
+    """The encoder's weights in float32 or higher, from safetensors, with a pooler only where `profile` pools with it.
 
     Raises:
         SetupError: no such folder or repository, or no safetensors weights in it.
@@ -148,7 +148,7 @@ def load_model(name_or_path: str | Path, profile: EncoderProfile, revision: str 
             name_or_path,
             config=config,
             revision=revision or "main",
-            dtype=torch.float32,
+            dtype=torch.promote_types(config.dtype or torch.float32, torch.float32),
             use_safetensors=True,
             **pooling_layer(MODEL_MAPPING[type(config)], profile),
         )

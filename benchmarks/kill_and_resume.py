@@ -1,0 +1,135 @@
+"""Kills a training run at random moments, resumes it each time, and compares the weights that come out, bit by bit.
+
+    python benchmarks/kill_and_resume.py --data_dir DIR [--kills 20] [--on_two 5]
+
+One run on one process and one on two processes train without a stop: a small encoder with dropout, three epochs (of
+160 rows), a checkpoint every four steps. Then, for each kill, a new run gets SIGKILL (all its processes at once) at a
+random moment: those on two processes in the second epoch or later, the others from their start on, saving included. It
+is resumed by `--resume_from_checkpoint last` and must end with the same file of weights.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from soft_trainer.console import table
+
+SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
+STEPS, ROWS = 30, 160
+OPTIONS = {
+    "language": "ruby",
+    "from_scratch": "64x2",
+    "vocabulary_size": 2000,
+    "query_length": 16,
+    "code_length": 48,
+    "max_train_rows": ROWS,
+    "learning_rate": 1e-3,
+    "max_steps": STEPS,
+    "save_strategy": "steps",
+    "save_steps": 4,
+    "logging_steps": 1,
+    "do_train": "true",
+    "use_cpu": "true",
+}
+
+
+def start(folder: Path, data: dict, processes: int, resume: bool) -> psutil.Popen:
+    """Start the script."""
+    batch = data["batch_size"] // processes
+    options = OPTIONS | {"data_dir": data["data_dir"], "output_dir": folder, "per_device_train_batch_size": batch}
+    if resume:
+        options["resume_from_checkpoint"] = "last"
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "log.txt", "a") as log:
+        return psutil.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def finish(run: psutil.Popen, folder: Path) -> None:
+    """Wait for the end of a run that must succeed."""
+    if run.wait() != 0:
+        sys.exit(f"{folder}: the run failed:\n{(folder / 'log.txt').read_text()[-3000:]}")
+
+
+def weights(folder: Path) -> str:
+    """A digest of the final weights."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def steps_logged(folder: Path) -> int:
+    """Optimizer steps that the run's log tells of."""
+    log = folder / "log.txt"
+    return log.read_text().count("'loss':") if log.exists() else 0
+
+
+def kill(run: psutil.Popen) -> None:
+    """SIGKILL for every process of the run at once."""
+    if run.poll() is None:
+        for process in (run, *run.children(recursive=True)):
+            process.suspend()
+        for process in (run, *run.children(recursive=True)):
+            process.kill()
+    run.wait()
+
+
+def kill_and_resume(folder: Path, data: dict, processes: int, generator: random.Random) -> tuple[str, str]:
+    """What was killed when, and the digest of the weights that the resumed run ended with."""
+    first = STEPS // 3 + 1 if processes > 1 else 0
+    wanted = generator.randint(first, STEPS - 1)
+    run = start(folder, data, processes, resume=False)
+    while steps_logged(folder) < wanted and run.poll() is None:
+        time.sleep(0.005)
+    time.sleep(generator.uniform(0, 0.4))
+    kill(run)
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    whole = [path.name for path in found if (path / "complete.json").exists()]
+    broken = len(found) - len(whole)
+    when = f"step {steps_logged(folder)}, newest checkpoint: {(whole or ['none'])[-1]}, half-written: {broken}"
+    finish(start(folder, data, processes, resume=True), folder)
+    return when, weights(folder)
+
+
+def main() -> None:
+    """Train without a stop, kill and resume, print a table; exit code 1 where a bit differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", required=True, help="train, valid, test and codebase as .jsonl or .jsonl.gz")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--on_two", type=int, default=5, help="how many of them on two processes")
+    parser.add_argument("--batch_size", type=int, default=16, help="over all processes")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    generator = random.Random(options.seed)
+    data = {"data_dir": options.data_dir, "batch_size": options.batch_size}
+    root = Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
+    processes = [1] * (options.kills - options.on_two) + [2] * options.on_two
+    expected = {}
+    for number in sorted(set(processes)):
+        folder = root / f"whole-{number}"
+        finish(start(folder, data, number, resume=False), folder)
+        expected[number] = weights(folder)
+    rows = []
+    for place, number in enumerate(processes, 1):
+        folder = root / f"killed-{place}"
+        when, found = kill_and_resume(folder, data, number, generator)
+        rows.append([place, number, when, "equal" if found == expected[number] else "DIFFERENT"])
+        sys.stderr.write(f"{json.dumps(rows[-1])}\n")
+        if found == expected[number]:
+            shutil.rmtree(folder)
+    print(table(["kill", "processes", "killed after", "final weights"], rows))
+    sys.exit(any(row[-1] != "equal" for row in rows))
+
+
+if __name__ == "__main__":
+    main()
