@@ -1,0 +1,187 @@
+"""The constants of `soft_trainer.encoders.chunking.ChunkCost` on this machine, and whether its cuts are the best.
+
+    python benchmarks/chunk_cost.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--device cuda]
+
+First the time of a forward and backward pass of the encoder, in training, on a grid of rows and lengths, its gradients
+added to those there as a further chunk's are; the model `a token's time x (overhead + n L (1 + attention L))` fitted
+to it by least relative squares, beside what `ChunkCost.of` takes. The same with frozen word embeddings: the difference
+is what their gradient, as large as the vocabulary, costs in every chunk. Then random batches of real rows, each side
+cut in several ways in turn: by the constants in use, by the same with another overhead, by the fitted ones, and in
+equal parts of the sorted rows. "times" is to the constants in use, paired by batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from measuring import draw, machine, numbers, parser_of, ratios, seconds, set_up, spread, turns
+from start import Start, add_encoder_options, begin, label
+
+from soft_trainer.console import table
+from soft_trainer.data.tokens import SIDES, column_of, pad
+from soft_trainer.encoders.chunking import STEP, ChunkCost, chunk_by_length
+from soft_trainer.encoders.encoding import encode
+from soft_trainer.encoders.loading import Encoder, load_encoder
+
+Cut = Callable[[np.ndarray], list[np.ndarray]]
+
+
+def passes(encoder: Encoder, device: str, items: Sequence, chunks: list[np.ndarray]) -> None:
+    """Forward and backward of rows, chunk by chunk, as a step makes them; gradients are added up."""
+    parts = []
+    for chunk in chunks:
+        inputs = pad([items[row] for row in chunk], encoder.tokenizer.pad_token_id)
+        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            parts.append(encode(encoder.model, encoder.profile, inputs))
+    embeddings = torch.cat(parts)
+    embeddings.backward(torch.ones_like(embeddings))
+
+
+def grid_times(encoder: Encoder, arguments: argparse.Namespace) -> dict[tuple[int, int], float]:
+    """(rows, length) -> median seconds of one chunk, the repetitions interleaved over the grid."""
+    lengths = [length for length in numbers(arguments.grid_lengths) if length <= max(numbers(arguments.lengths))]
+    cells = [(rows, length) for rows in numbers(arguments.grid_rows) for length in lengths]
+    taken: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
+    for repetition, cell in turns(cells, arguments.repetitions + 1):
+        rows, length = cell
+        items = np.random.default_rng(repetition).integers(5, len(encoder.tokenizer), (rows, length))
+        call = partial(passes, encoder, arguments.device, items, [np.arange(rows)])
+        taken[cell].append(seconds(call, arguments.device))
+    return {cell: statistics.median(times[1:]) for cell, times in taken.items()}
+
+
+def fit(times: dict[tuple[int, int], float]) -> tuple[float, ChunkCost, dict[tuple[int, int], float]]:
+    """Seconds of a token, the cost, and the relative error of each cell.
+
+    Linear in seconds of a chunk, of a token and of a pair of tokens; none of them is negative.
+    """
+    from scipy.optimize import nnls
+
+    rows, lengths = np.array(list(times)).T.astype(float)
+    measured = np.array(list(times.values()))
+    terms = np.stack([np.ones_like(rows), rows * lengths, rows * lengths**2], 1)
+    (chunk, token, pair), _ = nnls(terms / measured[:, None], np.ones_like(measured))
+    errors = terms @ np.array([chunk, token, pair]) / measured - 1
+    return token, ChunkCost(chunk / token, pair / token), dict(zip(times, errors.tolist(), strict=True))
+
+
+def equal_parts(count: int) -> Cut:
+    """Cuts the rows, sorted by length, into parts of as many rows each."""
+    return lambda lengths: [part for part in np.array_split(np.argsort(-lengths, kind="stable"), count) if len(part)]
+
+
+def cuts(used: ChunkCost, fitted: ChunkCost) -> dict[str, Cut]:
+    """Name -> lengths to chunks."""
+    found: dict[str, Cut] = {"constants in use": partial(chunk_by_length, cost=used)}
+    found["fitted constants"] = partial(chunk_by_length, cost=fitted)
+    for factor in (1 / 16, 1 / 4, 1 / 2, 2, 4, 16):
+        cost = replace(used, overhead=used.overhead * factor)
+        found[f"overhead x {factor:g}"] = partial(chunk_by_length, cost=cost)
+    return found | {f"{count} equal parts": equal_parts(count) for count in (1, 2, 4, 8, 16)}
+
+
+def compare(start: Start, encoder: Encoder, ways: dict[str, Cut], batch_size: int, repetitions: int) -> list[list]:
+    """Rows of the second table: seconds of both sides of random batches under every cut."""
+    columns = {side: column_of(start.rows, side, encoder.profile, encoder.tokenizer) for side in SIDES}
+    generator = np.random.default_rng(0)
+    batches = [draw(len(start.rows), batch_size, generator) for _ in range(repetitions + 1)]
+    taken, counts, padding = ({name: [] for name in ways} for _ in range(3))
+    for repetition, name in turns(list(ways), len(batches)):
+        total, chunks, computed, real = 0.0, 0, 0, 0
+        encoder.model.zero_grad()
+        for column in columns.values():
+            items = [column[int(row)] for row in batches[repetition]]
+            lengths = np.array([len(item) for item in items])
+            found = ways[name](lengths)
+            total += seconds(partial(passes, encoder, start.device, items, found), start.device)
+            chunks += len(found)
+            computed += sum(len(chunk) * int(lengths[chunk].max()) for chunk in found)
+            real += int(lengths.sum())
+        if repetition:
+            taken[name].append(total)
+            counts[name].append(chunks)
+            padding[name].append(1 - real / computed)
+    base = taken["constants in use"]
+    return [
+        [batch_size, name, f"{statistics.mean(counts[name]):.1f}", f"{statistics.mean(padding[name]):.1%}"]
+        + [f"{1e3 * statistics.median(times):,.0f}", spread(ratios(times, base))]
+        for name, times in taken.items()
+    ]
+
+
+def run(arguments: argparse.Namespace, folder: str) -> None:
+    """Measure, fit, compare and print."""
+    start = begin(arguments, folder)
+    encoder = load_encoder(folder, device=start.device)
+    encoder.model.train()
+    words, grids = encoder.model.get_input_embeddings().weight, {}
+    for name, trained in (("fitted", True), ("word embeddings frozen", False)):
+        words.requires_grad_(trained)
+        grids[name] = grid_times(encoder, arguments)
+        sys.stderr.write(f"grid, {name}: measured\n")
+    words.requires_grad_(True)
+    fits = {name: fit(times) for name, times in grids.items()}
+    used = ChunkCost.of(encoder.model.config.hidden_size, start.device)
+    lines = []
+    for batch_size in numbers(arguments.batch_sizes):
+        lines += compare(start, encoder, cuts(used, fits["fitted"][1]), batch_size, arguments.repetitions)
+        sys.stderr.write(f"batches of {batch_size} are measured\n")
+    print(f"## Cost of a chunk: {label(arguments)}\n\n{machine(start.device)}, {arguments.repetitions} repetitions\n")
+    print("Milliseconds of a chunk, and by how much the fit is off:\n")
+    print(grid_table(grids["fitted"], fits["fitted"][2]), "\n")
+    print(constants_table(used, fits, encoder.model.config.hidden_size))
+    print(f"\nBatches of real rows, both sides, lengths compared in steps of {STEP}:\n")
+    print(table(["batch", "cut", "chunks of both", "padding", "ms", "times"], lines))
+
+
+def grid_table(times: dict[tuple[int, int], float], errors: dict[tuple[int, int], float]) -> str:
+    """Times and errors of the fit, rows by lengths."""
+    lengths = sorted({length for _, length in times})
+    cells = [
+        [rows, *(f"{1e3 * times[rows, length]:.1f} ({errors[rows, length]:+.0%})" for length in lengths)]
+        for rows in sorted({rows for rows, _ in times})
+    ]
+    return table(["rows, tokens:", *lengths], cells)
+
+
+def constants_table(used: ChunkCost, fits: dict, hidden: int) -> str:
+    """The constants in use beside those of every fit."""
+    tokens = {"in use": (None, used)} | {name: (token, cost) for name, (token, cost, _) in fits.items()}
+    flops = 24 * hidden**2
+    rows = {
+        "a token's time": [f"{1e6 * token:.1f} us" if token else None for token, _ in tokens.values()],
+        "overhead": [f"{cost.overhead:.1f} tokens" for _, cost in tokens.values()],
+        "LAYER_OVERHEAD": [f"{cost.overhead * flops:.2e} operations" for _, cost in tokens.values()],
+        "attention": [f"{1e6 * cost.attention:.0f} millionths" for _, cost in tokens.values()],
+        "attention x 6 hidden": [f"{cost.attention * 6 * hidden:.2f} times" for _, cost in tokens.values()],
+        "error, mean": [None, *(f"{np.abs(list(errors.values())).mean():.1%}" for *_, errors in fits.values())],
+        "error, largest": [None, *(f"{np.abs(list(errors.values())).max():.1%}" for *_, errors in fits.values())],
+    }
+    return table(["", *tokens], [[name, *cells] for name, cells in rows.items()])
+
+
+def main() -> None:
+    """Read the options and run."""
+    parser = parser_of(__doc__)
+    add_encoder_options(parser)
+    parser.add_argument("--batch_sizes", default="32,128")
+    parser.add_argument("--grid_rows", default="1,2,4,8,16,32")
+    parser.add_argument("--grid_lengths", default="8,16,32,64,128,256")
+    parser.add_argument("--repetitions", type=int, default=5)
+    arguments = parser.parse_args()
+    set_up(arguments.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        run(arguments, folder)
+
+
+if __name__ == "__main__":
+    main()

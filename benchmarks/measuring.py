@@ -1,0 +1,107 @@
+"""What the benchmarks share: the machine's line, interleaved timing, ratios with their spread, the roofline."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import datasets
+import numpy as np
+import torch
+import transformers
+
+ROOF_SIZE = {"cpu": 2048, "cuda": 8192}  # rows of the matrices whose product is the roof
+
+
+def parser_of(description: str, rows: bool = True) -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rows:
+        parser.add_argument("--data_dir", required=True, help="folder with train.jsonl or train.jsonl.gz")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    return parser
+
+
+def set_up(threads: int) -> None:
+    """Give torch and the tokenizers of every library the same number of threads; no progress bars."""
+    torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+
+
+def machine(device: str = "cpu") -> str:
+    """Date, processor, threads and versions: the line that stands above a table."""
+    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    return (
+        f"{datetime.date.today()}, {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"sentence-transformers {version('sentence-transformers')}"
+    )
+
+
+def _processor() -> str:
+    """The processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def numbers(text: str) -> list[int]:
+    """`"32,128"` -> [32, 128]."""
+    return [int(part) for part in text.split(",")]
+
+
+def seconds(call: Callable[[], object], device: str = "cpu") -> float:
+    """Seconds of one call, with all that it started on the device."""
+    finish(device)
+    start = time.perf_counter()
+    call()
+    finish(device)
+    return time.perf_counter() - start
+
+
+def finish(device: str) -> None:
+    """Wait until the device is idle."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def turns(names: Sequence[str], repetitions: int) -> Iterator[tuple[int, str]]:
+    """(repetition, name) of interleaved measurements; another one begins each time."""
+    for repetition in range(repetitions):
+        first = repetition % len(names)
+        yield from ((repetition, name) for name in (*names[first:], *names[:first]))
+
+
+def draw(rows: int, size: int, generator: np.random.Generator) -> np.ndarray:
+    """Row numbers of a random batch; a row is in it twice only where there are too few."""
+    return generator.choice(rows, size, replace=size > rows)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, and from least to most."""
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+
+
+def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """How many times as much as `base` each is, repetition by repetition."""
+    return [value / other for value, other in zip(values, base, strict=True)]
+
+
+def matrix_rate(device: str, dtype: torch.dtype, repetitions: int = 15) -> float:
+    """Operations a second of products of large square matrices, the median: what the machine can do at best."""
+    size = ROOF_SIZE[device]
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.mm(a, b)
+    taken = [seconds(lambda: torch.mm(a, b, out=out), device) for _ in range(repetitions)]
+    return 2 * size**3 / statistics.median(taken)

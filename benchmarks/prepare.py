@@ -1,0 +1,188 @@
+"""Rows a second and memory of what is done once before training: reading, filtering, tokenising, data flow.
+
+    python benchmarks/prepare.py --data_dir DIR [--rows 10000,50000] [--num_proc 2]
+
+The rows are repeated up to the number asked for, every name and word of four letters or more with the copy's number,
+so that nothing is cached and no copy is a near duplicate: for caches the worst case. Each number of rows is a process
+of its own with an empty cache; its memory and that of the processes that it starts is summed twenty times a second.
+"peak" counts all pages, those that processes share once; "own" leaves out those of memory-mapped files, which the
+system takes back when it needs them. "more a row" is what a further row adds to the own memory, from the smallest
+number of rows to this one: about 0 where memory is constant. Filters keep what they need to know duplicates by, the
+last two stages are what the trainer and BM25 hold in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from datasets import Dataset
+from measuring import machine, numbers, parser_of, set_up
+
+from soft_trainer import BM25Estimator
+from soft_trainer.console import table
+from soft_trainer.data.batches import text_ids
+from soft_trainer.data.codesearchnet import load_folder, load_jsonl
+from soft_trainer.data.filtering import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES, filter_rows
+from soft_trainer.data.tokens import SIDES, column_of, texts, tokenized
+from soft_trainer.encoders.loading import load_tokenizer
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.encoders.scratch import train_tokenizer
+
+PLAIN, GRAPH = PROFILES["auto"], PROFILES["graphcodebert"]
+PAUSE = 0.05  # seconds between two looks at the memory
+MIB = 1024  # KiB
+WORD = re.compile(r"\b[A-Za-z_]{4,}\b")
+KEYWORDS = set(
+    "abstract alias assert async await begin boolean break byte case catch chan char class const continue debugger "
+    "declare default defer defined delete double echo elif else elsif enum ensure except export extends fallthrough "
+    "false final finally float foreach from function global goto import implements include instanceof interface "
+    "lambda long main module namespace native next none nonlocal null package pass private protected public raise "
+    "range redo require rescue retry return self short static string struct super switch synchronized then this "
+    "throw throws trait transient true type typeof undef union unless until using volatile when while with yield "
+    "None True False".split()
+)
+
+
+def renamed(value, copy: int):
+    """A text, or a list of them, with the copy's number in its words."""
+    if isinstance(value, list):
+        return [renamed(part, copy) for part in value]
+    return WORD.sub(lambda word: word[0] if word[0] in KEYWORDS else f"{word[0]}{copy}", value)
+
+
+def write_rows(rows: Dataset, count: int, path: Path) -> None:
+    """JSON lines of so many rows, each different from all others."""
+    changed = {"original_string", "code", "code_tokens", "docstring", "docstring_tokens", "func_name"}
+    with path.open("w") as lines:
+        for number in range(count):
+            copy, row = divmod(number, len(rows))
+            values = {name: renamed(value, copy) if name in changed else value for name, value in rows[row].items()}
+            lines.write(json.dumps(values | {"url": f"{values['url']}#{copy}"}) + "\n")
+
+
+def stages(path: Path, num_proc: int | None) -> dict[str, Callable]:
+    """Name -> what is done with the rows, which gives rows where it makes others."""
+    tokenizer = load_tokenizer(path.parent / "tokenizer", GRAPH)
+
+    def both_sides(rows):
+        for side in SIDES:
+            tokenized(rows, side, PLAIN, tokenizer)
+
+    def numbered(rows):
+        for name in ("docstring_tokens", "code_tokens"):
+            text_ids(texts(rows[name]))
+
+    return {
+        "read": lambda _: load_jsonl(path),
+        "filter: graphcodebert": lambda rows: filter_rows(rows, GRAPHCODEBERT_RULES, num_proc)[0],
+        "filter: codesearchnet": lambda rows: filter_rows(rows, CODESEARCHNET_RULES, num_proc)[0],
+        "tokenise": both_sides,
+        "data flow": lambda rows: column_of(rows, "code", GRAPH, tokenizer) and None,
+        "equal texts": numbered,
+        "BM25 counts": lambda rows: BM25Estimator().fit(rows),
+    }
+
+
+def prepare(path: Path, num_proc: int | None) -> list[dict]:
+    """Take the rows through all stages in this process; when each began and ended, and with how many rows."""
+    rows, done = None, []
+    for name, stage in stages(path, num_proc).items():
+        before, start = rows, time.monotonic()
+        made = stage(rows)
+        rows = rows if made is None else made
+        done.append({"name": name, "start": start, "end": time.monotonic(), "rows": len(rows if not done else before)})
+    return done
+
+
+def held(process: psutil.Process) -> tuple[float, float]:
+    """MiB of a process and all that it started: all pages, and those of no file."""
+    peak = own = 0.0
+    for pid in [process.pid, *(child.pid for child in process.children(recursive=True))]:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue  # it has ended
+        values = dict(re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE))
+        peak += int(values.get("Pss", 0)) / MIB
+        own += int(values.get("Pss_Anon", 0)) / MIB
+    return peak, own
+
+
+def watch(path: Path, arguments: argparse.Namespace) -> list[dict]:
+    """Run `prepare` in a process of its own; what it says of each stage, with the memory held meanwhile."""
+    environment = os.environ | {
+        "HF_DATASETS_CACHE": str(path.parent / "cache"),
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    }
+    command = [sys.executable, __file__, "--data_dir", arguments.data_dir, "--one", str(path)]
+    command += ["--threads", str(arguments.threads)]
+    command += ["--num_proc", str(arguments.num_proc)] if arguments.num_proc else []
+    samples = []
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        process = psutil.Process(running.pid)
+        while running.poll() is None:
+            try:
+                samples.append((time.monotonic(), *held(process)))
+            except psutil.NoSuchProcess:
+                break
+            time.sleep(PAUSE)
+        output = running.stdout.read()
+    if running.returncode:
+        raise SystemExit(f"preparing {path} failed")
+    done = json.loads(output.splitlines()[-1])
+    for stage in done:
+        nearest = min(samples, key=lambda sample: abs(sample[0] - stage["end"]))
+        inside = [sample[1:] for sample in samples if stage["start"] <= sample[0] <= stage["end"]] or [nearest[1:]]
+        stage["peak"], stage["own"] = (max(column) for column in zip(*inside, strict=True))
+    return done
+
+
+def report(arguments: argparse.Namespace, found: dict[int, list[dict]]) -> None:
+    """Print the table."""
+    lines, (least, base) = [], next(iter(found.items()))
+    for count, done in found.items():
+        for stage, first in zip(done, base, strict=True):
+            taken = stage["end"] - stage["start"]
+            more = 1024 * (stage["own"] - first["own"]) / (count - least) if count > least else None
+            lines.append([count, stage["name"], stage["rows"], round(stage["rows"] / taken), f"{taken:.1f} s"])
+            lines[-1] += [round(stage["peak"]), round(stage["own"]), None if more is None else f"{more:.2f} KiB"]
+    processes = arguments.num_proc or "no further"
+    print(f"## Preparing rows\n\n{machine()}; filters with {processes} processes, data flow with one a core\n")
+    headers = ["rows", "stage", "rows in", "rows/s", "time", "peak, MiB", "own, MiB", "more a row"]
+    print(table(headers, lines))
+
+
+def main() -> None:
+    """Prepare every number of rows in a process of its own; with `--one`, be that process."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--rows", default="10000,50000", help="numbers of rows, the smallest first")
+    parser.add_argument("--num_proc", type=int, help="processes of the filters; default: as load_data does, none")
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    set_up(arguments.threads)
+    if arguments.one:
+        print(json.dumps(prepare(arguments.one, arguments.num_proc)))
+        return
+    rows, found = load_folder(arguments.data_dir, ("train",))["train"], {}
+    for count in numbers(arguments.rows):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "rows.jsonl")
+            write_rows(rows, count, path)
+            train_tokenizer(map(" ".join, rows["code_tokens"]), GRAPH).save_pretrained(path.parent / "tokenizer")
+            found[count] = watch(path, arguments)
+        sys.stderr.write(f"{count:,} rows are prepared\n")
+    report(arguments, found)
+
+
+if __name__ == "__main__":
+    main()

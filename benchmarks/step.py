@@ -1,0 +1,271 @@
+"""One training step: ours, sentence-transformers' trainer, and padded to the maximum as published.
+
+    python benchmarks/step.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--batch_sizes 32,128]
+        [--dtype float32,bfloat16] [--device cuda] [--repetitions 7]
+
+All take the same random batches in turn, from the same weights, with the same texts, truncation, loss (InfoNCE of
+cosines x 20, or of the model's own score), optimizer, clipping of gradients, precision and threads. A step is the
+batch's collation, forward, backward, clipping and optimizer; the first of each way is left out. Figures with a range
+are medians over the repetitions, ratios are taken within one.
+
+"ours is faster" divides the time of a way by ours; "without collation" the same without what data workers do beside
+a GPU. "padding" is the share of computed tokens that are padding; "of the saving" the ratio as a share of what the
+fewer tokens would give at a constant cost a token. Useful arithmetic is that of tokens that are not padding,
+6 W T + 12 layers hidden sum(L^2) operations for W weights without embeddings and T tokens in texts of L each; all
+arithmetic counts the padding too. Both are shares of the rate of large matrix products in the same precision.
+
+What cannot be made equal: sentence-transformers tokenises in its collator, ours once before training, which its
+steps do not show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from measuring import draw, finish, machine, matrix_rate, numbers, parser_of, ratios, set_up, spread, turns
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.util import cos_sim, dot_score
+from start import Start, add_encoder_options, begin, label
+from torch import Tensor
+from transformers import Trainer
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.console import table
+from soft_trainer.data.tokens import SIDES, side_settings
+from soft_trainer.encoders.loading import load_encoder, load_tokenizer
+
+CLIP = 1.0  # Trainer's max_grad_norm
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class Way:
+    """A trainer that takes steps one by one."""
+
+    trainer: Trainer
+    collate: Callable[[np.ndarray], dict]
+    device: str
+
+    def __post_init__(self):
+        trainer = self.trainer
+        trainer.create_optimizer()
+        trainer.model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+        trainer.model_wrapped = trainer.model
+        trainer.current_gradient_accumulation_steps = 1
+
+    def step(self, rows: np.ndarray) -> tuple[float, float, dict]:
+        """Seconds of one whole step, those of its collation, and the batch."""
+        trainer = self.trainer
+        finish(self.device)
+        start = time.perf_counter()
+        batch = self.collate(rows)
+        collated = time.perf_counter()
+        trainer.training_step(trainer.model, dict(batch))
+        trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), CLIP)
+        trainer.optimizer.step()
+        trainer.model.zero_grad()
+        finish(self.device)
+        return time.perf_counter() - start, collated - start, batch
+
+    @torch.no_grad()
+    def loss(self, rows: np.ndarray) -> float:
+        """The loss of a batch without dropout."""
+        self.trainer.model.eval()
+        return float(self.trainer.compute_loss(self.trainer.model, self.trainer._prepare_inputs(self.collate(rows))))
+
+
+def ours(start: Start, dtype: str, collator=None, **options) -> Way:
+    """Our trainer, as it comes."""
+    encoder = load_encoder(start.folder, device="cpu")
+    trainer = SoftInfoNCETrainer(
+        model=encoder.model,
+        args=SoftInfoNCETrainingArguments(mask_duplicates=False, **options, **start.settings(dtype)),
+        train_dataset=start.rows,
+        processing_class=encoder.tokenizer,
+        encoder=encoder.profile,
+        data_collator=collator,
+    )
+    return Way(trainer, trainer.get_train_dataloader().dataset.__getitems__, start.device)
+
+
+def in_one_piece(start: Start, dtype: str) -> Way:
+    """Our trainer with either side padded to the longest of the batch."""
+    return ours(start, dtype, chunk_by_length=False)
+
+
+def padded_to_maximum(start: Start, dtype: str) -> Way:
+    """Our trainer with every text padded to the length at which it would be cut."""
+    pad_token_id = load_tokenizer(start.folder, start.profile).pad_token_id
+
+    def pad(features: list[dict], side: str) -> dict[str, Tensor]:
+        rows = [feature[f"{side}_ids"] for feature in features]
+        ids = np.full((len(rows), side_settings(start.profile, side)["length"]), pad_token_id, dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)], mask[place, : len(row)] = row, 1
+        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+
+    return ours(start, dtype, lambda features: {side: pad(features, side) for side in SIDES})
+
+
+def sentence_transformers(start: Start, dtype: str) -> Way:
+    """The trainer of sentence-transformers with its own collator and loss."""
+    profile = start.profile
+    model = SentenceTransformer(str(start.folder), device=start.device)
+    similarity = {"cosine": cos_sim, "dot": dot_score}[profile.score_function]
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            # These tasks choose query_length and document_length of the model's folder.
+            router_mapping={"query": "query", "code": "document"},
+            prompts={side: prefix for side in SIDES if (prefix := side_settings(profile, side)["prefix"])} or None,
+            **start.settings(dtype),
+        ),
+        train_dataset=start.texts,
+        loss=MultipleNegativesRankingLoss(model, scale=profile.score_scale, similarity_fct=similarity),
+    )
+    fetch = trainer.train_dataset.__getitems__
+    return Way(trainer, lambda rows: trainer.data_collator(fetch(rows.tolist())), start.device)
+
+
+WAYS = {
+    "ours": ours,
+    "sentence-transformers": sentence_transformers,
+    "padded to the maximum": padded_to_maximum,
+    "ours in one piece": in_one_piece,
+}
+
+
+def masks(batch: Mapping) -> Iterator[Tensor]:
+    """The attention mask of every forward pass of a batch."""
+    for name, value in batch.items():
+        if name.endswith("attention_mask"):
+            yield value
+        elif name == "chunks":
+            for chunk in value:
+                yield from masks(chunk)
+        elif isinstance(value, Mapping):
+            yield from masks(value)
+
+
+def work(model, batch: Mapping) -> dict[str, float]:
+    """Tokens and operations of a step's forward and backward passes, those computed and those of use."""
+    config, found = model.config, list(masks(batch))
+    lengths = torch.cat([mask.sum(1) for mask in found]).double()
+    padded = torch.cat([torch.full((len(mask),), mask.shape[1]) for mask in found]).double()
+    per_token = 6 * model.num_parameters(exclude_embeddings=True)
+    per_pair = 12 * config.num_hidden_layers * config.hidden_size
+    return {
+        f"{name} {what}": float(value)
+        for name, of in (("useful", lengths), ("computed", padded))
+        for what, value in (("tokens", of.sum()), ("operations", per_token * of.sum() + per_pair * (of**2).sum()))
+    }
+
+
+def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], model) -> dict:
+    """For each way the seconds of every step, those without collation, and its work; None where memory ran out."""
+    results: dict = {name: {"whole": [], "bare": [], "work": []} for name in ways}
+    for repetition, name in turns(list(ways), len(batches)):
+        if results[name] is None:
+            continue
+        try:
+            whole, collation, batch = ways[name].step(batches[repetition])
+        except torch.OutOfMemoryError:
+            results[name] = None
+            ways[name].trainer.model.zero_grad()
+            torch.cuda.empty_cache()
+            continue
+        if repetition == 0:
+            continue  # memory and kernels are made ready
+        for key, value in (("whole", whole), ("bare", whole - collation), ("work", work(model, batch))):
+            results[name][key].append(value)
+    return results
+
+
+def line(batch_size: int, name: tuple[str, str], results: dict, roof: float) -> list:
+    """One row of the table."""
+    way, dtype = name
+    result, base, single = results[name], results[("ours", dtype)], results.get(("ours", "float32"))
+    cells = [batch_size, dtype, way]
+    if result is None:
+        return [*cells, "out of memory"]
+    total = {key: sum(step[key] for step in result["work"]) for key in result["work"][0]}
+    taken = sum(result["whole"])
+    cells.append(spread([batch_size / second for second in result["whole"]], 1))
+    if way == "ours" or base is None:
+        cells += [None, None, None]
+    else:
+        faster, bare = ratios(result["whole"], base["whole"]), ratios(result["bare"], base["bare"])
+        saving = total["computed tokens"] / sum(step["computed tokens"] for step in base["work"])
+        cells += [spread(faster), spread(bare), f"{statistics.median(faster) / saving:.0%}"]
+    compared = way == "ours" and dtype != "float32" and single
+    return [
+        *cells,
+        spread(ratios(single["whole"], result["whole"])) if compared else None,
+        f"{1 - total['useful tokens'] / total['computed tokens']:.1%}",
+        f"{total['useful tokens'] / taken:,.0f}",
+        f"{total['useful operations'] / taken / roof:.1%}",
+        f"{total['computed operations'] / taken / roof:.1%}",
+    ]
+
+
+HEADERS = ["batch", "precision", "way", "examples/s", "ours is faster", "without collation", "of the saving"]
+HEADERS += ["than in float32", "padding", "useful tokens/s", "useful arithmetic", "all arithmetic"]
+
+
+def run(arguments: argparse.Namespace, folder: str) -> None:
+    """The whole benchmark."""
+    start = begin(arguments, folder)
+    # bfloat16 last: accelerate knows one precision at a time, and a float32 model is prepared by then.
+    dtypes = sorted(arguments.dtype.split(","), key=list(DTYPES).index)
+    ways = {(way, dtype): WAYS[way](start, dtype) for dtype in dtypes for way in arguments.ways.split(",")}
+    roofs = {dtype: [matrix_rate(start.device, DTYPES[dtype])] for dtype in dtypes}
+    generator, model = np.random.default_rng(0), load_encoder(folder, device="cpu").model
+    losses, found = {}, {}
+    for size in numbers(arguments.batch_sizes):
+        batches = [draw(len(start.rows), size, generator) for _ in range(arguments.repetitions + 1)]
+        if not found:
+            losses = {name: way.loss(batches[0]) for name, way in ways.items()}
+        found[size] = measure(ways, batches, model)
+        sys.stderr.write(f"batches of {size} are measured\n")
+    for dtype in dtypes:
+        roofs[dtype].append(matrix_rate(start.device, DTYPES[dtype]))
+
+    mean = {dtype: statistics.mean(rates) for dtype, rates in roofs.items()}
+    lines = [line(size, name, results, mean[name[1]]) for size, results in found.items() for name in results]
+    print(f"## A training step: {label(arguments)}\n\n{machine(start.device)}, {arguments.repetitions} repetitions\n")
+    print(table(HEADERS, lines), "\n")
+    for dtype, rates in roofs.items():
+        print(f"Matrix products in {dtype}: {' and '.join(f'{rate / 1e9:,.0f}' for rate in rates)} GFLOP/s.")
+    for dtype in dtypes:
+        own = {way: loss for (way, kind), loss in losses.items() if kind == dtype}
+        shown = ", ".join(f"{way} {loss:.6f}" for way, loss in own.items())
+        print(f"Loss of one batch before training, without dropout, in {dtype}: {shown}; ", end="")
+        print(f"largest difference {max(own.values()) - min(own.values()):.1e}.")
+
+
+def main() -> None:
+    """Measure every way at every batch size and print the tables."""
+    parser = parser_of(__doc__)
+    add_encoder_options(parser)
+    parser.add_argument("--batch_sizes", default="32,128")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 (autocast), or both by comma")
+    parser.add_argument("--ways", default=",".join(list(WAYS)[:3]), help=f"of {', '.join(WAYS)}; ours is needed")
+    parser.add_argument("--repetitions", type=int, default=7)
+    arguments = parser.parse_args()
+    set_up(arguments.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        run(arguments, folder)
+
+
+if __name__ == "__main__":
+    main()
