@@ -19,7 +19,7 @@ def banner(trainer) -> str:
     weights = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
     rows = [
         ("batch per process", args.per_device_train_batch_size),
-        ("processes", args.world_size),
+        ("processes", f"{args.world_size} ({trainer.accelerator.distributed_type.value})"),
         ("codes a query meets (N)", joined),
         ("negatives per query", joined - 1),
         ("accumulated batches", args.gradient_accumulation_steps),

@@ -60,8 +60,8 @@ def train(folder):
         options = BASE | {"model_name_or_path": folder / "encoder", "data_dir": folder, "output_dir": output} | options
         options |= {"per_device_train_batch_size": joined // processes, "estimator_cache_dir": folder / "rows"}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), *words]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        command = [sys.executable, *(torchrun if processes > 1 else []), str(SCRIPT), *words]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
         environment["HF_DATASETS_CACHE"] = str(folder / "cache")
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)

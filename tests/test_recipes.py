@@ -9,8 +9,10 @@ import pytest
 from soft_trainer.command_line import parse, read_recipe
 
 ROOT = Path(__file__).parents[1]
+LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 # A study is many runs: tests/test_studies_paper.py reads those.
-RECIPES = [path for path in sorted((ROOT / "recipes").rglob("*.yaml")) if "grid" not in read_recipe(path)]
+OTHERS = set((ROOT / "recipes").rglob("*.yaml")) - set(LAUNCHES)
+RECIPES = [path for path in sorted(OTHERS) if "grid" not in read_recipe(path)]
 RUNS = [path for path in RECIPES if "simcse" not in path.name and path.name != "base.yaml"]
 # What makes any recipe small and local; the batch is the smallest that BM25's alpha and beta take.
 TINY = {
@@ -42,6 +44,17 @@ def test_a_recipe_names_options_that_exist(path, tmp_path):
     options = read_recipe(path)
     assert options
     assert parsed[-1].learning_rate == options.get("learning_rate", parsed[-1].learning_rate)
+
+
+@pytest.mark.parametrize("path", LAUNCHES, ids=name)
+def test_a_launch_recipe_is_one_that_accelerate_takes(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.utils import DistributedType
+
+    config = load_config_from_file(str(path))
+    assert config.distributed_type in (DistributedType.NO, DistributedType.MULTI_GPU, "FSDP", "DEEPSPEED")
+    assert config.mixed_precision in ("fp16", "bf16")
+    assert (config.num_processes > 1) == (config.distributed_type != DistributedType.NO)
 
 
 @pytest.mark.slow
