@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
@@ -60,10 +61,16 @@ class EstimatorCallback(TrainerCallback):
 
     Args:
         estimator: an object with `fit(dataset)` and `similarity(query_rows, code_rows)`.
+
+    `histogram` holds how the negatives' weights of the last logged step were distributed, None before one: `edges`
+    and, one fewer, `counts`.
     """
+
+    BINS = 40
 
     def __init__(self, estimator):
         self.estimator = estimator
+        self.histogram: dict[str, list] | None = None
         self._dataset = None
         self._last: tuple[Tensor, float] | None = None
 
@@ -97,8 +104,15 @@ class EstimatorCallback(TrainerCallback):
         negatives = counted.numel() - len(weights)
         if negatives <= 0:
             return {}
+        self.histogram = self._histogram(counted, len(weights))
         return {
             "weight_mean": float((counted.sum() - len(weights)) / negatives),
             "weight_min": float(counted.min()),
             "weight_at_floor": float(torch.count_nonzero(counted <= floor) / negatives),
         }
+
+    def _histogram(self, counted: Tensor, positives: int) -> dict[str, list]:
+        """Equal bins from 0 to the largest weight, without the positives, whose weight is 1."""
+        counts, edges = np.histogram(counted.double().numpy(force=True), self.BINS, (0.0, float(counted.max())))
+        counts[np.histogram([1.0], edges)[0].argmax()] -= positives
+        return {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}

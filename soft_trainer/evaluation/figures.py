@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 
 from soft_trainer.errors import SetupError
@@ -38,3 +40,10 @@ def save_png(figure, path: str | Path) -> Path:
     except OSError as error:
         raise SetupError(f"{path}: cannot be written: {error.strerror}") from error
     return path
+
+
+def data_uri(figure) -> str:
+    """The figure as a PNG inside an address, for a page that is one file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

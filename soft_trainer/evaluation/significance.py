@@ -141,6 +141,13 @@ def compare(
         n_resamples, confidence, seed: as in `paired_bootstrap` and `randomisation_test`.
     """
     a, b = reciprocal_ranks(a_ranks, max_rank), reciprocal_ranks(b_ranks, max_rank)
+    return compare_paired(a, b, n_resamples, confidence, seed)
+
+
+def compare_paired(
+    a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> Comparison:
+    """`compare` from one number for each query, such as its reciprocal rank averaged over several runs."""
     difference = _differences(a, b)
     return Comparison(
         delta=float(difference.mean()),

@@ -15,10 +15,11 @@ from soft_trainer.evaluation.significance import (
 )
 
 
-def simulated_ranks(rng, queries):
-    """Ranks of two systems on the same queries: alike, with a long tail."""
+def simulated_ranks(rng, queries, gain=0.0):
+    """Ranks of two systems on the same queries: alike, with a long tail; the first better by `gain`."""
     difficulty = rng.normal(size=queries)
-    return [np.floor(np.exp(np.maximum(0, difficulty + 0.7 * rng.normal(size=queries)))) for _ in range(2)]
+    scores = (difficulty + shift + 0.7 * rng.normal(size=queries) for shift in (-gain, 0.0))
+    return [np.floor(np.exp(np.maximum(0, score))) for score in scores]
 
 
 def test_interval_agrees_with_a_plain_bootstrap():
@@ -36,6 +37,28 @@ def test_p_agrees_with_all_exchanges():
     means = (signs * (a - b)).mean(1)
     exact = (np.abs(means) >= abs((a - b).mean()) - 1e-12).mean()
     assert randomisation_test(a, b, n_resamples=50_000) == pytest.approx(exact, abs=0.01)
+
+
+def test_p_agrees_with_plain_exchanges_of_ranks():
+    rng = np.random.default_rng(4)
+    a, b = (1 / ranks for ranks in simulated_ranks(rng, 300, gain=0.12))
+    exchanged = rng.random((5_000, 300)) < 0.5
+    means = (np.where(exchanged, b, a) - np.where(exchanged, a, b)).mean(1)
+    plain = (np.abs(means) >= abs((a - b).mean()) - 1e-12).mean()
+    assert 0.01 < plain < 0.5
+    assert randomisation_test(a, b) == pytest.approx(plain, abs=0.015)
+
+
+@pytest.mark.slow
+def test_interval_covers_a_true_difference_over_simulations():
+    rng = np.random.default_rng(5)
+    a, b = (1 / ranks for ranks in simulated_ranks(rng, 2_000_000, gain=0.2))
+    truth, covered = (a - b).mean(), 0
+    for _ in range(1000):
+        a, b = (1 / ranks for ranks in simulated_ranks(rng, 200, gain=0.2))
+        interval = paired_bootstrap(a, b, n_resamples=500)
+        covered += interval.low <= truth <= interval.high
+    assert truth > 0.02 and 930 <= covered <= 970
 
 
 @pytest.mark.slow

@@ -1,0 +1,75 @@
+"""Output folders of runs that never ran: a record, a log and ranks, as `Run` and the trainer write them."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
+from soft_trainer.evaluation.results import save_ranks
+
+POOL = 60
+
+
+def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL) -> None:
+    """A file of ranks: query q's own code is row q of the pool, the codes around it fill the other places."""
+    codes = {"url": [f"u{row}" for row in range(pool)], "code": [f"def f{row}():\n  pass" for row in range(pool)]}
+    queries = {"url": codes["url"][: len(ranks)], "docstring": [f"query {row}" for row in range(len(ranks))]}
+    top = [[row if place == rank else (row + place) % pool for place in (1, 2, 3)] for row, rank in enumerate(ranks)]
+    ranking = Ranking(torch.tensor(np.array(ranks)), torch.tensor(top), torch.ones(len(ranks), 3))
+    columns = (("docstring",), ("code",)) if texts else ()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_ranks(path, Dataset.from_dict(queries), Dataset.from_dict(codes), ranking, *columns)
+
+
+def _write_run(
+    outputs, name, ranks, loss=None, seed=1, language="ruby", system="trained", split="test", texts=True, **changes
+) -> Path:
+    """A run's folder below `outputs`; `changes` are keys of its record."""
+    folder = outputs / name
+    _write_ranks(folder / f"ranks-{split}-{system}.parquet", ranks, texts)
+    metrics = {**retrieval_metrics(torch.tensor(np.array(ranks)), POOL), "queries": len(ranks)}
+    record = {
+        "base_model": "microsoft/unixcoder-base",
+        "dataset": "csn",
+        "languages": [language],
+        "encoder": {"name": "unixcoder-base", "profile": "unixcoder", "query_length": 128},
+        "loss": loss or {"loss": "info_nce", "estimator": None},
+        "training": {"codes that each query meets": 64, "epochs": 10.0, "learning rate": 2e-5, "seed": seed},
+        "results": {split: {system: metrics}},
+    } | changes
+    log = [{"step": step, "loss": 1 / step, "weight_min": 0.2, "weight_at_floor": 0.1} for step in (10, 20)]
+    (folder / "all_results.json").write_text(json.dumps(record))
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    return folder
+
+
+@pytest.fixture
+def write_ranks():
+    return _write_ranks
+
+
+@pytest.fixture(scope="session")
+def write_run():
+    return _write_run
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Write a run's folder below `tmp_path / "outputs"`."""
+    return partial(_write_run, tmp_path / "outputs")
+
+
+@pytest.fixture(scope="session")
+def soft():
+    """The loss of a Soft-InfoNCE record with BM25, changed by keywords."""
+
+    def loss(**changes):
+        settings = {"alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}
+        return {"loss": "soft_info_nce", "estimator": "BM25Estimator", **settings, **changes}
+
+    return loss
