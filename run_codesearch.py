@@ -23,8 +23,9 @@ def main() -> None:
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, distributed
     from soft_trainer.console import say
-    from soft_trainer.data.codesearchnet import check_language
-    from soft_trainer.data.sources import load_data
+    from soft_trainer.data.codesearchnet import check_languages
+    from soft_trainer.data.evaluation_sets import load_evaluation_sets
+    from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.encoders.building import build_model, build_profile, build_tokenizer
     from soft_trainer.estimators.choosing import choose_estimator
@@ -36,16 +37,19 @@ def main() -> None:
     distributed.use_the_cores()
 
     # ---- Rows ----
-    check_language(data_args.language)
+    check_languages(data_args.languages)
     profile = build_profile(model_args)
     estimator = choose_estimator(data_args, profile.query_columns)
     with args.main_process_first(desc="loading data"):
-        data = load_data(data_args, profile, mined_dir=Path(args.output_dir) / "data")
-        check_run(args, estimator, data["train"], data_args.early_stopping_patience)
+        needed = needed_splits(data_args, args, bool(model_args.from_scratch))
+        data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
+        evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
+        check_run(args, estimator, data.get("train"), data_args.early_stopping_patience)
         checkpoint = last_checkpoint(args)
-        tokenizer = build_tokenizer(model_args, profile, data["train"])
+        tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
-    say(statistics_table(statistics, data_args.paper_language))
+    if statistics:
+        say(statistics_table(statistics, data_args.paper_language))
 
     # ---- Trainer ----
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
@@ -54,16 +58,16 @@ def main() -> None:
     trainer = SoftInfoNCETrainer(
         model=build_model(model_args, profile, tokenizer),
         args=args,
-        train_dataset=data["train"],
-        eval_dataset=data["valid"],
-        codebase=data["codebase"],
+        train_dataset=data.get("train"),
+        eval_dataset=data.get("valid"),
+        codebase=data.get("codebase"),
         processing_class=tokenizer,
         encoder=profile,
         callbacks=callbacks,
     )
 
     # ---- Before, train, after ----
-    run = Run(trainer, data, model_args, data_args, statistics)
+    run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
     run.measure("untrained")
     if data_args.lexical:
         run.measure_lexical()

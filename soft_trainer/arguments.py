@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformers import TrainingArguments
 
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
+CODESEARCHNET = "code-search-net/code_search_net"
 
 
 def option(default, help: str, **metadata):
@@ -45,9 +47,20 @@ class ModelArguments:
 class DataArguments:
     """Which rows to train and evaluate on."""
 
-    language: str = option("ruby", f"Programming language: {', '.join(LANGUAGES)}.")
-    dataset_name: str = option("code-search-net/code_search_net", "Data set on the Hub, in CodeSearchNet's columns.")
-    data_dir: str | None = option(None, "Folder with train, valid, test and codebase as .jsonl or .jsonl.gz.")
+    language: str = option("ruby", f"Programming languages, by comma: {', '.join(LANGUAGES)}.")
+    dataset_name: str = option(
+        CODESEARCHNET,
+        "Data set on the Hub: CodeSearchNet's, or one that --push_data_to_hub pushed; none, with --do_predict: "
+        "--eval_data_dir is measured alone.",
+    )
+    data_dir: str | None = option(
+        None, "Folder with train, valid, test and codebase as .jsonl or .jsonl.gz; {language} in it stands for each."
+    )
+    eval_data_dir: str | None = option(
+        None,
+        "Further evaluation sets, folders by comma: CoSQA's files, annotationStore.csv, relevance.jsonl, or test and "
+        "codebase as .jsonl (soft_trainer.data.evaluation_sets). --data_dir may then hold train alone.",
+    )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
     mining_keep: str | None = option(
         None, "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines)."
@@ -57,6 +70,9 @@ class DataArguments:
         "Rules that drop rows, by comma: names of soft_trainer.data.filtering.RULES, graphcodebert, codesearchnet.",
     )
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
+    push_data_to_hub: str | None = option(
+        None, "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set."
+    )
     max_train_rows: int | None = option(None, "Train on the first so many rows only.")
     lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")
     model_card: bool = option(True, "Write README.md, the model card, into the output folder.")
@@ -77,9 +93,21 @@ class DataArguments:
     bm25_document_column: str | None = option(None, "Score queries against this column instead of other queries.")
 
     @property
+    def languages(self) -> list[str]:
+        """The languages that are trained together."""
+        return [name.strip() for name in self.language.split(",")]
+
+    @property
     def paper_language(self) -> str | None:
         """The language whose row counts in the paper compare, None for rows that are not CodeSearchNet's."""
-        return None if self.data_dir or self.source_dir else self.language
+        published = self.rows_name == CODESEARCHNET and len(self.languages) == 1
+        return self.language if published else None
+
+    @property
+    def rows_name(self) -> str:
+        """What the rows are called: their name on the Hub, or that of their folder."""
+        own = self.data_dir or self.source_dir
+        return self.push_data_to_hub or (Path(own.replace("{language}", "")).name if own else self.dataset_name)
 
 
 @dataclass
@@ -133,7 +161,11 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     dataloader_num_workers: int = option(-1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.")
     remove_unused_columns: bool = option(False, "Not used: the columns of a pair are always kept.")
     ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
-    train_sampling_strategy: str = option("random", "Which rows meet in a batch: random, sequential, no_duplicates.")
+    train_sampling_strategy: str = option(
+        "random",
+        "Which rows meet in a batch: random, sequential, no_duplicates (of a query or a code), group_by_length or "
+        "one_language.",
+    )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
 

@@ -80,19 +80,20 @@ def load_evaluation_sets(
             work (see `check_rows`), or two sets of one name.
     """
     sets: list[EvaluationSet] = []
+    taken = {*SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
         found = dict(_sets_of(folder, arguments.languages, codebase))
         if not found:
             raise SetupError(_nothing_in(folder))
         for part, (queries, pool) in found.items():
             name = folder.resolve().name + (f"-{part}" if len(found) > 1 else "")
-            own = {f"{split}{part}" for split in SPLITS for part in ("", *(f"-{n}" for n in arguments.languages))}
-            if name in own.union(one.name for one in sets):
+            if name in taken:
                 raise SetupError(f"eval_data_dir={folder}: there are other results called {name}; rename the folder")
             try:
                 check_rows(DatasetDict(test=queries, codebase=pool), profile)
             except SetupError as error:
                 raise SetupError(f"{folder}, {part}: {error}") from None
+            taken.add(name)
             sets.append(EvaluationSet(name, queries, pool))
             count = queries[-1]["query_number"] + 1 if sets[-1].graded else len(queries)
             say(f"{name}: {count:,} queries ({part}) over {len(pool):,} codes")

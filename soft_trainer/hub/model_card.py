@@ -33,15 +33,18 @@ from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.loading import repository_file
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import SetupError
-from soft_trainer.evaluation.results import METRICS, results_table
+from soft_trainer.evaluation.results import results_table
 
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("soft_trainer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 _QUERIES = '["read a file line by line"]'
 _CODES = '["def lines(path): return open(path).readlines()", "def add(a, b): return a + b"]'
-_METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)}
-_RESULTS = "Each query looks for its own function among all codes of the pool.\n\n"
+_METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | {"ndcg@10": "nDCG@10"}
+_RESULTS = (
+    "Each query looks for its own function among all codes of the pool; where several are relevant, the first one "
+    "found counts.\n\n"
+)
 _POOLING = {
     "mean": (
         'mask = inputs["attention_mask"].unsqueeze(-1)',
@@ -200,14 +203,19 @@ def _settings(values: Mapping) -> str:
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
     """MRR and Recall of the trained encoder, with the size of the pool in the metric's name."""
-    languages = ",".join(record["languages"])
+    languages = record["languages"]
+    own_splits = {f"{split}{part}" for split in ("valid", "test") for part in ("", *(f"-{n}" for n in languages))}
+    own = {
+        "dataset_type": _hub_name(record["dataset"]) or "code-search",
+        "dataset_name": f"{record['dataset']} ({','.join(languages)})",
+        "dataset_config": ",".join(languages),
+    }
     return [
         EvalResult(
             task_type="text-retrieval",
             task_name="Code search",
-            dataset_type=_hub_name(record["dataset"]) or "code-search",
-            dataset_name=f"{record['dataset']} ({languages})",
-            dataset_config=languages,
+            # What is neither split is a set of --eval_data_dir, under its own name.
+            **(own if split in own_splits else {"dataset_type": split, "dataset_name": split}),
             dataset_split=split,
             metric_type=metric,
             metric_name=f"{_METRIC_NAMES[metric]} over {int(found['pool_size']):,} codes",
@@ -215,7 +223,8 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
         )
         for split, systems in record["results"].items()
         if (found := systems.get("trained"))
-        for metric in METRICS
+        for metric in _METRIC_NAMES
+        if metric in found
     ]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,3 +158,34 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
     assert "| links" in capsys.readouterr().err
     with pytest.raises(SetupError, match="no such rule"):
         load_data(dataclasses.replace(arguments, filters="spelling"), EncoderProfile(), tmp_path)
+
+
+def needed(training, **arguments):
+    args = SimpleNamespace(
+        **({"do_train": True, "do_eval": True, "do_predict": True, "eval_strategy": "no"} | training)
+    )
+    return sources.needed_splits(DataArguments(**arguments), args)
+
+
+def test_what_a_run_cannot_do_without():
+    human = {"eval_data_dir": "cosqa"}
+    assert needed({}) == ("train", "valid", "test", "codebase")
+    assert needed({"do_train": False, "do_eval": False}) == ("test", "codebase")
+    assert needed({}, **human) == ("train",)
+    assert needed({"eval_strategy": "epoch"}, **human) == ("train", "valid", "codebase")
+    assert needed({"do_train": False}, **human) == ()
+
+
+def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_path):
+    folder = tmp_path / "part"
+    folder.mkdir()
+    shutil.copy(data_dir / "train.jsonl", folder)
+    arguments = DataArguments(language="python", data_dir=str(folder))
+    assert list(load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))) == ["train"]
+    with pytest.raises(SetupError, match="neither test.jsonl"):
+        load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase"))
+    shutil.copy(data_dir / "test.jsonl", folder)
+    with pytest.raises(SetupError, match="test without a pool: codebase.jsonl"):
+        load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
+    with pytest.raises(SetupError, match="no rows of train, valid, test, codebase: name a folder"):
+        load(tmp_path, dataset_name="none")
