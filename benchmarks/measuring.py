@@ -77,10 +77,10 @@ def finish(device: str) -> None:
 
 
 def turns(names: Sequence[str], repetitions: int) -> Iterator[tuple[int, str]]:
-    """(repetition, name) of interleaved measurements; another one begins each time."""
+    """(repetition, name) of interleaved measurements, shuffled: what runs before another leaves its mark on it."""
+    generator = np.random.default_rng(0)
     for repetition in range(repetitions):
-        first = repetition % len(names)
-        yield from ((repetition, name) for name in (*names[first:], *names[:first]))
+        yield from ((repetition, names[place]) for place in generator.permutation(len(names)))
 
 
 def draw(rows: int, size: int, generator: np.random.Generator) -> np.ndarray:
