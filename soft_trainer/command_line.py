@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,9 +28,7 @@ def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, de
             cannot be read.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", help="YAML recipe of options; those on the command line win.")
-    parser.error = _raise
+    parser = _parser(tuple(dataclass_types), description)
     known = {option.lstrip("-") for option in parser._option_string_actions}
     recipe = _take_config(argv)
     options = read_recipe(recipe) if recipe else {}
@@ -45,6 +44,15 @@ def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, de
     if rest:
         raise SetupError(f"unknown option {rest[0]}{_nearest(rest[0].lstrip('-').split('=')[0], known)}")
     return tuple(parsed[: len(dataclass_types)])
+
+
+@functools.cache
+def _parser(dataclass_types: tuple[type, ...], description: str | None) -> HfArgumentParser:
+    """Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that."""
+    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", help="YAML recipe of options; those on the command line win.")
+    parser.error = _raise
+    return parser
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:

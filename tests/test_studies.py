@@ -15,7 +15,7 @@ import yaml
 from soft_trainer.command_line import read_recipe
 from soft_trainer.errors import SetupError
 from soft_trainer.studies import cells, planning
-from soft_trainer.studies.__main__ import main
+from soft_trainer.studies.__main__ import Session, main
 from soft_trainer.studies.grid import read_study
 
 # Starts the stand-in for a run as a child, as `accelerate launch` does, and ends as that does.
@@ -247,7 +247,8 @@ def test_a_study_told_to_end_lets_its_cell_save_and_goes_on_from_there(here, cap
     interrupt(here, number)
     assert here.main("--only", "language=ruby,method=infonce") == 128 + number
     assert here.made() == ["ruby/infonce/1"]
-    assert "the same command goes on from here" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"ruby/infonce/1 +\| cut ", said) and "the same command goes on from here" in said
     assert (here.outputs / "ruby/infonce/1/checkpoint-7/complete.json").exists()
     here.behave()
     assert here.main("--only", "language=ruby,method=infonce") == 0
@@ -266,6 +267,14 @@ def test_other_options_are_refused_and_redo_makes_the_cell_again(here):
     assert here.main(*chosen, "--set", "num_train_epochs=4", "--redo") == 0
     assert here.made() == ["ruby/infonce/1", "ruby/trained_model/1"]
     assert here.recipe("ruby/infonce/1")["num_train_epochs"] == "4"
+
+
+def test_a_number_written_otherwise_is_no_change(here):
+    assert here.main("--only", "language=ruby,method=infonce,seed=1", "--set", "learning_rate=2e-5") == 0
+    study = here.study(learning_rate="0.00002", num_train_epochs="3.0")
+    assert cells.state(study, study.cells["ruby/infonce/1"]) == "done"
+    study = here.study(learning_rate="0.00003")
+    assert cells.state(study, study.cells["ruby/infonce/1"]) == "changed"
 
 
 def test_a_cell_has_changed_when_what_it_needs_has(here):
@@ -298,6 +307,17 @@ def test_a_cell_that_runs_elsewhere_is_left_alone(here, capsys):
         assert here.main("--only", "language=ruby,method=infonce") == 1
     assert here.made() == ["ruby/infonce/2"]
     assert "holds it now" in capsys.readouterr().err
+
+
+def test_a_cell_that_another_study_has_made_meanwhile_is_not_made_again(here):
+    words = ("--only", "language=ruby,method=infonce")
+    session = Session(here.study(), here.study().chosen(words[1]), {})
+    assert set(session.states.values()) == {"new"}
+    assert here.main(*words) == 0
+    session.run()
+    assert [outcome.state for outcome in session.outcomes.values()] == ["done before"] * 2
+    assert cells.run(here.study(), here.study().cells["ruby/infonce/1"]) is None
+    assert here.made() == ["ruby/infonce/1", "ruby/infonce/2"]
 
 
 def test_the_plan_says_steps_and_time_and_runs_nothing(here, capsys):

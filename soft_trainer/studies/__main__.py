@@ -24,7 +24,7 @@ from soft_trainer.studies.grid import Cell, Study, read_study
 
 @dataclass
 class Outcome:
-    """What came of a cell: `done`, `done before`, `failed`, `not run`; and why."""
+    """What came of a cell: `done`, `done before`, `failed`, `cut`, `not run`; and why."""
 
     state: str
     note: str = ""
@@ -75,22 +75,26 @@ class Session:
             Stopped: told to end.
         """
         for number, cell in enumerate(self.chosen, 1):
-            self.outcomes[cell.name] = self._outcome(cell, f"[{number}/{len(self.chosen)}] {cell.name}")
+            try:
+                self.outcomes[cell.name] = self._outcome(cell, f"[{number}/{len(self.chosen)}] {cell.name}")
+            except cells.Stopped as stopped:
+                self.outcomes[cell.name] = Outcome("cut", f"told to end by {stopped}")
+                raise
 
     def _outcome(self, cell: Cell, title: str) -> Outcome:
-        if self.states[cell.name] == "done":
+        state = cells.state(self.study, cell)  # which another study may have changed meanwhile
+        if state == "done":
             return Outcome("done before")
         missing = [needed for needed in cell.needs if not self.outcomes[needed].good]
         if missing:
             return Outcome("not run", f"needs {missing[0]}, which is {self.outcomes[missing[0]].state}")
-        resume = self.states[cell.name] == "cut"
-        elapsed = planning.duration(time.monotonic() - self.start)
+        elapsed, log = planning.duration(time.monotonic() - self.start), self.study.folder(cell.name) / cells.LOG
         say(
-            f"{title}: {'goes on' if resume else 'starts'}; {elapsed} elapsed, about {self._remaining()} to go; "
-            f"output in {self.study.folder(cell.name) / cells.LOG}"
+            f"{title}: {'goes on' if state == 'cut' else 'starts'}; {elapsed} elapsed, about {self._remaining()} to "
+            f"go; output in {log}"
         )
         try:
-            error = cells.run(self.study, cell, resume)
+            error = cells.run(self.study, cell)
         except cells.RunningElsewhere:
             return Outcome("not run", "another study, or a run left over from one, holds it now")
         if error is not None:

@@ -107,8 +107,10 @@ def recipe(study: Study, cell: Cell) -> dict:
     return options
 
 
-def run(study: Study, cell: Cell, resume: bool = False) -> str | None:
+def run(study: Study, cell: Cell) -> str | None:
     """Run a cell to its end, its output in `log.txt`; returns what went wrong, None where nothing did.
+
+    A cell that was cut goes on from its checkpoint, and one that another study has made meanwhile is left as it is.
 
     Raises:
         RunningElsewhere: somebody else runs it now.
@@ -122,6 +124,10 @@ def run(study: Study, cell: Cell, resume: bool = False) -> str | None:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunningElsewhere(cell.name) from None
+        found = state(study, cell)
+        if found == "done":
+            return None
+        resume = found == "cut"
         record = {"options": _options(study, cell), "finished": False}
         record["seconds"] = (_read(folder / RECORD) or {}).get("seconds", 0.0) if resume else 0.0
         write_json(folder / RECORD, record)
@@ -174,11 +180,17 @@ def _options(study: Study, cell: Cell) -> dict[str, dict]:
 
 
 def _words(options) -> dict[str, str]:
-    return {
-        key: json.dumps(value) if isinstance(value, (bool, list, dict)) else str(value)
-        for key, value in options.items()
-        if value is not None
-    }
+    return {key: _word(value) for key, value in options.items() if value is not None}
+
+
+def _word(value) -> str:
+    """A value as text; numbers that are equal read alike, however they were written."""
+    if isinstance(value, bool | list | dict):
+        return json.dumps(value)
+    try:
+        return f"{float(value):.12g}"
+    except ValueError:
+        return str(value)
 
 
 def _trained(results: dict | None) -> bool:

@@ -108,7 +108,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
     if "output_dir" not in content:
         raise SetupError(f"{path}: name an output_dir, where every run has its folder")
     axes = {axis: _entries(path, axis, entries) for axis, entries in content["grid"].items()}
-    once = {name: {"name": name, **entry} for name, entry in (content.get("once") or {}).items()}
+    once = {name: _read({"name": name, **entry}, path) for name, entry in (content.get("once") or {}).items()}
     cells = [_once(path, entry, changes) for entry in once.values()]
     taken = sorted(set(changes) & set(axes))
     if taken:
@@ -133,38 +133,46 @@ def _entries(path: Path, axis: str, entries: Iterable) -> list[dict]:
     entries = [entry if isinstance(entry, dict) else {"name": entry, axis: entry} for entry in entries]
     if unnamed := [entry for entry in entries if "name" not in entry]:
         raise SetupError(f"{path}: grid: {axis}: {unnamed[0]}: give it a name, which becomes a folder's")
-    return entries
+    return [_read(entry, path) for entry in entries]
+
+
+def _read(entry: dict, path: Path) -> dict:
+    """An entry with the options of its recipe in place of the recipe's name."""
+    return entry | {"config": read_recipe(path.parent / entry["config"]) if "config" in entry else {}}
 
 
 def _once(path: Path, entry: dict, changes: dict) -> Cell:
     """A run outside of the grid."""
     prefix = f"{entry['name']}."
     own = {key.removeprefix(prefix): changes.pop(key) for key in list(changes) if key.startswith(prefix)}
-    return Cell(entry["name"], {}, _filled(path, _options(path, entry) | own, {}), module=entry.get("module"))
+    options = _filled(path, entry["config"] | _own(entry) | own, {})
+    return Cell(entry["name"], {}, options, _needed(entry), entry.get("module"))
 
 
 def _cell(path: Path, entries: dict[str, dict], shared: dict, changes: dict, once: dict) -> Cell:
     """The cell of the grid with these entries, one of each axis."""
     place = {axis: str(entry["name"]) for axis, entry in entries.items()}
-    recipes = [_recipe(path, entry) for entry in entries.values()]
-    own = [{key: value for key, value in entry.items() if key not in ABOUT} for entry in entries.values()]
+    recipes = [entry["config"] for entry in entries.values()]
     options: dict = {}
-    for part in (*recipes, shared, *own, changes):
+    for part in (*recipes, shared, *map(_own, entries.values()), changes):
         options |= part
-    needs = []
-    for axis, entry in entries.items():
-        names = entry.get("needs") or []
-        for name in [names] if isinstance(names, str) else names:
-            needs.append(name if name in once else "/".join((place | {axis: name}).values()))
-    return Cell("/".join(place.values()), place, _filled(path, options, place), tuple(needs))
+    needs = tuple(
+        name if name in once else "/".join((place | {axis: name}).values())
+        for axis, entry in entries.items()
+        for name in _needed(entry)
+    )
+    return Cell("/".join(place.values()), place, _filled(path, options, place), needs)
 
 
-def _recipe(path: Path, entry: dict) -> dict:
-    return read_recipe(path.parent / entry["config"]) if "config" in entry else {}
+def _needed(entry: dict) -> tuple[str, ...]:
+    """The names under `needs`, one or a list."""
+    names = entry.get("needs") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _options(path: Path, entry: dict) -> dict:
-    return _recipe(path, entry) | {key: value for key, value in entry.items() if key not in ABOUT}
+def _own(entry: dict) -> dict:
+    """The options that an entry names itself."""
+    return {key: value for key, value in entry.items() if key not in ABOUT}
 
 
 def _filled(path: Path, options: dict, place: dict[str, str]) -> dict:
