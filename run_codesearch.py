@@ -29,6 +29,7 @@ def main() -> None:
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.encoders.building import build_model, build_profile, build_tokenizer
     from soft_trainer.estimators.choosing import choose_estimator
+    from soft_trainer.hub.data import check_data_push, push_data
     from soft_trainer.preflight import check_run
     from soft_trainer.runs import Run, default_output_dir, last_checkpoint
 
@@ -38,6 +39,7 @@ def main() -> None:
 
     # ---- Rows ----
     check_languages(data_args.languages)
+    check_data_push(data_args, args)
     profile = build_profile(model_args)
     estimator = choose_estimator(data_args, profile.query_columns)
     with args.main_process_first(desc="loading data"):
@@ -48,6 +50,7 @@ def main() -> None:
         checkpoint = last_checkpoint(args)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
+    push_data(data, data_args, args)
     if statistics:
         say(statistics_table(statistics, data_args.paper_language))
 

@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from soft_trainer.console import say
+from soft_trainer.errors import SetupError
 
 MARKER = "complete.json"
+
+
+@contextmanager
+def saving(folder: str | Path) -> Iterator[None]:
+    """Turn a disk that is full or cannot be written into one line that names the folder and what is free.
+
+    Raises:
+        SetupError: writing failed.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # `torch.save` reports a full disk as a plain RuntimeError of its archive writer.
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
+            raise
+        there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.is_dir())
+        free = shutil.disk_usage(there).free / 2**20
+        raise SetupError(
+            f"cannot save to {folder}: {str(error).splitlines()[0]}; {free:,.0f} MiB are free there. What was saved "
+            "before is as it was: make room or choose another output_dir"
+        ) from error
+
+
+@contextmanager
+def saving_checkpoint(folder: str | Path) -> Iterator[None]:
+    """`saving`, and a checkpoint that could not be finished is removed: half of one is of no use and takes room."""
+    try:
+        with saving(folder):
+            (Path(folder) / MARKER).unlink(missing_ok=True)
+            yield
+    except SetupError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def mark_complete(folder: str | Path) -> None:

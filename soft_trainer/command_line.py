@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import functools
 import json
 import sys
@@ -15,6 +16,8 @@ import yaml
 from transformers import HfArgumentParser
 
 from soft_trainer.errors import SetupError
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, description: str | None = None) -> tuple:
@@ -74,10 +77,12 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
 
 @contextlib.contextmanager
 def errors_for_people() -> Iterator[None]:
-    """Turn a SetupError into one line on standard error and exit code 2."""
+    """Turn a SetupError, or a full disk, into one line on standard error and exit code 2."""
     try:
         yield
-    except SetupError as error:
+    except (SetupError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL_DISK:
+            raise
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
 

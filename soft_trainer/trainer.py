@@ -16,11 +16,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotat
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCETrainingArguments
 from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination
-from soft_trainer.checkpoints import mark_complete
+from soft_trainer.checkpoints import mark_complete, saving, saving_checkpoint
 from soft_trainer.console import say
 from soft_trainer.data.batches import TrainBatches, text_ids
 from soft_trainer.data.collator import PairCollator
-from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
+from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler, languages_of
 from soft_trainer.data.tokens import (
     SIDES,
     GraphColumn,
@@ -39,7 +39,7 @@ from soft_trainer.errors import SetupError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
 from soft_trainer.gradient_cache import cached_backward
-from soft_trainer.guard import FiniteGuard
+from soft_trainer.guard import FiniteGuard, OverflowCounter
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.preflight import banner, check_run, make_objective, options_of
@@ -115,6 +115,10 @@ class SoftInfoNCETrainer(Trainer):
             self._keep_in_step(collator)
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
+        scaler = self.accelerator.scaler
+        self._overflows = OverflowCounter(scaler) if scaler is not None else None
+        if self._overflows is not None:
+            self.add_callback(self._overflows)
         self._termination = SaveOnTermination()
         self.add_callback(self._termination)
         if self.estimator_callback is not None:
@@ -149,17 +153,22 @@ class SoftInfoNCETrainer(Trainer):
 
     def get_train_dataloader(self) -> EpochDataLoader:
         """Joined batches of rows, of which every process's workers collate its own part."""
-        args = self.args
+        args, strategy, batches = self.args, self.args.train_sampling_strategy, self._train_batches()
+        needs = {
+            "no_duplicates": lambda: {"text_ids": tuple((batches.text_ids or self._text_ids()).values())},
+            "group_by_length": lambda: {"lengths": batches.lengths()},
+            "one_language": lambda: {"languages": languages_of(self.train_dataset)},
+        }
         sampler = JoinedBatchSampler(
             len(self.train_dataset),
             args.per_device_train_batch_size * args.world_size,
-            strategy=args.train_sampling_strategy,
+            strategy=strategy,
             seed=args.seed if args.data_seed is None else args.data_seed,
             drop_last=args.dataloader_drop_last,
-            text_ids=tuple(self._text_ids().values()) if args.train_sampling_strategy == "no_duplicates" else (),
+            **needs.get(strategy, dict)(),
         )
         return EpochDataLoader(
-            self._train_batches(),
+            batches,
             batch_sampler=sampler,
             collate_fn=_as_is,
             num_workers=args.dataloader_num_workers,
@@ -278,6 +287,8 @@ class SoftInfoNCETrainer(Trainer):
             logs.update(self.estimator_callback.statistics())
         if "loss" in logs and self.options.mask_duplicates:
             logs["duplicates_masked"] = self._duplicates_masked
+        if "loss" in logs and self._overflows is not None:
+            logs["fp16_overflows"] = self._overflows.count
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs) -> int:
@@ -376,23 +387,27 @@ class SoftInfoNCETrainer(Trainer):
             return
         folder = Path(output_dir or self.args.output_dir)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        export_encoder(model, self.processing_class, self.encoder, folder, state_dict)
-        settings = self.args.to_dict()
-        (folder / "training_args.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
+        with saving(folder):
+            export_encoder(model, self.processing_class, self.encoder, folder, state_dict)
+            settings = self.args.to_dict()
+            (folder / "training_args.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
 
     def _save_checkpoint(self, model, trial) -> None:
         """A checkpoint that is marked as whole before any older one is deleted."""
         if self._guard is not None:
             self._guard.check()
+        run = self._get_output_dir(trial)
+        folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            super()._save_checkpoint(model, trial)
+            with saving_checkpoint(folder):
+                super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
         distributed.barrier()
         if self.args.should_save:
-            run = self._get_output_dir(trial)
-            mark_complete(Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            with saving_checkpoint(folder):
+                mark_complete(folder)
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -422,8 +437,7 @@ class SoftInfoNCETrainer(Trainer):
         self.save_model()
         if not self.is_world_process_zero():
             return None
-        self._finish_current_push()
-        return self._publisher.push(self.args.output_dir, commit_message)
+        return self._publisher.conclude(commit_message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Push a checkpoint in the background, as `hub_strategy` says."""

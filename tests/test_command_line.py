@@ -1,5 +1,6 @@
 """Options, recipes and errors as one line."""
 
+import errno
 from dataclasses import dataclass, field
 
 import pytest
@@ -47,6 +48,15 @@ def error_of(*argv: str) -> str:
 
 
 # ---- Options ----
+
+
+def test_a_full_disk_is_one_line_and_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as stopped, errors_for_people():
+        raise OSError(errno.ENOSPC, "No space left on device", "all_results.json")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device: 'all_results.json'\n"
+    with pytest.raises(PermissionError), errors_for_people():
+        raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def test_defaults():

@@ -86,7 +86,7 @@ def load_jsonl(path: Path) -> Dataset:
         raise SetupError(f"{path}: no rows")
     status = path.stat()
     # Size and time are arguments of the generator so that a file that has changed is read again.
-    arguments = {"path": str(path.resolve()), "size": status.st_size, "modified": status.st_mtime_ns}
+    arguments = {"path": str(path.absolute()), "size": status.st_size, "modified": status.st_mtime_ns}
     try:
         rows = Dataset.from_generator(_read_rows, features=FEATURES, gen_kwargs=arguments)
     except DatasetGenerationError as error:
@@ -185,7 +185,7 @@ def _of_language(data: DatasetDict, dataset_name: str, language: str) -> Dataset
             raise SetupError(
                 f"{dataset_name}: {split} has no row in {language}, only {others}; choose with --language"
             )
-        data[split] = rows if len(found) == len(rows) else rows.select(found.to_numpy())
+        data[split] = rows if len(found) == len(rows) else rows.select(found.to_pylist())
     return data
 
 

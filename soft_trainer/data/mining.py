@@ -18,7 +18,7 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -131,7 +131,7 @@ def mine_to(
     """
     started = time.perf_counter()
     mined = mine(source_dir, language, **options)
-    _write(mined.rows, Path(output_dir))
+    write_folder(mined.rows, output_dir)
     return {**mined.counts(), "seconds": time.perf_counter() - started}
 
 
@@ -333,8 +333,9 @@ def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped:
     return rows
 
 
-def _write(rows: dict[str, list[Row]], folder: Path) -> None:
-    """Write every split aside, then rename them all."""
+def write_folder(rows: Mapping[str, Iterable[Row]], folder: str | os.PathLike[str]) -> None:
+    """Write rows as `SPLIT.jsonl.gz` into `folder`: every split aside, then all are renamed."""
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, split in rows.items():
         # no file name and no time in the header: the same rows are the same bytes

@@ -7,13 +7,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from soft_trainer.checkpoints import saving
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
 
 _LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 _MODULE = "sentence_transformers.models."
@@ -41,16 +40,11 @@ def export_encoder(
         SetupError: the disk is full or the folder cannot be written.
     """
     folder = Path(folder)
-    try:
+    with saving(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
             _write(model, tokenizer, profile, Path(aside), state_dict)
             _move(Path(aside), folder)
-    except (OSError, SafetensorError) as error:
-        raise SetupError(
-            f"cannot save to {folder}: {error}; what was saved there before is as it was. Make room or choose another "
-            "output_dir"
-        ) from error
     return folder
 
 

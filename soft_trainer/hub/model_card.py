@@ -3,6 +3,7 @@
 The record is a dict that JSON can hold:
 
     model_id        "USER/NAME" on the Hub, or None: the snippets then name the folder
+    revision        the branch that is pushed to, or None
     base_model      Hub name or folder of the encoder that was fine-tuned, or None: random weights
     dataset         name on the Hub, or any other name for the rows
     languages       list of programming languages
@@ -34,6 +35,7 @@ from soft_trainer.encoders.loading import repository_file
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import SetupError
 from soft_trainer.evaluation.results import results_table
+from soft_trainer.hub.push import named
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     name = record["model_id"] or str(folder)
     results, statistics = record["results"], record["statistics"]
     sections = {
-        "Use": use(name, profile, Path(folder)),
+        "Use": use(named(name, record.get("revision") if record["model_id"] else None), profile, Path(folder)),
         "Results": any(results.values()) and _RESULTS + results_table(results),
         "Training": _settings({**record["loss"], **record["training"]}),
         "Data": statistics and statistics_table(statistics),
@@ -116,7 +118,7 @@ def card_data(record: Mapping, name: str) -> ModelCardData:
 
 
 def use(name: str, profile: EncoderProfile, folder: Path) -> str:
-    """How to use the encoder: three snippets that run as printed, and what each reads of a text."""
+    """How to use the encoder that the arguments `name` load: three snippets that run as printed, and what is cut."""
     length = max(profile.query_length, profile.code_length)
     cuts = (
         f"Queries are cut to {profile.query_length} tokens and codes to {profile.code_length}, special tokens "
@@ -139,7 +141,7 @@ def _soft_trainer(name: str, profile: EncoderProfile) -> str:
     return f"""
 from soft_trainer import load_encoder
 
-encoder = load_encoder("{name}")
+encoder = load_encoder({name})
 queries = encoder.encode_queries({_QUERIES})
 codes = encoder.encode_codes({_CODES}{language})
 print(encoder.score(queries, codes))
@@ -150,7 +152,7 @@ def _sentence_transformers(name: str) -> str:
     return f"""
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{name}")
+model = SentenceTransformer({name})
 queries = model.encode_query({_QUERIES})
 codes = model.encode_document({_CODES})
 print(model.similarity(queries, codes))
@@ -167,8 +169,8 @@ def _transformers(name: str, profile: EncoderProfile, folder: Path) -> str:
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModel.from_pretrained("{name}"{options})
+tokenizer = AutoTokenizer.from_pretrained({name})
+model = AutoModel.from_pretrained({name}{options})
 
 
 def encode(texts, prefix, length):
@@ -188,7 +190,7 @@ print(queries @ codes.T)
 
 def _introduction(record: Mapping) -> str:
     base = record["base_model"]
-    start = f"`{base}`" if base else "A small encoder with random weights"
+    start = f"`{_hub_name(base) or Path(base).name}`" if base else "A small encoder with random weights"
     return (
         f"Finds functions ({', '.join(record['languages'])}) for queries in natural language. {start}, fine-tuned on "
         f"`{record['dataset']}` with `{record['loss']['loss']}` by `soft_trainer`."

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from soft_trainer.errors import SetupError
-from soft_trainer.hub.push import check_push, push_folder
+from soft_trainer.hub.push import check_push, push_folder, reason
 
 logger = logging.get_logger(__name__)
 
@@ -32,7 +31,8 @@ class Publisher:
         self.hub_model_id = args.hub_model_id or Path(args.output_dir).absolute().name
         check_push(self.hub_model_id, args.hub_token, args.hub_private_repo)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
-        self._last: Future | None = None
+        self._pushes: list[tuple[Future, str | Path, str, tuple[str | None, ...]]] = []
+        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # by path in the repository
 
     def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
         """Push `folder` now and return the address of the commit.
@@ -49,32 +49,66 @@ class Publisher:
     def push_behind(self, folder: str | Path, message: str, paths: tuple[str | None, ...] = (None,)) -> None:
         """Push `folder` in the background, to each of `paths` in the repository; not while another push is under way,
         unless `hub_always_push`."""
-        if self._last is not None and not self._last.done() and not self.args.hub_always_push:
-            return
         self._report()
-        # Training may delete a checkpoint while it is being sent: what is sent are links of its files.
-        staged = tempfile.TemporaryDirectory(prefix=".push-", dir=self.args.output_dir)
-        shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
+        if self._pushes and not self.args.hub_always_push:
+            return
+        try:
+            staged = _staged(folder, self.args.output_dir)
+        except OSError as error:
+            self._fail(error, folder, message, paths)
+            return
 
         def push_staged():
             with staged:
                 return [self.push(staged.name, message, path) for path in paths]
 
-        self._last = self._executor.submit(push_staged)
+        self._pushes.append((self._executor.submit(push_staged), folder, message, paths))
 
     def finish(self) -> None:
-        """Wait for the push that is under way; one that failed is logged, and is made good by the push at the end."""
-        if self._last is not None:
-            self._last.exception()
-            self._report()
+        """Wait for the pushes that are under way; one that failed is logged."""
+        wait([push for push, *_ in self._pushes])
+        self._report()
+
+    def conclude(self, message: str) -> str:
+        """Push the output folder and, again, the checkpoints whose push failed; return the address of the commit.
+
+        Raises:
+            SetupError: a push failed for good; says how to push later.
+        """
+        self.finish()
+        url = self.push(self.args.output_dir, message)
+        for path, (folder, step) in self._failed.items():
+            if path is not None and Path(folder).is_dir():  # a checkpoint may have made room for a newer one
+                self.push(folder, step, path)
+        return url
 
     def _report(self) -> None:
-        if self._last is not None and self._last.done():
-            error, self._last = self._last.exception(), None
-            if error is not None and not isinstance(error, SetupError):
-                raise error
-            if error is not None:
-                logger.warning(f"A push during training failed and is made again at the end. {error}")
+        """Log every push that failed."""
+        done = [push for push in self._pushes if push[0].done()]
+        self._pushes = [push for push in self._pushes if push not in done]
+        for push, folder, message, paths in done:
+            if error := push.exception():
+                self._fail(error, folder, message, paths)
+            else:
+                self._failed = {path: what for path, what in self._failed.items() if path not in paths}
+
+    def _fail(self, error: BaseException, folder: str | Path, message: str, paths: tuple[str | None, ...]) -> None:
+        """Log a push that failed, and remember it for the end."""
+        # The command in the message of a push names links that are gone by now: only its cause matters.
+        why = reason(error.__cause__ or error)
+        logger.warning(f"Pushing {folder} during training failed and is made good at the end: {why}")
+        self._failed |= dict.fromkeys(paths, (folder, message))
+
+
+def _staged(folder: str | Path, output_dir: str) -> tempfile.TemporaryDirectory:
+    """Links of the files of a checkpoint, which training may delete while they are being sent."""
+    staged = tempfile.TemporaryDirectory(prefix=".push-", dir=output_dir)
+    try:
+        shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
+    except OSError:
+        staged.cleanup()
+        raise
+    return staged
 
 
 def _link(source: str, target: str) -> None:

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -23,6 +23,9 @@ REPO_TYPES = ("model", "dataset", "space")
 # Pickles run code when loaded, and Trainer's `training_args.bin` holds the token; the rest is of this machine only.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
+# What a run's output folder holds beside the encoder; ranks and rows show source code that may not be for everybody.
+PUSHED_ROWS = "pushed_rows"
+NO_PART = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*")}
 WAITS = (1, 2, 4, 8, 16)  # seconds before each further try
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
@@ -41,12 +44,12 @@ def check_push(
         SetupError: the name is not valid, there is no token, it is not valid or may not write there, or the Hub cannot
             be reached.
     """
-    _check_name(hub_model_id)
+    _check_name(hub_model_id, repo_type)
     api = HfApi(token=_token(token))
     try:
         user = api.whoami()
     except (HTTPError, OSError) as error:
-        raise SetupError(f"cannot push to {hub_model_id}: {_reason(error)}") from error
+        raise SetupError(f"cannot push to {hub_model_id}: {reason(error)}") from error
     try:
         _create(api, hub_model_id, private, repo_type)
         api.auth_check(hub_model_id, repo_type=repo_type, write=True)
@@ -54,7 +57,7 @@ def check_push(
         spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
         role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
         raise SetupError(
-            f"cannot push to {hub_model_id}: {_reason(error)}. This token (role {role!r}) belongs to {user['name']}: "
+            f"cannot push to {hub_model_id}: {reason(error)}. This token (role {role!r}) belongs to {user['name']}: "
             f"use one with the right to write from {_TOKENS_PAGE}, or one of these as USER: {spaces}"
         ) from error
 
@@ -68,7 +71,6 @@ def push_folder(
     commit_message: str = "Upload",
     repo_type: str = "model",
     path_in_repo: str | None = None,
-    ignore: Iterable[str] = ("checkpoint-*",),
 ) -> str:
     """Push the files of `folder` in one commit, creating repository and branch where missing.
 
@@ -79,7 +81,6 @@ def push_folder(
         token, private, repo_type: as in `check_push`; repo_type one of `REPO_TYPES`.
         revision: the branch to push to, `main` when None.
         path_in_repo: folder of the repository to put the files into.
-        ignore: patterns of files to leave out besides `NEVER_PUSHED`.
 
     Returns:
         The address of the commit.
@@ -88,9 +89,9 @@ def push_folder(
         SetupError: nothing to push, the token stands in one of the files, or the push failed for good; the message
             has the command that pushes later.
     """
-    _check_name(hub_model_id)
+    _check_name(hub_model_id, repo_type)
     folder, token = Path(folder), _token(token)
-    ignored = [*NEVER_PUSHED, *ignore]
+    ignored = [*NEVER_PUSHED, *NO_PART.get(repo_type, ())]
     _check_files(folder, token, ignored)
     api = HfApi(token=token)
 
@@ -113,7 +114,7 @@ def push_folder(
     except (HTTPError, OSError, ValueError) as error:
         command = later_command(folder, hub_model_id, private, revision, repo_type, path_in_repo)
         raise SetupError(
-            f"pushing {folder} to {hub_model_id} failed: {_reason(error)}; nothing is lost, push later with: {command}"
+            f"pushing {folder} to {hub_model_id} failed: {reason(error)}; nothing is lost, push later with: {command}"
         ) from error
 
 
@@ -127,7 +128,7 @@ def _persist(push: Callable[[], str], repo_id: str) -> str:
             cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
             if wait is None or not _passes(cause):
                 raise cause from None
-            logger.warning("Push to %s failed (%s); next try in %d s.", repo_id, _reason(cause), wait)
+            logger.warning("Push to %s failed (%s); next try in %d s.", repo_id, reason(cause), wait)
             time.sleep(wait)
     raise AssertionError("the last try returns or raises")
 
@@ -149,20 +150,26 @@ def later_command(
     return shlex.join(command)
 
 
+def named(repo_id: str, revision: str | None = None) -> str:
+    """The arguments by which code loads a repository, or one of its branches."""
+    return f'"{repo_id}"' + (f', revision="{revision}"' if revision else "")
+
+
 def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> None:
     """Create the repository where it is missing."""
     sdk = "gradio" if repo_type == "space" else None
     api.create_repo(repo_id, private=private, repo_type=repo_type, exist_ok=True, space_sdk=sdk)
 
 
-def _check_name(repo_id: str) -> None:
+def _check_name(repo_id: str, repo_type: str) -> None:
     """Raise for anything but a valid `USER/NAME`."""
+    option = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id"
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise SetupError(f"hub_model_id={repo_id!r}: {str(error).splitlines()[0]}") from error
+        raise SetupError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
     if repo_id.count("/") != 1:
-        raise SetupError(f"hub_model_id={repo_id!r}: write USER/NAME, with your user name or an organisation of yours")
+        raise SetupError(f"{option}={repo_id!r}: write USER/NAME, with your user name or an organisation of yours")
 
 
 def _token(token: str | None) -> str:
@@ -192,7 +199,7 @@ def _passes(error: Exception) -> bool:
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What went wrong, for a person, in one line."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -205,12 +212,12 @@ def _reason(error: Exception) -> str:
     return f"{known[status]} ({status}: {message})" if status in known else f"the Hub answered {status}: {message}"
 
 
-def _name_in_card(folder: Path, repo_id: str) -> None:
-    """Let the snippets of a card that was written for the folder load the encoder from the repository."""
+def _name_in_card(folder: Path, repo_id: str, revision: str | None) -> None:
+    """Let the snippets of a card that was written for another place load the encoder from this one."""
     path = folder / "README.md"
     card = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if name := re.search(r'load_encoder\("([^"]+)"\)', card):
-        path.write_text(card.replace(f'("{name[1]}"', f'("{repo_id}"'), encoding="utf-8")
+    if written := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)\)', card):
+        path.write_text(card.replace(f"({written[1]}", f"({named(repo_id, revision)}"), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -224,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--path_in_repo", help="folder of the repository to put the files into")
     options = vars(parser.parse_args(arguments))
     try:
-        _name_in_card(Path(options["folder"]), options["hub_model_id"])
+        _name_in_card(Path(options["folder"]), options["hub_model_id"], options["revision"])
         url = push_folder(**options)
     except SetupError as error:
         print(error, file=sys.stderr)  # noqa: T201

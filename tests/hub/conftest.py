@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,8 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from soft_trainer.command_line import as_argv, errors_for_people
+
 SERVER = Path(__file__).with_name("server.py")
 ROOT = SERVER.parents[2]
+SCRIPT = ROOT / "run_codesearch.py"
+TOKEN = "hf_loopbackWriteTokenOfAnn"
+TINY = {
+    "language": "python", "from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32,
+    "per_device_train_batch_size": 8, "num_train_epochs": 3, "use_cpu": True, "disable_tqdm": True, "lexical": False,
+    "examples": 0,
+}  # fmt: skip
 
 
 class LoopbackHub:
@@ -34,9 +44,9 @@ class LoopbackHub:
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
 
-    def fault(self, **times: int) -> None:
-        """Let faults strike so often, -1 for ever."""
-        self.request("POST", "/-/faults", times)
+    def fault(self, **times: int) -> dict[str, int]:
+        """Let faults strike so often, -1 for ever; returns how often each has yet to."""
+        return self.request("POST", "/-/faults", times)
 
     def requests(self, containing: str) -> list[str]:
         """The requests so far whose method and path contain a text."""
@@ -45,6 +55,10 @@ class LoopbackHub:
     def remove(self, repo: str) -> None:
         """Delete a model repository behind everybody's back."""
         self.request("DELETE", f"/-/repos/models/{repo}")
+
+    def holding(self, text: str) -> list[str]:
+        """The files of every commit, the objects and the requests that contain a text."""
+        return self.request("GET", f"/-/holding/{text}")
 
     def environment(self, token: str | None = None, **more: str) -> dict[str, str]:
         """The environment of a client process: this Hub, an empty home, no other token."""
@@ -57,6 +71,10 @@ class LoopbackHub:
         environment = self.environment(token, **more)
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    def train(self, token: str, **options) -> subprocess.CompletedProcess:
+        """Run the script as a client of this Hub, a tiny training with these options."""
+        return self.run(SCRIPT, *as_argv(TINY | options), token=token, OMP_NUM_THREADS="1")
 
     @property
     def running(self) -> bool:
@@ -102,10 +120,58 @@ def here(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(hub.home / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub.home / "hub"))
+    monkeypatch.setattr(constants, "HF_XET_CACHE", str(hub.home / "xet"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(push, "WAITS", (0, 0, 0))
     return hub
+
+
+class Train:
+    """Calls of the script in this process; what they said is kept, to look for tokens in it."""
+
+    def __init__(self, hub: LoopbackHub, folder: Path, data_dir: Path, capfd, caplog):
+        self.hub, self.folder, self.data_dir, self._capfd, self._caplog = hub, folder, data_dir, capfd, caplog
+        specification = importlib.util.spec_from_file_location("run_codesearch", SCRIPT)
+        self.script = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(self.script)
+        self.said = ""
+
+    def __call__(self, **options) -> tuple[int, str]:
+        """Run a tiny training with these options; returns its exit code and the line of the error, if any."""
+        own = {"data_dir": self.data_dir, "output_dir": self.folder}
+        argv, sys.argv = sys.argv, [str(SCRIPT), *as_argv(TINY | own | options)]
+        code = 0
+        try:
+            with errors_for_people():
+                self.script.main()
+        except SystemExit as exit:
+            code = exit.code
+        finally:
+            sys.argv = argv
+            printed = self._capfd.readouterr()
+            self.said += printed.out + printed.err + self._caplog.text
+        errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == bool(code)
+        return code, "".join(errors)
+
+    def places_of(self, text: str) -> list[str]:
+        """Where a text stands: in a file here, on the Hub, or in what was said."""
+        files = [path for folder in (self.folder, self.hub.home) for path in folder.rglob("*") if path.is_file()]
+        here = [str(path) for path in files if text.encode() in path.read_bytes()]
+        there = self.hub.holding(text) if self.hub.running else []
+        return here + there + (["said"] if text in self.said else [])
+
+
+@pytest.fixture
+def train(here, data_dir, tmp_path, monkeypatch, capfd, caplog):
+    """Runs the script in this process with the loopback Hub and a token that may write to it."""
+    import datasets
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here.home / "datasets")
+    return Train(here, tmp_path / "out", data_dir, capfd, caplog)
 
 
 def published_tokenizer(texts):

@@ -3,7 +3,7 @@
     python server.py            prints the port it listens on, serves until its standard input closes
 
 Below `/-/` lies what only tests use: `POST /-/faults` sets how often a fault strikes (-1 for ever), `GET /-/log` lists
-the requests so far, `DELETE /-/repos/{type}s/{id}` removes a repository.
+the requests so far, `GET /-/holding/{text}` what has a text in it, `DELETE /-/repos/{type}s/{id}` removes one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Hub(BaseHTTPRequestHandler):
         self.url, self.query = unquote(url.path), parse_qs(url.query)
         LOG.append(f"{self.command} {self.url}")
         if self.command == "PUT" and strikes("cut_upload"):
-            self.rfile.read(1000)
+            self.rfile.read(int(self.headers["Content-Length"]) // 2)
             return self.cut()
         self.body = self.read_body()
         try:
@@ -247,6 +247,9 @@ class Hub(BaseHTTPRequestHandler):
         self.answer({})
 
     def commit(self, kind, id, revision):
+        if strikes("gone"):
+            self.repo(kind, id, write=True)
+            del REPOS[kind, id]
         repo = self.repo(kind, id, write=True)
         if strikes("commit"):
             raise Refusal(500, "Internal error: commit")
@@ -354,10 +357,20 @@ class Hub(BaseHTTPRequestHandler):
 
     def faults(self):
         FAULTS.update(self.json())
-        self.answer({})
+        self.answer(FAULTS)
 
     def log(self):
         self.answer(LOG)
+
+    def holding(self, text):
+        texts = [
+            (path, blob.content)
+            for repo in REPOS.values()
+            for at in repo.commits.values()
+            for path, blob in at.items()
+        ]
+        contents = [*texts, *OBJECTS.items(), *((line, line.encode()) for line in LOG[:-1])]
+        self.answer([name for name, content in contents if text.encode() in content])
 
     def reset(self):
         for state in (REPOS, OBJECTS, FAULTS, LOG):
@@ -372,6 +385,7 @@ class Hub(BaseHTTPRequestHandler):
 ROUTES = [
     ("POST", r"/-/faults", Hub.faults),
     ("GET", r"/-/log", Hub.log),
+    ("GET", r"/-/holding/(?P<text>.+)", Hub.holding),
     ("POST", r"/-/reset", Hub.reset),
     ("DELETE", rf"/-/repos/{REPO}", Hub.remove),
     ("PUT", r"/-/objects/(?P<oid>\w+)", Hub.put_object),

@@ -1,50 +1,65 @@
-"""The real clients, each in a process of its own with an empty home, against the loopback Hub."""
+"""The real clients against the loopback Hub: processes of their own with an empty home, and `load_encoder`."""
 
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from huggingface_hub import constants
 
+import soft_trainer
+from soft_trainer.arguments import DataArguments
+from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.errors import SetupError
+from soft_trainer.hub.data import write_data
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
 
 sys.path.append(str(Path(__file__).parent))
 from server import READ_TOKEN, WRITE_TOKEN
 
-pytestmark = pytest.mark.slow
-
 REPO = "ann/encoder"
 TEXTS = ["read a file line by line", "def f(x): return x", "much too long " * 30]
+# Every library loads the repository; then the snippets of its card run as printed.
+EVERY_LIBRARY = """
+import json, re, sys
+from huggingface_hub import ModelCard
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+from soft_trainer import load_encoder
+
+texts, repo = json.loads(sys.argv[1]), sys.argv[2]
+_, report = AutoModel.from_pretrained(repo, add_pooling_layer=False, output_loading_info=True)
+ours, theirs = load_encoder(repo, device="cpu"), SentenceTransformer(repo, device="cpu")
+print(json.dumps({
+    "missing": sorted(report["missing_keys"]),
+    "queries": [encode(texts).tolist() for encode in (ours.encode_queries, theirs.encode_query)],
+    "codes": [encode(texts).tolist() for encode in (ours.encode_codes, theirs.encode_document)],
+}))
+for snippet in re.findall(r"```python\\n(.*?)```", ModelCard.load(repo).text, re.S):
+    exec(snippet, {})
+"""
 LOAD = """
 import json, sys
 from soft_trainer import load_encoder
 from soft_trainer.errors import SetupError
 
-for repo, revision in json.loads(sys.argv[2]):
+for repo in sys.argv[2:]:
     try:
-        encoder = load_encoder(repo, revision=revision, device="cpu")
-        print(json.dumps({"queries": encoder.encode_queries(json.loads(sys.argv[1])).tolist()}))
+        print(json.dumps(load_encoder(repo, device="cpu").encode_queries(json.loads(sys.argv[1])).tolist()))
     except SetupError as error:
-        print(json.dumps({"error": str(error)}))
+        print(json.dumps(str(error)))
 """
-OTHERS = """
-import json, sys
-from sentence_transformers import SentenceTransformer
-from transformers import AutoModel
+ROWS_AND_METRIC = """
+import datasets
+import evaluate
 
-texts, repo = json.loads(sys.argv[1]), sys.argv[2]
-model, report = AutoModel.from_pretrained(repo, add_pooling_layer=False, output_loading_info=True)
-encoder = SentenceTransformer(repo, device="cpu")
-found = {"queries": encoder.encode_query(texts).tolist(), "codes": encoder.encode_document(texts).tolist()}
-print(json.dumps(found | {"missing": sorted(report["missing_keys"])}))
-"""
-DATA_SET = """
-import json
-from datasets import load_dataset
-
-print(json.dumps({split: rows["docstring"][:] for split, rows in load_dataset("ann/rows").items()}))
+for split, rows in datasets.load_dataset("ann/rows").items():
+    print(split, len(rows), rows.column_names == list(rows.features), rows["url"][0], rows["docstring_tokens"][0])
+print(evaluate.load("ann/mrr").compute(predictions=[1, 2], references=[9, 9]))
 """
 
 
@@ -58,61 +73,85 @@ def folder(encoder, tmp_path):
     return export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "encoder")
 
 
-def loaded(hub, *wanted, **environment):
-    """What `load_encoder` in a new process gives for these repositories and revisions, and what it logged."""
-    process = hub.run("-c", LOAD, json.dumps(TEXTS), json.dumps(wanted), **environment)
+def output_of(process) -> list:
     assert process.returncode == 0, process.stderr
-    return [json.loads(line) for line in process.stdout.splitlines()], process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines() if line[0] in '[{"']
 
 
-def test_load_by_name_with_every_library(here, encoder, folder):
-    push_folder(folder, REPO, WRITE_TOKEN)
-    expected = encoder.encode_queries(TEXTS).tolist()
-    assert loaded(here, (REPO, None))[0] == [{"queries": expected}]
-    process = here.run("-c", OTHERS, json.dumps(TEXTS), REPO)
-    assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout)
-    assert found["missing"] == []
-    for ours, theirs in ((expected, found["queries"]), (encoder.encode_codes(TEXTS).tolist(), found["codes"])):
-        assert [pytest.approx(row, abs=1e-5) for row in ours] == theirs
+def close(left, right) -> bool:
+    return torch.allclose(torch.tensor(left), torch.tensor(right), atol=1e-5, rtol=0)
 
 
-def test_private_and_revision_and_missing(here, encoder, folder, encoder_of):
+@pytest.mark.slow
+def test_a_run_as_a_process_pushes_what_every_library_loads_online_and_offline(hub, data_dir, tmp_path):
+    options = {"push_to_hub": True, "hub_model_id": REPO, "hub_strategy": "every_save", "save_total_limit": 1}
+    where = {"data_dir": data_dir, "output_dir": tmp_path / "out"}
+    done = hub.train(WRITE_TOKEN, **where, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    files = [path for folder in (tmp_path / "out", hub.home) for path in folder.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if WRITE_TOKEN.encode() in path.read_bytes()]
+    assert not hub.holding(WRITE_TOKEN) and WRITE_TOKEN not in done.stdout + done.stderr
+
+    here = load_encoder(tmp_path / "out", device="cpu")
+    expected = here.encode_queries(TEXTS).tolist()
+    hub.fault(cut_download=1)
+    loaded = hub.run("-c", EVERY_LIBRARY, json.dumps(TEXTS), REPO)
+    found = json.loads(loaded.stdout.splitlines()[0]) if loaded.returncode == 0 else pytest.fail(loaded.stderr)
+    assert found["missing"] == [] and loaded.stdout.count("tensor(") == 3
+    assert found["queries"][0] == expected and close(found["queries"][1], expected)
+    assert close(found["codes"][0], found["codes"][1]) and close(found["codes"][0], here.encode_codes(TEXTS).tolist())
+
+    hub.stop()
+    (known, unknown) = output_of(hub.run("-c", LOAD, json.dumps(TEXTS), REPO, "ann/other", HF_HUB_OFFLINE="1"))
+    assert known == expected and unknown.startswith("ann/other: ")
+
+
+def test_private_and_revision_and_missing(here, encoder, folder, encoder_of, monkeypatch, caplog):
     push_folder(folder, REPO, WRITE_TOKEN, private=True)
     other = encoder_of(encoder.profile, seed=1)
     export_encoder(other.model, other.tokenizer, other.profile, folder)
     push_folder(folder, REPO, WRITE_TOKEN, revision="second")
-    wanted = (REPO, None), (REPO, "second"), (REPO, "third"), ("ann/missing", None)
-    (main, second, third, missing), log = loaded(here, *wanted, token=READ_TOKEN)
-    assert main == {"queries": encoder.encode_queries(TEXTS).tolist()}
-    assert second == {"queries": other.encode_queries(TEXTS).tolist()}
-    assert third["error"] == "ann/encoder: no revision 'third' on the Hub"
-    assert missing["error"].startswith("ann/missing: neither a folder here nor a repository")
-    assert READ_TOKEN not in log
+    with pytest.raises(SetupError, match="HF_TOKEN"):
+        load_encoder(REPO)
+    monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
+    for revision, pushed in ((None, encoder), ("second", other)):
+        loaded = load_encoder(REPO, revision, "cpu")
+        assert torch.equal(loaded.encode_queries(TEXTS), pushed.encode_queries(TEXTS))
+    with pytest.raises(SetupError, match="ann/encoder: no revision 'third' on the Hub"):
+        load_encoder(REPO, "third")
+    with pytest.raises(SetupError, match="ann/missing: neither a folder here nor a repository"):
+        load_encoder("ann/missing")
     files = [path for path in here.home.rglob("*") if path.is_file()]
     assert files and not [path for path in files if READ_TOKEN.encode() in path.read_bytes()]
-    (hidden,), _ = loaded(here, (REPO, None), HF_HOME=str(here.home / "of another"))
-    assert "HF_TOKEN" in hidden["error"]
+    assert READ_TOKEN not in caplog.text
 
 
-def test_warm_cache_loads_offline_and_when_the_hub_is_down(here, encoder, folder):
+def test_warm_cache_loads_when_the_hub_is_down(here, encoder, folder, monkeypatch):
     push_folder(folder, REPO, WRITE_TOKEN)
-    expected = [{"queries": encoder.encode_queries(TEXTS).tolist()}]
-    here.fault(cut_download=1)
-    assert loaded(here, (REPO, None))[0] == expected
-    (known, unknown), _ = loaded(here, (REPO, None), ("ann/other", None), HF_HUB_OFFLINE="1")
-    assert [known] == expected and unknown["error"].startswith("ann/other: ")
+    load_encoder(REPO)
     here.stop()
-    assert loaded(here, (REPO, None))[0] == expected
+    for offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        assert torch.equal(load_encoder(REPO, device="cpu").encode_queries(TEXTS), encoder.encode_queries(TEXTS))
 
 
-def test_data_set_from_the_hub(here, tmp_path, rows):
-    for split, chosen in {"train": rows[:8], "test": rows[8:]}.items():
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
-    push_folder(tmp_path, "ann/rows", WRITE_TOKEN, repo_type="dataset")
-    process = here.run("-c", DATA_SET)
+@pytest.mark.slow
+def test_datasets_and_evaluate_load_what_is_pushed(here, data_dir, rows, tmp_path):
+    """Mined codebases have empty lists of tokens, from which no reader could tell their type."""
+    data = load_folder(data_dir)
+    blank = data["codebase"].map(
+        lambda row: {"docstring": "", "docstring_tokens": []}, features=data["codebase"].features
+    )
+    data["codebase"] = blank
+    arguments = DataArguments(language="python", push_data_to_hub="ann/rows")
+    push_folder(write_data(data, arguments, tmp_path / "rows"), "ann/rows", WRITE_TOKEN, repo_type="dataset")
+    push_folder(Path(soft_trainer.__file__).parent / "metrics/mrr", "ann/mrr", WRITE_TOKEN, repo_type="space")
+    process = here.run("-c", ROWS_AND_METRIC)
     assert process.returncode == 0, process.stderr
-    assert json.loads(process.stdout) == {
-        "train": [row["docstring"] for row in rows[:8]],
-        "test": [row["docstring"] for row in rows[8:]],
-    }
+    lines = process.stdout.splitlines()
+    for line, (split, count, first) in zip(
+        lines, (("train", 16, 0), ("validation", 4, 16), ("test", 4, 20), ("codebase", 24, 0)), strict=False
+    ):
+        tokens = [] if split == "codebase" else rows[first]["docstring_tokens"]
+        assert line == f"{split} {count} True {rows[first]['url']} {tokens}"
+    assert lines[-1] == "{'mrr': 0.75, 'queries': 2, 'pool_size': 9}"

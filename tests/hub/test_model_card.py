@@ -23,6 +23,7 @@ PROFILES_IN_CARDS = {
 def record():
     return {
         "model_id": None,
+        "revision": None,
         "base_model": "microsoft/unixcoder-base",
         "dataset": "code-search-net/code_search_net",
         "languages": ["ruby", "go"],

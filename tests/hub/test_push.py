@@ -84,7 +84,7 @@ def test_revision_and_subfolder(here, folder):
 def test_other_kinds_of_repository(here, folder, repo_type):
     check_push(REPO, WRITE_TOKEN, repo_type=repo_type)
     push_folder(folder, REPO, WRITE_TOKEN, repo_type=repo_type)
-    assert pushed(repo_type=repo_type) == COMPLETE
+    assert pushed(repo_type=repo_type) == COMPLETE | {"checkpoint-5/model.safetensors"}
 
 
 # What is refused before training
@@ -199,6 +199,22 @@ def test_command_line_pushes_and_names_the_encoder_in_its_card(here, folder, mon
     assert "/ann/encoder/commit/" in capsys.readouterr().out
     card = HfApi().hf_hub_download(REPO, "README.md", cache_dir=folder / ".cache")
     assert Path(card).read_text() == CARD + f'load_encoder("{REPO}")\nSentenceTransformer("{REPO}")\n'
+
+
+def test_command_line_names_the_branch_in_the_card(here, folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    snippets = 'load_encoder("lab/old", revision="v1")\nAutoModel.from_pretrained("lab/old", revision="v1", a=True)\n'
+    (folder / "README.md").write_text(CARD + snippets)
+    assert main([str(folder), REPO, "--revision", "v2"]) == 0
+    assert (folder / "README.md").read_text() == CARD + snippets.replace("lab/old", REPO).replace("v1", "v2")
+
+
+def test_what_shows_rows_stays_here(here, folder):
+    for name in ("ranks-test-trained.parquet", "data/train.jsonl.gz", "pushed_rows/train.jsonl.gz"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"private code")
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert pushed() == COMPLETE
 
 
 @pytest.mark.slow

@@ -1,60 +1,200 @@
-"""Runs of the script that push to the loopback Hub."""
+"""Runs of the script that push to the loopback Hub: every strategy, and what can go wrong on the way."""
 
 import json
+import re
+import resource
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard
 
-ROOT = Path(__file__).parents[2]
-TOKEN = "hf_loopbackWriteTokenOfAnn"
-OPTIONS = {
-    "language": "python", "from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32,
-    "per_device_train_batch_size": 8, "num_train_epochs": 3, "use_cpu": "true", "disable_tqdm": "true",
-    "push_to_hub": "true", "hub_model_id": "ann/tiny", "lexical": "false",
+from soft_trainer.checkpoints import newest_complete
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.estimators.encoded import EncodedRowsEstimator
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.hub.push import main as push_later
+from soft_trainer.hub.push import push_folder
+from soft_trainer.trainer import SoftInfoNCETrainer
+
+sys.path.append(str(Path(__file__).parent))
+from server import READ_TOKEN, WRITE_TOKEN
+
+pytestmark = pytest.mark.slow
+
+REPO = "ann/tiny"
+PUSH = {"push_to_hub": True, "hub_model_id": REPO}
+TEXTS = ["read a file line by line", "def f(x): return x"]
+COMPLETE = {
+    "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modules.json",
+    "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json", "soft_trainer.json",
 }  # fmt: skip
 
 
-@pytest.fixture
-def train(hub, data_dir, tmp_path):
-    """Runs the script against the loopback Hub; returns the finished process and its output folder."""
-
-    def run(token=TOKEN, **options):
-        chosen = OPTIONS | {"data_dir": data_dir, "output_dir": tmp_path / "out"} | options
-        words = [word for key, value in chosen.items() for word in (f"--{key}", str(value))]
-        return hub.run(ROOT / "run_codesearch.py", *words, token=token, OMP_NUM_THREADS="1"), tmp_path / "out"
-
-    return run
+def pushed(repo=REPO, **kwargs) -> set[str]:
+    return set(HfApi(token=WRITE_TOKEN).list_repo_files(repo, **kwargs)) - {".gitattributes"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])
-def test_a_run_pushes_an_encoder_that_loads_by_name(train, hub, strategy):
-    done, folder = train(hub_strategy=strategy)
-    assert done.returncode == 0, done.stderr[-2000:]
-    files = {entry["path"] for entry in hub.request("GET", "/api/models/ann/tiny/tree/main?recursive=true")}
-    assert {"model.safetensors", "README.md", "modules.json", "soft_trainer.json", "tokenizer.json"} <= files
-    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
-    assert any(name.startswith(("last-checkpoint", "checkpoint-")) for name in files) == ("checkpoint" in strategy)
-    code = "from soft_trainer import load_encoder; print(load_encoder('ann/tiny').encode_queries(['a']).shape)"
-    assert "torch.Size([1, 32])" in hub.run("-c", code, token=TOKEN).stdout
-    everything = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
-    assert not any(TOKEN.encode() in content for content in [*everything, done.stderr.encode(), done.stdout.encode()])
+def check_whole(folder: Path, revision: str | None = None) -> None:
+    """The repository holds what the folder holds, and both load."""
+    assert COMPLETE | {"README.md", "all_results.json"} <= pushed(revision=revision)
+    here, there = (load_encoder(name, at, "cpu") for name, at in ((folder, None), (REPO, revision)))
+    assert torch.equal(here.encode_queries(TEXTS), there.encode_queries(TEXTS))
+    for file in ("model.safetensors", "README.md", "all_results.json"):
+        copy = HfApi(token=WRITE_TOKEN).hf_hub_download(REPO, file, revision=revision)
+        assert Path(copy).read_bytes() == (folder / file).read_bytes()
 
 
-@pytest.mark.slow
-def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later(train, hub):
-    hub.fault(commit=-1)
-    done, folder = train(hub_strategy="end")
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 2 and "python -m soft_trainer.hub.push" in line
-    assert json.loads((folder / "all_results.json").read_text())["results"]["test"]["trained"]
-    hub.fault(commit=0)
-    later = hub.run("-m", "soft_trainer.hub.push", folder, "ann/tiny", token=TOKEN)
-    assert later.returncode == 0, later.stderr
+def of_steps(files: set[str]) -> set[str]:
+    return {name.split("/")[0] for name in files if "checkpoint" in name}
 
 
-@pytest.mark.slow
-def test_a_wrong_token_stops_the_run_before_it_trains(train):
-    done, folder = train(token="hf_wrong")
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: cannot push to ann/tiny")
-    assert not list(folder.rglob("model.safetensors"))
+# ---- What a run pushes ----
+
+
+@pytest.mark.parametrize(
+    "strategy, checkpoints",
+    [
+        ("end", set()),
+        ("every_save", set()),
+        ("checkpoint", {"last-checkpoint"}),
+        ("all_checkpoints", {"checkpoint-2", "checkpoint-4", "checkpoint-6"}),
+    ],
+)
+def test_every_strategy_pushes_an_encoder_that_loads_by_name(train, strategy, checkpoints):
+    assert train(**PUSH, hub_strategy=strategy, hub_always_push=True) == (0, "")
+    check_whole(train.folder)
+    assert of_steps(pushed()) == checkpoints
+    titles = [commit.title for commit in HfApi().list_repo_commits(REPO)]
+    assert titles[0] == "End of training" and ("Step 2" in titles) == (strategy != "end")
+    for checkpoint in checkpoints:
+        assert {f"{checkpoint}/{name}" for name in COMPLETE} <= pushed()
+    assert not [name for name in pushed() if name.endswith((".bin", ".pt", ".pth", ".pkl")) or "ranks" in name]
+    assert train.places_of(WRITE_TOKEN) == []
+
+
+def test_private_and_on_a_branch(train):
+    assert train(**PUSH, hub_private_repo=True, hub_revision="dev", hub_token=WRITE_TOKEN) == (0, "")
+    check_whole(train.folder, "dev")
+    assert pushed() == set()
+    with pytest.raises(OSError, match="401"):
+        HfApi(token=False).model_info(REPO)
+    assert ModelCard.load(train.folder / "README.md").text.count('("ann/tiny", revision="dev"') == 4
+    assert train.places_of(WRITE_TOKEN) == []
+
+
+def test_without_a_card(train):
+    assert train(**PUSH, model_card=False, max_steps=1) == (0, "")
+    assert COMPLETE <= pushed() and "README.md" not in pushed()
+
+
+def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypatch):
+    first, second = (encoder_of(PROFILES["unixcoder"], seed) for seed in (1, 2))
+    for encoder, revision in ((first, "v1"), (second, None)):
+        folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "teacher")
+        push_folder(folder, "ann/teacher", private=True, revision=revision)
+    loaded, load = [], EncodedRowsEstimator.load
+    monkeypatch.setattr(EncodedRowsEstimator, "load", lambda self: loaded.append(load(self)) or loaded[-1])
+    options = {"estimator": "trained_model", "max_steps": 1, "estimator_cache_dir": tmp_path / "rows"}
+    assert train(**options, estimator_model="ann/teacher@v1") == (0, "")
+    assert torch.equal(loaded[0].encode_queries(TEXTS).cpu(), first.encode_queries(TEXTS))
+    code, error = train(**options, estimator_model="ann/teacher@v3")
+    assert code == 2 and "ann/teacher: no revision 'v3'" in error
+
+
+# ---- Refused before training ----
+
+
+@pytest.mark.parametrize(
+    "token, repo, says",
+    [
+        (None, REPO, "no token"),
+        ("hf_wrong", REPO, "token is not valid"),
+        (READ_TOKEN, REPO, "may not write"),
+        (WRITE_TOKEN, "bob/tiny", "may not write"),
+        (WRITE_TOKEN, "tiny", "write USER/NAME"),
+    ],
+    ids=["no token", "wrong token", "read-only token", "foreign namespace", "invalid name"],
+)
+def test_refused_before_training(train, monkeypatch, token, repo, says):
+    monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(SoftInfoNCETrainer, "train", lambda *_, **__: pytest.fail("it trains"))
+    code, error = train(push_to_hub=True, hub_model_id=repo)
+    assert code == 2 and says in error
+    assert not list(train.folder.rglob("*.safetensors"))
+    assert train.places_of(token or WRITE_TOKEN) == []
+
+
+# ---- Faults that pass ----
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"upload": 2}, {"commit": 1}, {"cut_upload": 1}, {"gone": 1}],
+    ids=["upload 500 twice", "commit 500 once", "connection cut in a large file", "repository gone"],
+)
+def test_a_run_gets_over_it(train, fault):
+    train.hub.fault(**fault)
+    assert train(**PUSH, hub_strategy="every_save") == (0, "")
+    assert not any(train.hub.fault().values())
+    check_whole(train.folder)
+    assert train.places_of(WRITE_TOKEN) == []
+
+
+def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(train, caplog):
+    train.hub.fault(commit=4)  # the first try and every further one
+    options = {"hub_strategy": "all_checkpoints", "hub_always_push": True, "save_total_limit": 3}
+    assert train(**PUSH, **options) == (0, "")
+    check_whole(train.folder)
+    assert of_steps(pushed()) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
+    (line,) = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
+    assert "checkpoint-2" in line and "500" in line and "made good at the end" in line and ".push-" not in line
+
+
+# ---- Faults that last ----
+
+
+def stop_at_the_end(train, monkeypatch):
+    push = SoftInfoNCETrainer.push_to_hub
+    monkeypatch.setattr(SoftInfoNCETrainer, "push_to_hub", lambda self: (train.hub.stop(), push(self)))
+
+
+@pytest.mark.parametrize("fault", ["commit 500 for ever", "server down at the end"])
+def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later(train, monkeypatch, fault):
+    train.hub.fault(commit=-1) if fault.startswith("commit") else stop_at_the_end(train, monkeypatch)
+    code, error = train(**PUSH)
+    command = f"python -m soft_trainer.hub.push {train.folder} {REPO}"
+    assert code == 2 and error.endswith(f"nothing is lost, push later with: {command}")
+    assert json.loads((train.folder / "all_results.json").read_text())["results"]["test"]["trained"]
+    load_encoder(train.folder, device="cpu")
+    assert train.places_of(WRITE_TOKEN) == []
+    if train.hub.running:
+        train.hub.fault(commit=0)
+        assert push_later(command.split()[3:]) == 0
+        check_whole(train.folder)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_a_full_disk_stops_with_the_last_checkpoint_whole(train, monkeypatch, file):
+    """No file may be larger than a limit from the second checkpoint on: that of the weights, or of the optimizer."""
+    limits, save = resource.getrlimit(resource.RLIMIT_FSIZE), SoftInfoNCETrainer._save_checkpoint
+
+    def on_a_full_disk(self, *args):
+        if self.state.global_step == 4:
+            size = (train.folder / "checkpoint-2" / file).stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size - 10_000, limits[1]))
+        save(self, *args)
+
+    monkeypatch.setattr(SoftInfoNCETrainer, "_save_checkpoint", on_a_full_disk)
+    try:
+        code, error = train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2 and f"cannot save to {train.folder / 'checkpoint-4'}" in error
+    assert re.search(r"[\d,]+ MiB are free there.*make room or choose another output_dir", error)
+    assert [path.name for path in train.folder.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert newest_complete(train.folder) == str(train.folder / "checkpoint-2")
+    load_encoder(train.folder / "checkpoint-2", device="cpu")
+    monkeypatch.undo()

@@ -1,0 +1,147 @@
+"""Rows of a run as a data set on the Hub, and back."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+from huggingface_hub import DatasetCard
+
+from soft_trainer.arguments import DataArguments
+from soft_trainer.data import sources
+from soft_trainer.data.codesearchnet import load_folder, load_hub
+from soft_trainer.data.sources import load_data
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import SetupError
+from soft_trainer.hub.data import write_data
+from soft_trainer.hub.push import main as push_later
+from soft_trainer.hub.push import push_folder
+
+sys.path.append(str(Path(__file__).parent))
+from server import READ_TOKEN, WRITE_TOKEN
+
+REPO = "ann/rows"
+SPLITS = ("train", "valid", "test", "codebase")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    """Keep what is cached out of the home folder."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def arguments(data_dir):
+    return DataArguments(language="python", data_dir=str(data_dir), push_data_to_hub=REPO, filters="length")
+
+
+def same_rows(left, right) -> bool:
+    return {split: rows.to_list() for split, rows in left.items()} == {s: rows.to_list() for s, rows in right.items()}
+
+
+def test_what_is_written_is_read_again(arguments, data_dir, tmp_path):
+    data = load_folder(data_dir)
+    assert same_rows(load_folder(write_data(data, arguments, tmp_path / "rows")), data)
+    first = (tmp_path / "rows/train.jsonl.gz").read_bytes()
+    assert (write_data(data, arguments, tmp_path / "again") / "train.jsonl.gz").read_bytes() == first
+
+
+def test_the_card_says_what_the_rows_are(arguments, data_dir, tmp_path):
+    card = DatasetCard.load(write_data(load_folder(data_dir), arguments, tmp_path / "rows") / "README.md")
+    assert card.data.language == ["code"] and {"python", "code-search"} <= set(card.data.tags)
+    assert [part["split"] for part in card.data.configs[0]["data_files"]] == [
+        "train",
+        "validation",
+        "test",
+        "codebase",
+    ]
+    for words in (
+        "| train    |     16 |",
+        "| codebase |     24 |",
+        "1 repositories or packages; the largest: someone/something (16)",
+        "Filters: length",
+        "docstring_tokens",
+        "keeps the licence",
+        "--dataset_name ann/rows --language python",
+    ):
+        assert words in card.text, words
+    assert str(data_dir) not in card.content
+
+
+@pytest.mark.parametrize("compressed", [True, False], ids=["as pushed by a run", "a folder pushed as it is"])
+def test_a_data_set_of_ours_by_name(here, arguments, data_dir, tmp_path, compressed):
+    data = load_folder(data_dir)
+    folder = write_data(data, arguments, tmp_path / "rows") if compressed else data_dir
+    push_folder(folder, REPO, WRITE_TOKEN, repo_type="dataset")
+    named = DataArguments(language="python", dataset_name=REPO)
+    loaded = load_data(named, EncoderProfile(), tmp_path / "mined")
+    assert same_rows(loaded, data)
+    assert named.paper_language is None and named.rows_name == REPO
+    with pytest.raises(SetupError, match="ann/rows: train has no row in go, only python"):
+        load_hub(REPO, "go")
+
+
+def test_rows_of_one_language_out_of_several(here, data_dir, tmp_path):
+    folder = Path(shutil.copytree(data_dir, tmp_path / "rows"))
+    for split in SPLITS:
+        rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+        rows[0]["language"] = "go"
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    push_folder(folder, REPO, WRITE_TOKEN, repo_type="dataset")
+    assert {split: len(rows) for split, rows in load_hub(REPO, "go").items()} == dict.fromkeys(SPLITS, 1)
+    assert len(load_hub(REPO, "python")["train"]) == 15
+
+
+def test_a_private_data_set_wants_a_token(here, data_dir, monkeypatch):
+    push_folder(data_dir, REPO, WRITE_TOKEN, private=True, repo_type="dataset")
+    with pytest.raises(SetupError, match="HF_TOKEN"):
+        load_hub(REPO, "python")
+    monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
+    assert len(load_hub(REPO, "python")["train"]) == 16
+
+
+@pytest.mark.parametrize(
+    "options, token, says",
+    [
+        ({"push_data_to_hub": "rows"}, WRITE_TOKEN, "push_data_to_hub='rows': write USER/NAME"),
+        ({"push_data_to_hub": "bob/rows"}, WRITE_TOKEN, "may not write"),
+        ({"push_data_to_hub": REPO}, READ_TOKEN, "may not write"),
+        ({"push_data_to_hub": REPO}, "hf_wrong", "token is not valid"),
+        ({"push_data_to_hub": REPO, "source_dir": None}, WRITE_TOKEN, "--source_dir or --data_dir"),
+    ],
+    ids=["invalid name", "foreign namespace", "read-only token", "wrong token", "no rows of one's own"],
+)
+def test_refused_before_anything_is_mined(train, monkeypatch, tmp_path, options, token, says):
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(sources, "load_folder", lambda *_, **__: pytest.fail("it mines"))
+    code, error = train(**({"data_dir": None, "source_dir": "stdlib"} | options))
+    assert code == 2 and says in error
+    assert train.places_of(token) == []
+
+
+@pytest.mark.slow
+def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
+    options = {"max_steps": 1, "save_strategy": "no", "model_card": True}
+    assert train(**options, push_data_to_hub=REPO, max_train_rows=12, hub_private_repo=True) == (0, "")
+    assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()
+    (train.folder / "README.md").unlink()
+    assert train(**options, dataset_name=REPO, data_dir=None) == (0, "")
+    statistics = json.loads((train.folder / "all_results.json").read_text())["statistics"]
+    assert {split: found["rows"] for split, found in statistics.items()} == {
+        "train": 12, "valid": 4, "test": 4, "codebase": 24
+    }  # fmt: skip
+    assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()
+    assert train.places_of(WRITE_TOKEN) == []
+
+
+@pytest.mark.slow
+def test_rows_that_cannot_be_pushed_stop_the_run_and_are_pushed_later(train):
+    train.hub.fault(commit=-1)
+    code, error = train(push_data_to_hub=REPO)
+    command = f"python -m soft_trainer.hub.push {train.folder / 'pushed_rows'} {REPO} --repo_type dataset"
+    assert code == 2 and error.endswith(command) and not list(train.folder.rglob("*.safetensors"))
+    train.hub.fault(commit=0)
+    assert push_later(command.split()[3:]) == 0
+    assert len(load_hub(REPO, "python")["train"]) == 16
