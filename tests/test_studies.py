@@ -183,6 +183,7 @@ def test_cells_that_need_each_other_are_refused(here):
         (["--set", "learning_rat=1"], "unknown option 'learning_rat|unknown option --learning_rat"),
         (["--set", "loss=softer"], "ruby/infonce/1: loss='softer': use one of"),
         (["--set", "beta=-1"], "beta"),
+        (["--launcher", "no-such-launcher"], "launcher='no-such-launcher': no command"),
     ],
 )
 def test_what_no_cell_can_run_with_is_refused_before_the_first(here, words, message):

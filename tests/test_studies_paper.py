@@ -40,6 +40,8 @@ TINY = {
     "use_cpu": True,
     "disable_tqdm": True,
 }
+# The InfoNCE runs keep the recipes' evaluation and checkpoints; the others are about the loss.
+LOSS_ONLY = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no"}
 
 
 def kinds() -> dict[str, Cell]:
@@ -115,8 +117,10 @@ def trained(data_dir, tmp_path_factory):
         output, cell = folder / kind, chosen[kind]
         if not output.exists():
             options = {**cell.options, **TINY, "data_dir": data_dir, "output_dir": output}
-            if cell.needs or cell.options["estimator"] == "simcse":  # the SimCSE encoder is any encoder here
+            if cell.options["estimator"] in ("simcse", "trained_model"):  # the SimCSE encoder is any encoder here
                 options["estimator_model"] = train(f"{cell.place['encoder']}-info_nce-none-none")
+            if cell.options["estimator"] != "none":
+                options |= LOSS_ONLY
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sys, "argv", ["run_codesearch.py", *as_argv(options)])
                 script.main()

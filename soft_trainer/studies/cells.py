@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from soft_trainer.checkpoints import newest_complete
-from soft_trainer.console import write_json
+from soft_trainer.console import say, write_json
 from soft_trainer.errors import SetupError
 from soft_trainer.studies.grid import Cell, Study
 
@@ -89,11 +89,13 @@ def command(study: Study, cell: Cell, resume: bool = False) -> list[str]:
     """The words that start a cell's run.
 
     Raises:
-        SetupError: the script is not there.
+        SetupError: the launcher or the script is not there.
     """
     launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # that of this Python, also where it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
+    if shutil.which(launcher[0]) is None:
+        raise SetupError(f"launcher={study.launcher!r}: no command {launcher[0]}")
     script = ["-m", cell.module] if cell.module else [str(_script())]
     config = ["--config", str(study.folder(cell.name) / RECIPE)]
     return [*launcher, *script, *config, *(["--resume_from_checkpoint", "last"] if resume else [])]
@@ -119,34 +121,40 @@ def run(study: Study, cell: Cell) -> str | None:
     folder = study.folder(cell.name)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("ab") as log:
-        try:
-            # The run inherits the lock with its output, so a run that outlives its study keeps it.
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunningElsewhere(cell.name) from None
+        _lock(log)
         found = state(study, cell)
         if found == "done":
             return None
-        resume = found == "cut"
-        record = {"options": _options(study, cell), "finished": False}
-        record["seconds"] = (_read(folder / RECORD) or {}).get("seconds", 0.0) if resume else 0.0
+        if found == "changed":
+            return f"made meanwhile with other options: {'; '.join(changes(study, cell))}"
+        spent_before = _read(folder / RECORD)["seconds"] if found == "cut" else 0.0
+        record = {"options": _options(study, cell), "finished": False, "seconds": spent_before}
         write_json(folder / RECORD, record)
         (folder / RECIPE).write_text(yaml.safe_dump(recipe(study, cell), sort_keys=True))
         start, offset = time.monotonic(), log.tell()
         try:
-            code = _wait(command(study, cell, resume), log)
+            code = _wait(command(study, cell, resume=found == "cut"), log)
         finally:
             record["seconds"] += time.monotonic() - start
             write_json(folder / RECORD, record)
-        results = _read(folder / "all_results.json")
-        if code or not _trained(results):
-            return _last_error(folder / LOG, offset) or f"ended with exit code {code} and no results"
-        record |= {"finished": True, "steps": results.get("training", {}).get("steps")}
-        write_json(folder / RECORD, record)
-        if not study.keep_checkpoints:
-            for checkpoint in folder.glob("checkpoint-*"):
-                shutil.rmtree(checkpoint)
+    results = _read(folder / "all_results.json")
+    if code or not _trained(results):
+        return _last_error(folder / LOG, offset) or f"ended with exit code {code} and no results"
+    write_json(folder / RECORD, record | {"finished": True, "steps": results.get("training", {}).get("steps")})
+    if not study.keep_checkpoints:
+        for checkpoint in folder.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
     return None
+
+
+def _lock(log) -> None:
+    """Lock a cell by its log. The run inherits the lock with its output, so one that outlives its study keeps it."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunningElsewhere(log.name) from None
+    except OSError:
+        say(f"warning: {log.name} is on a file system without locks: run one study at a time there")
 
 
 def _wait(words: list[str], log) -> int:
