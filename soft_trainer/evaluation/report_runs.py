@@ -131,7 +131,7 @@ def read_run(folder: Path) -> ReportedRun:
     record = _read_json(folder / RECORD)
     missing = [name for name in _NEEDED if name not in record]
     if missing:
-        raise SetupError(f"{RECORD} lacks {', '.join(missing)}: another program's, or of an older soft_trainer")
+        raise SetupError(f"{RECORD} is not that of a code-search run: it lacks {', '.join(missing)}")
     if not (isinstance(record["loss"], dict) and record["loss"].get("loss") and isinstance(record["training"], dict)):
         raise SetupError(f"{RECORD}: loss and training must be tables")
     for split, systems in record["results"].items():

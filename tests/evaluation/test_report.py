@@ -55,7 +55,7 @@ def test_runs_are_found_below_folders_once_and_what_is_wrong_is_named(study, mak
     )
     reasons = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in found.left_out}
     assert "not finished" in reasons["begun"] and "cannot be read" in reasons["broken"]
-    assert "lacks base_model" in reasons["foreign"]
+    assert "it lacks base_model" in reasons["foreign"]
 
 
 def test_the_same_settings_and_seed_count_once(study, make_run, soft):
