@@ -7,7 +7,8 @@ Every setting is a process of its own that trains for a few steps with the train
 batch, as many as make an eighth of that in examples with the small one); processes take turns. "peak" is the most
 memory that the process held at once during its steps, libraries, memory-mapped rows, weights and optimizer included;
 "beside the start" is the same less what it held before the first step. The time of an example is that of a step after
-the first, without collation. Ratios are to the small batch without gradient checkpointing.
+the first, without collation. Ratios are to the small batch without any chunks; by default a batch goes in chunks of
+like length.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, dict]:
     cached = {"gradient_cache_chunk_size": arguments.chunk}
     checkpointed = {"gradient_checkpointing": True}
     return {
+        f"{arguments.small} in one piece": small | {"chunk_by_length": False},
         f"{arguments.small}": small,
         f"{arguments.large} in chunks of {arguments.chunk}": large | cached,
         f"{arguments.small}, checkpointing": small | checkpointed,
