@@ -29,7 +29,8 @@ def main() -> None:
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.encoders.building import build_model, build_profile, build_tokenizer
     from soft_trainer.estimators.choosing import choose_estimator
-    from soft_trainer.hub.data import check_data_push, push_data
+    from soft_trainer.hub.data import push_data
+    from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.preflight import check_run
     from soft_trainer.runs import Run, default_output_dir, last_checkpoint
 
@@ -39,7 +40,7 @@ def main() -> None:
 
     # ---- Rows ----
     check_languages(data_args.languages)
-    check_data_push(data_args, args)
+    check_pushes(data_args, args)
     profile = build_profile(model_args)
     estimator = choose_estimator(data_args, profile.query_columns)
     with args.main_process_first(desc="loading data"):

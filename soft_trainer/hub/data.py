@@ -47,8 +47,7 @@ def check_data_push(arguments: DataArguments, args: TrainingArguments) -> None:
         return
     if not (arguments.source_dir or arguments.data_dir):
         raise SetupError("push_data_to_hub: give rows of your own with --source_dir or --data_dir")
-    if distributed.world()[0] == 0:
-        check_push(arguments.push_data_to_hub, args.hub_token, args.hub_private_repo, "dataset")
+    check_push(arguments.push_data_to_hub, args.hub_token, args.hub_private_repo, "dataset")
 
 
 def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:

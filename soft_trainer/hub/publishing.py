@@ -11,9 +11,28 @@ from pathlib import Path
 from transformers import TrainingArguments
 from transformers.utils import logging
 
+from soft_trainer import distributed
+from soft_trainer.arguments import DataArguments
+from soft_trainer.hub.data import check_data_push
 from soft_trainer.hub.push import check_push, push_folder, reason
 
 logger = logging.get_logger(__name__)
+
+
+def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
+    """Make sure, before anything is mined or trained, that what the options ask to push can be pushed.
+
+    Raises:
+        SetupError: what `check_push` or `check_data_push` refuses.
+    """
+    if distributed.world()[0] == 0:
+        check_data_push(data, args)
+        if args.push_to_hub:
+            check_push(_model_id(args), args.hub_token, args.hub_private_repo)
+
+
+def _model_id(args: TrainingArguments) -> str:
+    return args.hub_model_id or Path(args.output_dir).absolute().name
 
 
 class Publisher:
@@ -28,7 +47,7 @@ class Publisher:
 
     def __init__(self, args: TrainingArguments):
         self.args = args
-        self.hub_model_id = args.hub_model_id or Path(args.output_dir).absolute().name
+        self.hub_model_id = _model_id(args)
         check_push(self.hub_model_id, args.hub_token, args.hub_private_repo)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
         self._pushes: list[tuple[Future, str | Path, str, tuple[str | None, ...]]] = []

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 
 from soft_trainer.checkpoints import newest_complete
+from soft_trainer.data import sources
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.estimators.encoded import EncodedRowsEstimator
@@ -104,7 +105,7 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
     assert code == 2 and "ann/teacher: no revision 'v3'" in error
 
 
-# ---- Refused before training ----
+# ---- Refused at the start ----
 
 
 @pytest.mark.parametrize(
@@ -118,9 +119,9 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
     ],
     ids=["no token", "wrong token", "read-only token", "foreign namespace", "invalid name"],
 )
-def test_refused_before_training(train, monkeypatch, token, repo, says):
+def test_refused_before_rows_are_read(train, monkeypatch, token, repo, says):
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(SoftInfoNCETrainer, "train", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(sources, "load_folder", lambda *_, **__: pytest.fail("it reads rows"))
     code, error = train(push_to_hub=True, hub_model_id=repo)
     assert code == 2 and says in error
     assert not list(train.folder.rglob("*.safetensors"))
