@@ -397,3 +397,21 @@ def test_evaluation_each_epoch_keeps_the_best_model_and_can_stop_early(script, d
     assert len(evaluated) == 2 and state["best_metric"] == max(evaluated)
     results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
     assert results["valid"]["trained"]["mrr"] == pytest.approx(max(evaluated))
+
+
+@pytest.mark.slow
+def test_several_languages_train_together_and_are_measured_apart(script, folder, tmp_path):
+    for language in ("ruby", "go"):
+        for split in ("train", "valid", "test", "codebase"):
+            own = rows_of(folder, split)
+            changed = [row | {"url": f"{language}/{row['url']}", "language": language} for row in own]
+            (tmp_path / language).mkdir(exist_ok=True)
+            write(tmp_path / language, split, changed)
+    options = {"language": "ruby,go", "data_dir": tmp_path / "{language}", "train_sampling_strategy": "one_language"}
+    code, _ = script(**(TINY | options), max_steps=2, do_eval="false", do_train="true", do_predict="true")
+    assert code == 0
+    (found,) = (tmp_path / "outputs").glob("*/all_results.json")
+    record = json.loads(found.read_text())
+    assert record["languages"] == ["ruby", "go"]
+    assert set(record["results"]) == {"test-ruby", "test-go"}
+    assert record["results"]["test-go"]["trained"]["pool_size"] == 24
