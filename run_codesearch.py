@@ -14,6 +14,7 @@ from soft_trainer.command_line import errors_for_people, parse
 
 
 def main() -> None:
+    """Parse, load, measure, train, measure again, report, push. Imports wait until the options are known good."""
     from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 
     # ---- Options ----

@@ -54,6 +54,7 @@ def measure(language: str, functions: list[str], tokenizer) -> tuple:
 
 
 def main() -> None:
+    """Time both for every language and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", type=Path, required=True, help="one folder a language")
     parser.add_argument("--split", default="train", help="which file of each folder")

@@ -153,6 +153,7 @@ def row(kind: str, method: str, results: list[dict], base: float, wrong: str) ->
 
 
 def main() -> None:
+    """Measure the methods in turn, each in a process of its own, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=14918)
     parser.add_argument("--codes", type=int, default=43827)

@@ -259,6 +259,7 @@ def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
 
 
 def main() -> None:
+    """Train the SimCSE encoder that the command line describes."""
     arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), description=__doc__)
     if not args.temperature > 0:
         raise SetupError(f"temperature={args.temperature:g}: must be above 0")

@@ -214,6 +214,7 @@ def negatives_table(
 
 
 def main() -> None:
+    """Draw the batch or the pairs that the command line names, and print the table."""
     (arguments,) = parse((WeightPlotArguments,), description=__doc__)
     rows = batch_rows(arguments)
     if arguments.query is not None and not 0 <= arguments.query < len(rows):

@@ -113,7 +113,7 @@ class Session:
         return planning.total(self.estimates.seconds(cell, self.parsed[cell.name]) for cell in left)
 
     def summary(self) -> str:
-        """What came of every cell that this session came to."""
+        """What came of every cell that was come to."""
         rows = []
         for cell in self.chosen:
             if outcome := self.outcomes.get(cell.name):
@@ -153,6 +153,7 @@ def stop_on_signals() -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m soft_trainer.studies", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
