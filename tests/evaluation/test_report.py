@@ -264,6 +264,7 @@ def written(write_run, soft, tmp_path_factory):
     return files | {"out": printed[0].getvalue(), "err": printed[1].getvalue()}
 
 
+@pytest.mark.slow
 def test_the_page_is_one_file_with_pictures_and_words_for_them(written):
     page = Page(written["html"])
     assert not page.open
@@ -279,6 +280,7 @@ def test_the_page_is_one_file_with_pictures_and_words_for_them(written):
     assert any(one["alt"].startswith("Weights of the last logged step") for one in pictures)
 
 
+@pytest.mark.slow
 def test_the_csv_holds_every_cell_in_full(written):
     rows = list(csv.DictReader(written["csv"].splitlines()))
     ruby = next(row for row in rows if row["language"] == "ruby" and row["loss"] == "soft_info_nce")
@@ -287,6 +289,7 @@ def test_the_csv_holds_every_cell_in_full(written):
     assert {row["evaluation"] for row in rows} == {"test", "cosqa"}
 
 
+@pytest.mark.slow
 def test_markdown_has_the_tables_and_the_queries_and_the_table_is_printed(written):
     assert "| unixcoder-base | Soft-InfoNCE | BM25" in written["md"] and "**0.875†** (paper 0.753)" in written["md"]
     assert "    +0.500  query 1\n      Soft-InfoNCE, BM25: rank 1, 1\n        => 1. def f1(): pass" in written["md"]
