@@ -13,7 +13,10 @@ from safetensors.torch import load_file
 
 from soft_trainer import distributed
 
-SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
+ROOT = Path(__file__).parents[1]
+ALONE = [str(ROOT / "run_codesearch.py")]
+FSDP = ["--config_file", str(ROOT / "recipes" / "accelerate" / "fsdp.yaml"), "--mixed_precision", "no"]
+SHARDED = ["-m", "accelerate.commands.launch", *FSDP, str(ROOT / "tests" / "sharded.py")]
 BASE = {
     "language": "python",
     "learning_rate": 1e-2,
@@ -53,15 +56,15 @@ def folder(_model, tokenizer, profile, data_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(folder):
-    """Processes, joined batch and options -> weights of the trained encoder, losses of the steps and test metrics."""
+    """Processes, joined batch, options -> weights of the trained encoder, losses, test metrics and what was said."""
 
-    def run(processes: int, joined: int, **options) -> dict:
+    def run(processes: int, joined: int, start: list[str] | None = None, **options) -> dict:
         output = folder / f"out-{processes}"
         options = BASE | {"model_name_or_path": folder / "encoder", "data_dir": folder, "output_dir": output} | options
         options |= {"per_device_train_batch_size": joined // processes, "estimator_cache_dir": folder / "rows"}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [sys.executable, *(torchrun if processes > 1 else []), str(SCRIPT), *words]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *ALONE]
+        command = [sys.executable, *(start or (torchrun if processes > 1 else ALONE)), *words]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
         environment["HF_DATASETS_CACHE"] = str(folder / "cache")
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -71,6 +74,7 @@ def train(folder):
             "weights": load_file(output / "model.safetensors"),
             "losses": [entry["loss"] for entry in log if "loss" in entry],
             "metrics": json.loads((output / "all_results.json").read_text())["results"]["test"]["trained"],
+            "said": done.stderr,
         }
 
     return run
@@ -103,6 +107,13 @@ def test_two_processes_train_as_one_on_the_joined_batch(train, folder, options):
     if options.get("estimator", "bm25") != "bm25":
         options = options | {"estimator_model": folder / "encoder"}
     check_equal(train(1, 12, **options), train(2, 12, **options))
+
+
+@pytest.mark.slow
+def test_sharded_weights_train_as_whole_ones(train):
+    sharded = train(2, 12, SHARDED, save_strategy="steps", save_steps=4)
+    assert "2 (FSDP)" in sharded["said"]
+    check_equal(train(1, 12), sharded)
 
 
 @pytest.mark.slow
