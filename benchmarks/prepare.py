@@ -33,7 +33,7 @@ from soft_trainer.console import table
 from soft_trainer.data.batches import text_ids
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.filtering import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES, filter_rows
-from soft_trainer.data.tokens import SIDES, column_of, texts, tokenized
+from soft_trainer.data.tokens import SIDES, column_of, column_texts, tokenized
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import train_tokenizer
@@ -80,7 +80,7 @@ def stages(path: Path, num_proc: int | None) -> dict[str, Callable]:
 
     def numbered(rows):
         for name in ("docstring_tokens", "code_tokens"):
-            text_ids(texts(rows[name]))
+            text_ids(column_texts(rows, name))
 
     return {
         "read": lambda _: load_jsonl(path),

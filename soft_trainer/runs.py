@@ -14,7 +14,7 @@ from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETra
 from soft_trainer.checkpoints import newest_complete
 from soft_trainer.console import say, write_json
 from soft_trainer.data.evaluation_sets import EvaluationSet
-from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.building import model_label, model_name
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
@@ -238,4 +238,4 @@ def _training_facts(trainer: SoftInfoNCETrainer) -> dict:
 
 
 def _words(rows, columns, side: str) -> list[list[str]]:
-    return [text.split() for text in texts(rows[text_column(rows, columns, side)])]
+    return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]

@@ -23,9 +23,9 @@ from soft_trainer.data.tokens import (
     GraphColumn,
     TokenColumn,
     column_of,
+    column_texts,
     side_settings,
     text_column,
-    texts,
 )
 from soft_trainer.encoders.chunking import ChunkCost
 from soft_trainer.encoders.corpus import embed_sharded
@@ -189,7 +189,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """For either side a number for every row's text, equal for equal texts."""
         rows = self.train_dataset
         columns = {side: text_column(rows, side_settings(self.encoder, side)["columns"], side) for side in SIDES}
-        return {side: text_ids(texts(rows[column])) for side, column in columns.items()}
+        return {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
         """What the encoder reads of one side of `rows`; the main process prepares it, the others read its cache."""

@@ -6,30 +6,26 @@ comments off the code. Whether a row is a duplicate depends on the rows before i
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
-from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from soft_trainer import dataflow
+from soft_trainer.data.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
 from soft_trainer.errors import SetupError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, Features
 
 Row = dict[str, Any]
 
 MIN_CODE_LINES = 3
 MIN_DOCUMENT_TOKENS, MAX_DOCUMENT_TOKENS = 3, 256
-SIMILARITY = 0.8
-PERMUTATIONS = 128
-SHINGLE = 3
-# 32-bit values of 32-bit hashes; copies share its permutations
-_MINHASH = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest)
+JUDGED_AT_ONCE = 500  # rows that a process takes at a time
 
 CONSTRUCTORS = {
     "ruby": {"initialize"},
@@ -124,50 +120,6 @@ def _words(name: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(name)}
 
 
-class Duplicates:
-    """Remembers codes and says whether one was there before, exactly or nearly.
-
-    Near means an estimated Jaccard similarity of at least 0.8 between the sets of three successive tokens (MinHash,
-    128 permutations with a fixed seed). The first of a group stays.
-    """
-
-    def __init__(self) -> None:
-        self._exact: set[int] = set()
-        self._index = MinHashLSH(threshold=SIMILARITY, num_perm=PERMUTATIONS)
-        self._signatures: list[LeanMinHash] = []
-
-    def is_exact(self, code_tokens: Sequence[str]) -> bool:
-        """Whether the same tokens came before; remembers them."""
-        digest = xxhash.xxh3_128_intdigest("\0".join(code_tokens).encode())
-        known = digest in self._exact
-        self._exact.add(digest)
-        return known
-
-    def is_near(self, hashes: np.ndarray) -> bool:
-        """Whether a code like it came before; remembers it if none did. `hashes` comes from `minhash`."""
-        signature = LeanMinHash(seed=_MINHASH.seed, hashvalues=hashes, scheme=_MINHASH.scheme)
-        if any(self._signatures[i].jaccard(signature) >= SIMILARITY for i in self._index.query(signature)):
-            return True
-        self._index.insert(len(self._signatures), signature, check_duplication=False)
-        self._signatures.append(signature)
-        return False
-
-
-def minhash(token_lists: Iterable[Sequence[str]]) -> list[np.ndarray]:
-    """The MinHash values of each token list, `uint32[128]`."""
-    values = []
-    for tokens in token_lists:
-        signature = _MINHASH.copy()
-        signature.update_batch(_shingles(tokens))
-        values.append(signature.hashvalues)
-    return values
-
-
-def _shingles(tokens: Sequence[str]) -> set[bytes]:
-    """Every three successive tokens as one string."""
-    return {" ".join(tokens[i : i + SHINGLE]).encode() for i in range(max(1, len(tokens) - SHINGLE + 1))}
-
-
 # name -> whether a row goes: rules that look at the function, and rules that look at its document
 CODE_RULES: dict[str, Callable[[Row], bool]] = {
     "short_functions": is_short,
@@ -198,7 +150,7 @@ def filter_rows(dataset: Dataset, rules: Sequence[str], num_proc: int | None = N
     Args:
         dataset: rows in CodeSearchNet's columns.
         rules: names from `RULES`.
-        num_proc: processes of `datasets.map`.
+        num_proc: processes of `datasets.map`; None means one a CPU core, as far as there are rows for them.
 
     Returns:
         The rows that stay, in order, and for each rule the number of rows that it was the first to drop (`comments`:
@@ -210,24 +162,25 @@ def filter_rows(dataset: Dataset, rules: Sequence[str], num_proc: int | None = N
     if unknown := sorted(set(rules) - set(RULES)):
         raise SetupError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
     counts = {name: 0 for name in RULES if name in rules}
+    num_proc = num_proc or min(os.cpu_count() or 1, len(dataset) // JUDGED_AT_ONCE) or None
     if "comments" in rules:
         dataset = dataset.map(_without_comments, batched=True, num_proc=num_proc, desc="comments")
-        counts["comments"] = sum(dataset["had_comments"])
+        counts["comments"] = sum(dataset.data.column("had_comments").to_pylist())
         dataset = dataset.remove_columns("had_comments")
-    row_rules = [name for name in _ROW_RULES if name in rules]
-    near = "near_duplicates" in rules
     verdicts = dataset.map(
         _judge,
         batched=True,
-        fn_kwargs={"rules": row_rules, "near": near},
+        batch_size=JUDGED_AT_ONCE,
+        fn_kwargs={"rules": list(rules)},
         remove_columns=dataset.column_names,
         num_proc=num_proc,
+        features=_verdict_features(rules),
         desc="filtering",
     )
-    reasons = verdicts["dropped_by"][:]
-    _mark_duplicates(dataset, verdicts, reasons, [name for name in ("duplicates", "near_duplicates") if name in rules])
+    reasons = np.asarray(verdicts["dropped_by"][:], dtype=object)
+    _mark_duplicates(verdicts, reasons)
     counts.update(Counter(reason for reason in reasons if reason))
-    return dataset.select([row for row, reason in enumerate(reasons) if not reason]), counts
+    return dataset.select(np.flatnonzero(reasons == "")), counts
 
 
 def first_broken(row: Row, rules: Iterable[str]) -> str:
@@ -252,24 +205,37 @@ def _without_comments(batch: dict[str, list]) -> dict[str, list]:
     return result
 
 
-def _judge(batch: dict[str, list], rules: list[str], near: bool) -> dict[str, list]:
-    """The rule that drops each row, and its MinHash values where they are wanted."""
-    rows = _rows(batch)
-    return {
-        "dropped_by": [first_broken(row, rules) for row in rows],
-        "minhash": minhash(row["code_tokens"] for row in rows) if near else [None] * len(rows),
-    }
+def _verdict_features(rules: Sequence[str]) -> Features:
+    """The columns that `_judge` makes."""
+    from datasets import Features, List, Value
+
+    known_by = {"duplicates": {"fingerprint": Value("uint64")}, "near_duplicates": {"minhash": List(Value("uint32"))}}
+    columns = {"dropped_by": Value("string")}
+    for rule in known_by:
+        columns |= known_by[rule] if rule in rules else {}
+    return Features(columns)
 
 
-def _mark_duplicates(dataset: Dataset, verdicts: Dataset, reasons: list[str], rules: list[str]) -> None:
+def _judge(batch: dict[str, list], rules: Sequence[str]) -> dict[str, Sequence]:
+    """The rule that drops each row, and by what duplicates of the others are known."""
+    reasons = [first_broken(row, [rule for rule in _ROW_RULES if rule in rules]) for row in _rows(batch)]
+    known_by: dict[str, Sequence] = {"dropped_by": reasons}
+    if "duplicates" in rules:
+        known_by["fingerprint"] = np.fromiter(map(fingerprint, batch["code_tokens"]), np.uint64)
+    if "near_duplicates" in rules:
+        known_by["minhash"] = [minhash(tokens) for tokens in batch["code_tokens"]]
+    return known_by
+
+
+def _mark_duplicates(verdicts: Dataset, reasons: np.ndarray) -> None:
     """Write the rule that drops it into `reasons` for every row left that is a duplicate of one before."""
-    if not rules:
-        return
-    duplicates = Duplicates()
-    tokens = dataset.select_columns("code_tokens")
-    hashes = verdicts.select_columns("minhash").with_format("numpy")
-    for row in [row for row, reason in enumerate(reasons) if not reason]:
-        if "duplicates" in rules and duplicates.is_exact(tokens[row]["code_tokens"]):
-            reasons[row] = "duplicates"
-        elif "near_duplicates" in rules and duplicates.is_near(hashes[row]["minhash"]):
-            reasons[row] = "near_duplicates"
+    from soft_trainer.data.tokens import TokenColumn
+
+    if "fingerprint" in verdicts.column_names:
+        left = np.flatnonzero(reasons == "")
+        fingerprints = verdicts.data.column("fingerprint").to_numpy()[left]
+        reasons[left[exact_duplicates(fingerprints)]] = "duplicates"
+    if "minhash" in verdicts.column_names:
+        left = np.flatnonzero(reasons == "")
+        signatures = TokenColumn.from_dataset(verdicts, "minhash")
+        reasons[left[near_duplicates(left, signatures.__getitem__)]] = "near_duplicates"

@@ -29,7 +29,8 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
-from soft_trainer.data.filtering import CODE_RULES, DOCUMENT_RULES, Duplicates, first_broken, is_test_path, minhash
+from soft_trainer.data.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
+from soft_trainer.data.filtering import CODE_RULES, DOCUMENT_RULES, first_broken, is_test_path
 from soft_trainer.data.mining_functions import functions, parse
 from soft_trainer.data.mining_languages import SOURCE_LANGUAGES
 from soft_trainer.errors import SetupError
@@ -207,9 +208,9 @@ def _mine_file(
             dropped[reason] += 1
         elif reason := first_broken(row, document_rules) if row["docstring_tokens"] else "undocumented":
             dropped[reason] += 1
-            others.append((row, *minhash([row["code_tokens"]])))
+            others.append((row, minhash(row["code_tokens"])))
         else:
-            pairs.append((row, *minhash([row["code_tokens"]])))
+            pairs.append((row, minhash(row["code_tokens"])))
     return "mined", pairs, others, dropped
 
 
@@ -232,15 +233,13 @@ def _read(path: Path, max_bytes: int) -> bytes | str:
     return "generated" if _GENERATED.search(b"\n".join(source.split(b"\n", 10)[:10])) else source
 
 
-def _distinct(candidates: list[Candidate], duplicates: Duplicates, dropped: Counter[str]) -> Iterator[Row]:
-    """The rows of `candidates` that are no duplicates of those before."""
-    for row, hashes in candidates:
-        if duplicates.is_exact(row["code_tokens"]):
-            dropped["duplicates"] += 1
-        elif duplicates.is_near(hashes):
-            dropped["near_duplicates"] += 1
-        else:
-            yield row
+def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:
+    """Those of `candidates` that are no duplicates of those before."""
+    copies = exact_duplicates(fingerprint(row["code_tokens"]) for row, _ in candidates)
+    first = [candidate for candidate, copy in zip(candidates, copies, strict=True) if not copy]
+    near = near_duplicates(range(len(first)), lambda place: first[place][1])
+    dropped.update(duplicates=int(copies.sum()), near_duplicates=int(near.sum()))
+    return [candidate for candidate, alike in zip(first, near, strict=True) if not alike]
 
 
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
@@ -306,12 +305,11 @@ def assign_splits(sizes: Counter[str]) -> dict[str, str]:
 
 def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped: Counter[str]) -> dict[str, list[Row]]:
     """Distinct rows by split and of the codebase, in the order of the tree."""
-    duplicates = Duplicates()
-    kept = list(_distinct(pairs, duplicates, dropped))
-    if not kept:
+    pairs = _distinct(pairs, dropped)
+    if not pairs:
         raise SetupError(f"{root}: no documented function{_explain(dropped)}")
-    package = package_names(Counter(row["path"] for row in kept))
-    sizes = Counter(package(row["path"]) for row in kept)
+    package = package_names(Counter(row["path"] for row, _ in pairs))
+    sizes = Counter(package(row["path"]) for row, _ in pairs)
     if len(sizes) < len(SPLITS):
         raise SetupError(
             f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
@@ -319,14 +317,14 @@ def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped:
         )
     split = assign_splits(sizes)
     rows: dict[str, list[Row]] = {name: [] for name in (*SPLITS, "codebase")}
-    for row in kept:
+    for row, _ in pairs:
         repo = package(row["path"])
         rows[split[repo]].append({"repo": repo, **row, "partition": split[repo]})
     # no function of the training packages, so that nothing in the codebase was seen in training
     others = [other for other in others if split.get(package(other[0]["path"])) != "train"]
     unseen = [
         {"repo": package(row["path"]), **row, "partition": "codebase"}
-        for row in _distinct(others, duplicates, Counter())
+        for row, _ in _distinct([*pairs, *others], Counter())[len(pairs) :]
     ]
     codebase = rows["valid"] + rows["test"] + unseen
     rows["codebase"] = [{**row, "docstring": "", "docstring_tokens": []} for row in codebase]

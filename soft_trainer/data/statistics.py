@@ -8,8 +8,9 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from soft_trainer.console import table
+from soft_trainer.data.batches import text_ids
 from soft_trainer.data.codesearchnet import SIDES_OF
-from soft_trainer.data.tokens import side_settings, text_column, texts, tokenized
+from soft_trainer.data.tokens import column_texts, side_settings, text_column, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
 
 PAPER_ROWS = {  # Table 6
@@ -45,7 +46,7 @@ def _side_statistics(rows: Dataset, side: str, profile: EncoderProfile, tokenize
         "mean": float(lengths.mean()),
         "p95": float(np.percentile(lengths, 95)),
         "cut": float((lengths > settings["length"]).mean()),
-        "duplicates": len(rows) - len(set(texts(rows[column]))),
+        "duplicates": len(rows) - len(np.unique(text_ids(column_texts(rows, column)))),
     }
 
 

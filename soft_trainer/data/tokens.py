@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ GRAPHS = Features(
     }
 )
 PARSED_AT_ONCE = 500  # functions that a process takes at a time
+READ_AT_ONCE = 1000  # rows of a column that are in memory as text
 
 
 class TokenColumn:
@@ -124,6 +125,12 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 def texts(values: Sequence) -> list[str]:
     """Texts of a column; a list of tokens is joined by one space."""
     return [value if isinstance(value, str) else " ".join(value or ()) for value in values]
+
+
+def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
+    """The texts of a column, one after the other, without the whole of it in memory."""
+    for batch in dataset.select_columns(column).iter(READ_AT_ONCE):
+        yield from texts(batch[column])
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datasets import Dataset
 
 from soft_trainer.arguments import ModelArguments
-from soft_trainer.data.tokens import SIDES, side_settings, text_column, texts
+from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
 from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import parse_size, small_roberta, train_tokenizer
@@ -53,7 +53,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         return load_tokenizer(name, profile, arguments.model_revision)
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return train_tokenizer(
-        (text for column in columns for text in texts(train[column])), profile, arguments.vocabulary_size
+        (text for column in columns for text in column_texts(train, column)), profile, arguments.vocabulary_size
     )
 
 

@@ -7,10 +7,8 @@ from soft_trainer.data.filtering import (
     DOCUMENT_RULES,
     GRAPHCODEBERT_RULES,
     RULES,
-    Duplicates,
     filter_rows,
     is_test_path,
-    minhash,
 )
 from soft_trainer.errors import SetupError
 
@@ -115,25 +113,3 @@ def test_processes_change_nothing():
     one, two = (filter_rows(rows, ["document_length", "near_duplicates"], num_proc=n) for n in (None, 2))
     assert one[1] == two[1] == {"document_length": 2, "near_duplicates": 4}
     assert one[0].to_list() == two[0].to_list()
-
-
-def test_near_duplicates():
-    words = [f"w{number}" for number in range(60)]
-    near, far = [*words[:59], "other"], [*words[:30], *(f"v{number}" for number in range(30))]
-    hashes = minhash([words, near, far, words[:1], []])
-    assert all(values.shape == (128,) for values in hashes)
-    duplicates = Duplicates()
-    assert [duplicates.is_near(values) for values in hashes] == [False, True, False, False, False]
-    assert duplicates.is_near(hashes[2])
-    assert not duplicates.is_exact(words)
-    assert not duplicates.is_exact(near)
-    assert duplicates.is_exact(list(words))
-    assert not duplicates.is_exact(["w0w1", *words[2:]])
-
-
-def test_minhash_estimates_the_jaccard_similarity():
-    first = [f"w{number}" for number in range(302)]
-    second = [f"w{number}" for number in range(100, 402)]
-    one, two = minhash([first, second])
-    assert (one == two).mean() == pytest.approx(200 / 400, abs=0.12)
-    assert (minhash([first])[0] == one).all()
