@@ -2,7 +2,7 @@
 """Fine-tune a code-search encoder and measure how well it finds functions.
 
 accelerate launch run_codesearch.py --language ruby
-accelerate launch run_codesearch.py --config recipes/quickstart.yaml
+python run_codesearch.py --config recipes/quickstart.yaml
 python run_codesearch.py --help
 """
 
@@ -74,13 +74,13 @@ def main() -> None:
     # ---- Before, train, after ----
     run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
     run.measure("untrained")
-    if data_args.lexical:
-        run.measure_lexical()
     if args.do_train:
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
         trainer.save_state()
         run.measure("trained")
+    if data_args.lexical:
+        run.measure_lexical()
 
     # ---- Report ----
     run.finish()

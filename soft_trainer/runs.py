@@ -18,7 +18,6 @@ from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.building import model_label, model_name
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
-from soft_trainer.evaluation.lexical import lexical_ranks
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, results_table, save_ranks
 from soft_trainer.evaluation.retrieval import graded_ranking, target_rows
@@ -90,9 +89,15 @@ class Run:
                 self._add(one, system, output.ranking, metrics)
 
     def measure_lexical(self) -> None:
-        """Rank the queries of every set with lexical BM25 over the same pool: a line to beat."""
+        """Rank the queries of every set with lexical BM25 over the same pool: a line to beat.
+
+        It needs no training, but comes after it: nobody shall wait for it, or for the import of scikit-learn, before
+        the first step. Codes without a word lose this line and no more.
+        """
         if distributed.world()[0] != 0:
             return
+        from soft_trainer.evaluation.lexical import lexical_ranks
+
         profile = self.trainer.encoder
         for pool, sets in _by_pool(self.sets):
             # `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
@@ -100,7 +105,11 @@ class Run:
             codes = _words(pool, columns if profile.data_flow_length else profile.code_columns, "code")
             for one in sets:
                 queries = _words(one.queries, profile.query_columns, "query")
-                ranking = lexical_ranks(queries, codes, target_rows(one.queries, pool))
+                try:
+                    ranking = lexical_ranks(queries, codes, target_rows(one.queries, pool))
+                except SetupError as error:
+                    say(f"{one.name}: no line of lexical BM25. {error}")
+                    continue
                 self._add(one, "lexical", ranking, retrieval_metrics(ranking.ranks, len(pool)))
 
     def finish(self) -> None:

@@ -68,6 +68,14 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     assert "nDCG@10" in capsys.readouterr().err
 
 
+def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
+    signs = dataset.map(lambda row: {"code": "+ - +", "code_tokens": ["+", "-", "+"]})
+    run = make_run({}, EvaluationSet("signs", dataset, signs), EvaluationSet("words", dataset, dataset))
+    run.measure_lexical()
+    assert run.results["signs"] == {} and "lexical" in run.results["words"]
+    assert "signs: no line of lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
+
+
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
     data = {"valid": dataset.select(range(2)), "test": dataset.select(range(4)), "codebase": dataset}
     run = make_run(data, EvaluationSet("human", graded.queries, dataset))
@@ -136,7 +144,7 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     code, err = script(data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL)
     assert code == 0, err
     results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
-    assert {name: list(systems) for name, systems in results.items()} == {"human": ["untrained", "lexical", "trained"]}
+    assert {name: list(systems) for name, systems in results.items()} == {"human": ["untrained", "trained", "lexical"]}
     assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in err
     card = (tmp_path / "out/README.md").read_text()
     assert "name: human" in card and "MRR over 24 codes" in card

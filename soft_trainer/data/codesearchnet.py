@@ -159,7 +159,7 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
             raise SetupError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
         splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
     pool = concatenate_datasets([splits["valid"], splits["test"]])
-    splits["codebase"] = pool.select(list(_first_rows(pool["url"]).values()))
+    splits["codebase"] = pool.select(list(_first_rows(pool["url"][:]).values()))
     return DatasetDict(splits)
 
 
@@ -206,7 +206,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
         SetupError: a missing list.
     """
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
-    first = _first_rows(rows["url"])
+    first = _first_rows(rows["url"][:])
     chosen = {}
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
@@ -233,13 +233,13 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
         for column in columns if split == "train" else [*columns, "url"]:
             _check_filled(rows, column, split)
-    pool = data["codebase"]["url"] if "codebase" in data else []
+    pool = data["codebase"]["url"][:] if "codebase" in data else []
     first = _first_rows(pool)
     if len(first) < len(pool):
         row, url = next((row, url) for row, url in enumerate(pool) if first[url] != row)
         raise SetupError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
     for split in (split for split in ("valid", "test") if split in data):
-        missing = [row for row, url in enumerate(data[split]["url"]) if url not in first]
+        missing = [row for row, url in enumerate(data[split]["url"][:]) if url not in first]
         if missing:
             raise SetupError(
                 f"{split}: {_rows(missing)} have a url that is not in the codebase ({data[split][missing[0]]['url']})"

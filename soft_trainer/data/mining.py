@@ -178,6 +178,13 @@ def _source_files(root: Path, language: str, with_tests: bool, skipped: Counter[
                 yield path
 
 
+def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
+    """A hash of the names, sizes and times of the tree's source files: whether it has changed since it was mined."""
+    root = Path(source_dir)
+    stats = ((path, (root / path).stat()) for path in sorted(_source_files(root, language, True, Counter())))
+    return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
+
+
 def _each(read: Callable, paths: list[str], num_workers: int | None, progress: bool) -> Iterator[tuple]:
     """`read` of every path, in order, in `num_workers` processes."""
     workers = min(num_workers or os.cpu_count() or 1, len(paths))

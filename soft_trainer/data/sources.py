@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -128,18 +127,13 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     """Mine the source tree into `folder`, unless that is what lies there."""
-    from soft_trainer.data.mining import mine_to, mining_table
+    from soft_trainer.data.mining import mine_to, mining_table, tree_state
 
     source = standard_library() if arguments.source_dir == "stdlib" else arguments.source_dir
     keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
     record = folder / "mined_from.json"
-    origin = [str(Path(source).resolve()), _newest_change(Path(source)), language, list(keep)]
+    origin = [str(Path(source).resolve()), tree_state(source, language), language, list(keep)]
     if not record.exists() or json.loads(record.read_text()) != origin:
         say(mining_table(mine_to(source, language, folder, keep=keep)))
         write_json(record, origin)
     return folder
-
-
-def _newest_change(source: Path) -> float:
-    """When a folder of the tree last changed, so that an edited tree is mined again."""
-    return max((os.stat(folder).st_mtime for folder, _, _ in os.walk(source)), default=0.0)

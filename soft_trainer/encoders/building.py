@@ -8,7 +8,7 @@ from soft_trainer.arguments import ModelArguments
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
 from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.scratch import parse_size, small_roberta, train_tokenizer
+from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
 from soft_trainer.errors import SetupError
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
@@ -52,8 +52,10 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         name = model_name(arguments)
         return load_tokenizer(name, profile, arguments.model_revision)
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
-    return train_tokenizer(
-        (text for column in columns for text in column_texts(train, column)), profile, arguments.vocabulary_size
+    return kept_tokenizer(
+        lambda: (text for column in columns for text in column_texts(train, column)),
+        profile,
+        arguments.vocabulary_size,
     )
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
-from tokenizers import ByteLevelBPETokenizer, Regex, normalizers
+import tokenizers
+import xxhash
+from huggingface_hub.constants import HF_HOME
+from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer, normalizers
 from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
@@ -13,7 +20,10 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import SetupError
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
-WORD_BORDER = Regex(r"(?<=[a-z0-9])(?=[A-Z])|_+")  # in camelCase and snake_case
+WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|_+"  # in camelCase and snake_case
+TOKENIZERS = Path(HF_HOME) / "soft_trainer" / "tokenizers"
+
+logger = logging.getLogger(__name__)
 
 
 def parse_size(from_scratch: str) -> tuple[int, int]:
@@ -37,25 +47,67 @@ def train_tokenizer(
 
     Identifiers are split into words and lower-cased first.
     """
-    prefixed = re.findall(r"<[^<>\s]+>", profile.query_prefix + profile.code_prefix)
-    special = list(dict.fromkeys([*SPECIAL.values(), *prefixed]))
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
     # `readLines`, `read_lines` and "Read lines" share their tokens: small data does not teach that they are one.
-    bpe.normalizer = normalizers.Sequence([normalizers.Replace(WORD_BORDER, " "), normalizers.Lowercase()])
+    bpe.normalizer = normalizers.Sequence([normalizers.Replace(Regex(WORD_BORDER), " "), normalizers.Lowercase()])
+    special = _special_tokens(profile)
     bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special, show_progress=False)
     tokenizer = bpe._tokenizer
     tokenizer.post_processor = RobertaProcessing(
         (SPECIAL["eos"], tokenizer.token_to_id(SPECIAL["eos"])),
         (SPECIAL["bos"], tokenizer.token_to_id(SPECIAL["bos"])),
     )
-    names = {f"{name}_token": token for name, token in SPECIAL.items()}
-    extra = [token for token in special if token not in SPECIAL.values()]
+    return _wrapped(tokenizer, profile)
+
+
+def kept_tokenizer(
+    texts: Callable[[], Iterable[str]],
+    profile: EncoderProfile,
+    vocabulary_size: int = 16384,
+    folder: str | Path = TOKENIZERS,
+) -> PreTrainedTokenizerFast:
+    """What `train_tokenizer` makes of `texts()`, kept in `folder` under a hash of all that it depends on.
+
+    A file is written aside and renamed; one that cannot be read is made again, and where none can be written the next
+    run trains again.
+    """
+    path = Path(folder) / f"{_key(texts(), profile, vocabulary_size)}.json"
+    with suppress(Exception):  # of `tokenizers`, which raises nothing more special
+        return _wrapped(Tokenizer.from_file(str(path)), profile)
+    tokenizer = train_tokenizer(texts(), profile, vocabulary_size)
+    aside = path.with_name(f".{path.stem}-{os.getpid()}.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(tokenizer.backend_tokenizer.to_str())
+        aside.replace(path)
+    except OSError as error:
+        logger.warning("%s could not be written (%s): the next run trains its tokenizer again", path, error.strerror)
+    return tokenizer
+
+
+def _key(texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int) -> str:
+    digest = xxhash.xxh3_128(
+        repr([vocabulary_size, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]).encode()
+    )
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _special_tokens(profile: EncoderProfile) -> list[str]:
+    """RoBERTa's, and those of the prefixes."""
+    prefixed = re.findall(r"<[^<>\s]+>", profile.query_prefix + profile.code_prefix)
+    return list(dict.fromkeys([*SPECIAL.values(), *prefixed]))
+
+
+def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokenizerFast:
+    """As `transformers` takes it."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        **names,
+        **{f"{name}_token": token for name, token in SPECIAL.items()},
         cls_token=SPECIAL["bos"],
         sep_token=SPECIAL["eos"],
-        extra_special_tokens=extra,
+        extra_special_tokens=[token for token in _special_tokens(profile) if token not in SPECIAL.values()],
         model_max_length=max(profile.query_length, profile.code_length),
     )
 

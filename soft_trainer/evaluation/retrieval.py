@@ -53,11 +53,12 @@ def target_rows(dataset: Dataset, codebase: Dataset) -> Tensor:
     Raises:
         SetupError: a query whose url is not in the codebase.
     """
-    places = {url: row for row, url in enumerate(codebase["url"])}
-    missing = [url for url in dataset["url"] if url not in places]
+    places = {url: row for row, url in enumerate(codebase["url"][:])}
+    urls = dataset["url"][:]
+    missing = [url for url in urls if url not in places]
     if missing:
         raise SetupError(f"{len(missing)} queries have a url that is not in the codebase, the first: {missing[0]}")
-    return torch.tensor([places[url] for url in dataset["url"]])
+    return torch.tensor([places[url] for url in urls])
 
 
 def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: int = 10) -> GradedRanking:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +99,23 @@ def test_a_source_tree_is_mined_once(tmp_path, monkeypatch):
     first = load(tmp_path, language="python", source_dir=source)
     monkeypatch.setattr("soft_trainer.data.mining.mine_to", lambda *_, **__: pytest.fail("mined again"))
     assert load(tmp_path, language="python", source_dir=source)["train"]["url"][:] == first["train"]["url"][:]
+
+
+def test_an_edited_source_tree_is_mined_again(tmp_path, monkeypatch):
+    source = source_tree(tmp_path / "source", ["lines", "words", "pages", "notes", "books"])
+    load(tmp_path, language="python", source_dir=source)
+    (Path(source) / "site-packages").mkdir()
+    (Path(source) / "site-packages" / "other.py").write_text("x = 1\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("soft_trainer.data.mining.mine_to", lambda *_, **__: pytest.fail("mined again"))
+        load(tmp_path, language="python", source_dir=source)
+    module = Path(source) / "lines.py"
+    module.write_text(module.read_text().replace("def count_lines", "def tally_lines"))
+    names = {
+        row["func_name"] for split in load(tmp_path, language="python", source_dir=source).values() for row in split
+    }
+    assert "tally_lines" in names
+    assert "count_lines" not in names
 
 
 def test_another_source_tree_is_not_taken_for_the_first(tmp_path):

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from soft_trainer.data.tokens import pad
+from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, tokenize
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.encoders.scratch import parse_size, small_roberta, train_tokenizer
+from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta, train_tokenizer
 from soft_trainer.errors import SetupError
 
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
@@ -54,6 +55,34 @@ def test_the_tokenizer_learns_from_its_texts(profile):
     learned, other = train_tokenizer(texts, profile, 400), train_tokenizer(["unrelated words"], profile, 400)
     assert len(learned("quicksort")["input_ids"]) == 3 < len(other("quicksort")["input_ids"])
     assert learned.get_vocab() == train_tokenizer(texts, profile, 400).get_vocab()
+
+
+def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
+    texts, calls = ["read lines <encoder-only>", "write lines"] * 9, []
+    trained = train_tokenizer(texts, UNIXCODER, 300)
+    monkeypatch.setattr(scratch, "train_tokenizer", lambda *args: calls.append(args) or trained)
+
+    def kept(texts=texts, profile=UNIXCODER, size=300, folder=tmp_path / "kept"):
+        return kept_tokenizer(lambda: iter(texts), profile, size, folder)
+
+    first, again = kept(), kept()
+    assert len(calls) == 1
+    assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
+    assert again.init_kwargs == first.init_kwargs
+    assert again("<encoder-only> read", add_special_tokens=False)["input_ids"] == [
+        first.convert_tokens_to_ids("<encoder-only>"),
+        *first("read", add_special_tokens=False)["input_ids"],
+    ]
+    kept(texts=[*texts, "one more"]), kept(profile=UNIXCODER.replace(code_prefix="<other>")), kept(size=301)
+    assert len(calls) == 4
+    (tmp_path / "file").write_text("in the way")
+    kept(folder=tmp_path / "file"), kept(folder=tmp_path / "file")
+    assert len(calls) == 6
+    for file in (tmp_path / "kept").iterdir():
+        file.write_text(file.read_text()[:100])
+    kept(), kept()
+    assert len(calls) == 7
+    assert not [file for file in (tmp_path / "kept").iterdir() if file.name.startswith(".")]
 
 
 def test_the_vocabulary_is_no_larger_than_asked(rows, profile):
