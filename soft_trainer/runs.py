@@ -13,6 +13,7 @@ from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.checkpoints import newest_complete
 from soft_trainer.console import say, write_json
+from soft_trainer.data.codesearchnet import rows_in
 from soft_trainer.data.evaluation_sets import EvaluationSet
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.building import model_label, model_name
@@ -177,16 +178,12 @@ def _own_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: 
     splits = [split for split, asked in wanted.items() if asked and split in data]
     if len(languages) == 1:
         return [EvaluationSet(split, data[split], data["codebase"]) for split in splits]
-    pools = {language: _of_language(data["codebase"], language) for language in languages if splits}
+    pools = {language: rows_in(data["codebase"], language) for language in languages if splits}
     return [
-        EvaluationSet(f"{split}-{language}", _of_language(data[split], language), pool)
+        EvaluationSet(f"{split}-{language}", rows_in(data[split], language), pool)
         for split in splits
         for language, pool in pools.items()
     ]
-
-
-def _of_language(rows: Dataset, language: str) -> Dataset:
-    return rows.select([row for row, name in enumerate(rows["language"]) if name == language])
 
 
 def _by_pool(sets: Sequence[EvaluationSet]) -> list[tuple[Dataset, list[EvaluationSet]]]:

@@ -1,20 +1,25 @@
 """A tiny offline world: two dozen real pairs, a tokenizer trained on them, a RoBERTa of 32 dimensions."""
 
 import copy
+import importlib.util
 import json
 import os
+import sys
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-if "HF_DATASETS_CACHE" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="soft_trainer-tests-")
-    os.environ["HF_DATASETS_CACHE"] = _cache.name
+# What is cached stays out of the home folder.
+_home = tempfile.TemporaryDirectory(prefix="soft_trainer-tests-")
+os.environ |= {"HF_HOME": _home.name, "HF_DATASETS_CACHE": f"{_home.name}/datasets"}
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 
 PAIRS = [
     ("sort a list with quick sort", "def quick_sort(xs): return [] if not xs else quick_sort(lower(xs)) + xs[:1]"),
@@ -109,3 +114,31 @@ def data_dir(rows, tmp_path_factory):
     for split, chosen in splits.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
     return folder
+
+
+@pytest.fixture(scope="session")
+def script_module():
+    """`run_codesearch.py` as a module."""
+    spec = importlib.util.spec_from_file_location("run_codesearch", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def script(script_module, monkeypatch, tmp_path, capsys):
+    """Runs the script in this process, in an empty folder; returns its exit code and the lines on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(**options) -> tuple[int, list[str]]:
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        monkeypatch.setattr(sys, "argv", [SCRIPT.name, *words])
+        code = 0
+        try:
+            with script_module.errors_for_people():
+                script_module.main()
+        except SystemExit as exit:
+            code = exit.code
+        return code, capsys.readouterr().err.splitlines()
+
+    return run

@@ -1,7 +1,5 @@
 """Every recipe is read and, on tiny rows, trains for two steps."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,13 +57,9 @@ def test_a_launch_recipe_is_one_that_accelerate_takes(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RUNS, ids=name)
-def test_a_recipe_trains(path, data_dir, tmp_path, monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("run_codesearch", ROOT / "run_codesearch.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_a_recipe_trains(path, script, data_dir, tmp_path):
     options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "language": "python"}
-    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    monkeypatch.setattr(sys, "argv", ["run_codesearch.py", "--config", str(path), *words])
-    script.main()
+    code, lines = script(config=path, **options)
+    assert code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
-    assert "| test         | trained encoder" in capsys.readouterr().err
+    assert "| test         | trained encoder" in "\n".join(lines)

@@ -1,10 +1,7 @@
 """What a run measures beside its own splits, and what it leaves in its folder."""
 
-import importlib.util
 import json
 import math
-import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +12,6 @@ from soft_trainer.arguments import DataArguments, ModelArguments
 from soft_trainer.data.evaluation_sets import EvaluationSet
 from soft_trainer.runs import Run
 
-SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 
 
 @pytest.fixture
@@ -88,29 +84,6 @@ def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monk
 
 
 @pytest.fixture
-def script(monkeypatch, tmp_path, capsys):
-    """Runs the script in this process; returns its exit code and standard error."""
-    spec = importlib.util.spec_from_file_location("run_codesearch", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.chdir(tmp_path)
-
-    def run(**options) -> tuple[int, str]:
-        options = {"language": "python", "use_cpu": "true", "disable_tqdm": "true", "output_dir": "out"} | options
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        monkeypatch.setattr(sys, "argv", ["run_codesearch.py", *words])
-        code = 0
-        try:
-            with module.errors_for_people():
-                module.main()
-        except SystemExit as exit:
-            code = exit.code
-        return code, capsys.readouterr().err
-
-    return run
-
-
-@pytest.fixture
 def folders(tmp_path, rows):
     """`pairs` with train alone, and `human` with CoSQA's files and judgments."""
     pairs, human = tmp_path / "pairs", tmp_path / "human"
@@ -123,34 +96,35 @@ def folders(tmp_path, rows):
     return pairs, human
 
 
-SMALL = {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32}
+HERE = {"language": "python", "use_cpu": "true", "disable_tqdm": "true"}
+SMALL = {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "output_dir": "out"}
 
 
 def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
     pairs, human = folders
-    code, err = script(dataset_name="none", eval_data_dir=human, **SMALL)
-    assert code == 2 and "error: no rows of train: name a folder by --data_dir" in err
-    code, err = script(data_dir=pairs, **SMALL)
-    assert code == 2 and f"{pairs}: neither valid.jsonl nor valid.jsonl.gz is there" in err
-    code, err = script(data_dir=pairs, eval_data_dir=human, eval_strategy="epoch", **SMALL)
-    assert code == 2 and f"{pairs}: neither valid.jsonl" in err
-    code, err = script(data_dir=pairs, eval_data_dir=pairs, **SMALL)
-    assert code == 2 and f"eval_data_dir={pairs}: no evaluation set; looked for CoSQA's" in err
+    code, lines = script(dataset_name="none", eval_data_dir=human, **SMALL, **HERE)
+    assert code == 2 and "error: no rows of train: name a folder by --data_dir" in lines[-1]
+    code, lines = script(data_dir=pairs, **SMALL, **HERE)
+    assert code == 2 and f"{pairs}: neither valid.jsonl nor valid.jsonl.gz is there" in lines[-1]
+    code, lines = script(data_dir=pairs, eval_data_dir=human, eval_strategy="epoch", **SMALL, **HERE)
+    assert code == 2 and f"{pairs}: neither valid.jsonl" in lines[-1]
+    code, lines = script(data_dir=pairs, eval_data_dir=pairs, **SMALL, **HERE)
+    assert code == 2 and f"eval_data_dir={pairs}: no evaluation set; looked for CoSQA's" in lines[-1]
 
 
 @pytest.mark.slow
 def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folders, tmp_path):
     pairs, human = folders
-    code, err = script(data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL)
-    assert code == 0, err
+    code, lines = script(data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL, **HERE)
+    assert code == 0, lines
     results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
     assert {name: list(systems) for name, systems in results.items()} == {"human": ["untrained", "trained", "lexical"]}
-    assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in err
+    assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in "\n".join(lines)
     card = (tmp_path / "out/README.md").read_text()
     assert "name: human" in card and "MRR over 24 codes" in card
     again = {"dataset_name": "none", "do_predict": "true", "model_name_or_path": "out", "output_dir": "again"}
-    code, err = script(eval_data_dir=human, **again)
-    assert code == 0, err
+    code, lines = script(eval_data_dir=human, **again, **HERE)
+    assert code == 0, lines
     measured = json.loads((tmp_path / "again/all_results.json").read_text())["results"]["human"]
     assert measured["untrained"]["mrr"] == results["human"]["trained"]["mrr"]
     assert list(measured) == ["untrained", "lexical"] and not (tmp_path / "again/model.safetensors").exists()

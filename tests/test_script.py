@@ -1,6 +1,5 @@
 """The script as people start it: end to end, and what it says when something is wrong."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -34,27 +33,6 @@ def as_argv(options: dict) -> list[str]:
 def _cache(tmp_path, monkeypatch):
     """Keep what is cached out of the home folder."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-@pytest.fixture
-def script(monkeypatch, tmp_path, capsys):
-    """Runs the script in this process, in an empty folder; returns exit code and the lines on standard error."""
-    spec = importlib.util.spec_from_file_location("run_codesearch", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.chdir(tmp_path)
-
-    def run(**options) -> tuple[int, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["run_codesearch.py", *as_argv(options)])
-        code = 0
-        try:
-            with module.errors_for_people():
-                module.main()
-        except SystemExit as exit:
-            code = exit.code
-        return code, capsys.readouterr().err.splitlines()
-
-    return run
 
 
 @pytest.fixture

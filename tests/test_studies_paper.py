@@ -1,6 +1,5 @@
 """Every study of the recipes can be planned, every run of one is accepted, and one of each kind trains."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -106,11 +105,8 @@ def test_every_run_of_every_study_is_accepted():
 
 
 @pytest.fixture(scope="module")
-def trained(data_dir, tmp_path_factory):
+def trained(script_module, data_dir, tmp_path_factory):
     """Trains a cell on tiny rows in this process, after those that it needs; returns its folder."""
-    spec = importlib.util.spec_from_file_location("run_codesearch", ROOT / "run_codesearch.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     folder, chosen = tmp_path_factory.mktemp("paper"), kinds()
 
     def train(kind: str) -> Path:
@@ -123,7 +119,7 @@ def trained(data_dir, tmp_path_factory):
                 options |= LOSS_ONLY
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sys, "argv", ["run_codesearch.py", *as_argv(options)])
-                script.main()
+                script_module.main()
         return output
 
     return train

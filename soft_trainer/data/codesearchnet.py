@@ -178,15 +178,19 @@ def _of_language(data: DatasetDict, dataset_name: str, language: str) -> Dataset
     for split, rows in data.items():
         if "language" not in rows.column_names:
             continue
-        column = rows.data.column("language")
-        found = pc.indices_nonzero(pc.equal(column, language))
-        if not len(found):
-            others = ", ".join(sorted(pc.unique(column.drop_null()).to_pylist()))
+        data[split] = rows_in(rows, language)
+        if not len(data[split]):
+            others = ", ".join(sorted(set(rows["language"][:]) - {None}))
             raise SetupError(
                 f"{dataset_name}: {split} has no row in {language}, only {others}; choose with --language"
             )
-        data[split] = rows if len(found) == len(rows) else rows.select(found.to_pylist())
     return data
+
+
+def rows_in(rows: Dataset, language: str) -> Dataset:
+    """The rows whose column `language` says so."""
+    found = [row for row, name in enumerate(rows["language"][:]) if name == language]
+    return rows if len(found) == len(rows) else rows.select(found)
 
 
 def _first_rows(urls: Sequence[str]) -> dict[str, int]:

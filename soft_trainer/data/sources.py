@@ -56,8 +56,8 @@ def load_data(
         raise SetupError(
             f"data_dir={arguments.data_dir}: with several languages, write {{language}} where they differ"
         )
-    of_language = partial(_of_language, arguments, mined_dir=Path(mined_dir), needed=needed)
-    data = _joined({language: of_language(language) for language in arguments.languages})
+    load = partial(_load_language, arguments, mined_dir=Path(mined_dir), needed=needed)
+    data = _joined({language: load(language) for language in arguments.languages})
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
     if arguments.filters:
@@ -69,7 +69,7 @@ def load_data(
     return data
 
 
-def _of_language(arguments: DataArguments, language: str, mined_dir: Path, needed: Sequence[str]) -> DatasetDict:
+def _load_language(arguments: DataArguments, language: str, mined_dir: Path, needed: Sequence[str]) -> DatasetDict:
     """The splits of one language, as they come."""
     if arguments.source_dir:
         own = mined_dir if len(arguments.languages) == 1 else mined_dir / language

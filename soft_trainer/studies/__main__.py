@@ -102,7 +102,7 @@ class Session:
             return Outcome("failed", error)
         spent = cells.spent(self.study, cell)
         self.estimates.learn(cell, spent)
-        mrr = cells.test_mrr(self.study, cell)
+        mrr = cells.mrr_on_test(self.study, cell)
         say(
             f"{title}: done in {planning.duration(spent[0])}" + (f", MRR {mrr:.3f} on test" if mrr is not None else "")
         )
@@ -119,7 +119,7 @@ class Session:
             if outcome := self.outcomes.get(cell.name):
                 seconds = (cells.spent(self.study, cell) or (None,))[0] if outcome.good else None
                 shown = None if seconds is None else planning.duration(seconds)
-                rows.append([cell.name, outcome.state, cells.test_mrr(self.study, cell), shown, outcome.note])
+                rows.append([cell.name, outcome.state, cells.mrr_on_test(self.study, cell), shown, outcome.note])
         return table(("cell", "state", "MRR on test", "time", "why"), rows)
 
 

@@ -74,7 +74,7 @@ def spent(study: Study, cell: Cell) -> tuple[float, int | None] | None:
     return (record["seconds"], record.get("steps")) if record and record.get("finished") else None
 
 
-def test_mrr(study: Study, cell: Cell) -> float | None:
+def mrr_on_test(study: Study, cell: Cell) -> float | None:
     """The trained encoder's MRR on test."""
     results = _read(study.folder(cell.name) / "all_results.json") or {}
     return results.get("results", {}).get("test", {}).get("trained", {}).get("mrr")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -131,12 +130,9 @@ def here(hub, monkeypatch):
 class Train:
     """Calls of the script in this process; what they said is kept, to look for tokens in it."""
 
-    def __init__(self, hub: LoopbackHub, folder: Path, data_dir: Path, capfd, caplog):
-        self.hub, self.folder, self.data_dir, self._capfd, self._caplog = hub, folder, data_dir, capfd, caplog
-        specification = importlib.util.spec_from_file_location("run_codesearch", SCRIPT)
-        self.script = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(self.script)
-        self.said = ""
+    def __init__(self, script, hub: LoopbackHub, folder: Path, data_dir: Path, capfd, caplog):
+        self.script, self.hub, self.folder, self.data_dir = script, hub, folder, data_dir
+        self._capfd, self._caplog, self.said = capfd, caplog, ""
 
     def __call__(self, **options) -> tuple[int, str]:
         """Run a tiny training with these options; returns its exit code and the line of the error, if any."""
@@ -165,13 +161,13 @@ class Train:
 
 
 @pytest.fixture
-def train(here, data_dir, tmp_path, monkeypatch, capfd, caplog):
+def train(script_module, here, data_dir, tmp_path, monkeypatch, capfd, caplog):
     """Runs the script in this process with the loopback Hub and a token that may write to it."""
     import datasets
 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here.home / "datasets")
-    return Train(here, tmp_path / "out", data_dir, capfd, caplog)
+    return Train(script_module, here, tmp_path / "out", data_dir, capfd, caplog)
 
 
 def published_tokenizer(texts):
