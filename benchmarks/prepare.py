@@ -7,8 +7,8 @@ so that nothing is cached and no copy is a near duplicate: for caches the worst 
 of its own with an empty cache; its memory and that of the processes that it starts is summed twenty times a second.
 "peak" counts all pages, those that processes share once; "own" leaves out those of memory-mapped files, which the
 system takes back when it needs them. "more a row" is what a further row adds to the own memory, from the smallest
-number of rows to this one: about 0 where memory is constant. Filters keep what they need to know duplicates by, the
-last two stages are what the trainer and BM25 hold in memory.
+number of rows to this one: about 0 where memory is constant. Filters keep eight bytes a band to know duplicates by,
+the last two stages are what the trainer and BM25 hold in memory.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def report(arguments: argparse.Namespace, found: dict[int, list[dict]]) -> None:
             more = 1024 * (stage["own"] - first["own"]) / (count - least) if count > least else None
             lines.append([count, stage["name"], stage["rows"], round(stage["rows"] / taken), f"{taken:.1f} s"])
             lines[-1] += [round(stage["peak"]), round(stage["own"]), None if more is None else f"{more:.2f} KiB"]
-    processes = arguments.num_proc or "no further"
-    print(f"## Preparing rows\n\n{machine()}; filters with {processes} processes, data flow with one a core\n")
+    processes = f"{arguments.num_proc} processes" if arguments.num_proc else "a process a core"
+    print(f"## Preparing rows\n\n{machine()}; filters in {processes}, data flow in a process a core\n")
     headers = ["rows", "stage", "rows in", "rows/s", "time", "peak, MiB", "own, MiB", "more a row"]
     print(table(headers, lines))
 
@@ -166,7 +166,9 @@ def main() -> None:
     """Prepare every number of rows in a process of its own; with `--one`, be that process."""
     parser = parser_of(__doc__)
     parser.add_argument("--rows", default="10000,50000", help="numbers of rows, the smallest first")
-    parser.add_argument("--num_proc", type=int, help="processes of the filters; default: as load_data does, none")
+    parser.add_argument(
+        "--num_proc", type=int, help="processes of the filters; default: one a core, as load_data does"
+    )
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     set_up(arguments.threads)

@@ -13,7 +13,6 @@ from soft_trainer.data.evaluation_sets import EvaluationSet
 from soft_trainer.runs import Run
 
 
-
 @pytest.fixture
 def graded(rows, dataset):
     """Two queries over all codes: the first with grades 3 and 1, the second with a grade of 2."""
@@ -115,7 +114,9 @@ def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
 @pytest.mark.slow
 def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folders, tmp_path):
     pairs, human = folders
-    code, lines = script(data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL, **HERE)
+    code, lines = script(
+        data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL, **HERE
+    )
     assert code == 0, lines
     results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
     assert {name: list(systems) for name, systems in results.items()} == {"human": ["untrained", "trained", "lexical"]}

@@ -23,7 +23,7 @@ def tokenize_with_lengths(
     """`tokenize`, and how many tokens each text has before the cut."""
     encodings = tokenizer([prefix + text for text in texts], truncation=True, max_length=max_length).encodings
     special = tokenizer.num_special_tokens_to_add()
-    lengths = [len(e.ids) + sum(len(rest.ids) - special for rest in e.overflowing) for e in encodings]
+    lengths = [len(e) + sum(len(rest) - special for rest in e.overflowing) for e in encodings]
     return [e.ids for e in encodings], lengths
 
 
