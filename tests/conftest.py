@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # What is cached stays out of the home folder.
-_home = tempfile.TemporaryDirectory(prefix="soft_trainer-tests-")
-os.environ |= {"HF_HOME": _home.name, "HF_DATASETS_CACHE": f"{_home.name}/datasets"}
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="soft_trainer-tests-")
+os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
 
 import pytest
 import torch
@@ -47,6 +48,10 @@ PAIRS = [
     ("merge two dictionaries", "def merge(a, b): return {**a, **b}"),
     ("sleep for some seconds", "def pause(seconds): time.sleep(seconds)"),
 ]
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
 
 
 def make_row(query: str, code: str, number: int) -> dict:
