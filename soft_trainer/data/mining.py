@@ -245,7 +245,7 @@ def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candid
     copies = exact_duplicates(fingerprint(row["code_tokens"]) for row, _ in candidates)
     first = [candidate for candidate, copy in zip(candidates, copies, strict=True) if not copy]
     near = near_duplicates(range(len(first)), lambda place: first[place][1])
-    dropped.update(duplicates=int(copies.sum()), near_duplicates=int(near.sum()))
+    dropped.update(+Counter(duplicates=int(copies.sum()), near_duplicates=int(near.sum())))
     return [candidate for candidate, alike in zip(first, near, strict=True) if not alike]
 
 

@@ -78,7 +78,7 @@ def kept_tokenizer(
     aside = path.with_name(f".{path.stem}-{os.getpid()}.json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(tokenizer.backend_tokenizer.to_str())
+        aside.write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
         aside.replace(path)
     except OSError as error:
         logger.warning("%s could not be written (%s): the next run trains its tokenizer again", path, error.strerror)
