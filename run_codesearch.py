@@ -8,6 +8,7 @@ python run_codesearch.py --help
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from soft_trainer.command_line import errors_for_people, parse
@@ -35,6 +36,7 @@ def main() -> None:
     from soft_trainer.preflight import check_run
     from soft_trainer.runs import Run, default_output_dir, last_checkpoint
 
+    gc.enable()
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
@@ -90,5 +92,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_for_people():
-        main()
+    gc.disable()  # importing makes no garbage, and looking for some would take a tenth of its time
+    try:
+        with errors_for_people():
+            main()
+    finally:
+        gc.freeze()  # nor does the end of the process need to look for any

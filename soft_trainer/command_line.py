@@ -11,11 +11,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
-from transformers import HfArgumentParser
 
 from soft_trainer.errors import SetupError
+
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -52,6 +55,8 @@ def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, de
 @functools.cache
 def _parser(dataclass_types: tuple[type, ...], description: str | None) -> HfArgumentParser:
     """Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that."""
+    from transformers import HfArgumentParser
+
     parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", help="YAML recipe of options; those on the command line win.")
     parser.error = _raise
