@@ -45,7 +45,14 @@ def trained(_model, dataset, tokenizer, profile, tmp_path, monkeypatch):
     return train
 
 
-@pytest.mark.parametrize("loss, accumulated", [*((loss, 1) for loss in LOSSES), ("soft_info_nce", 2)])
+@pytest.mark.parametrize(
+    "loss, accumulated",
+    [
+        ("soft_info_nce", 1),
+        ("soft_info_nce", 2),
+        *(pytest.param(loss, 1, marks=pytest.mark.slow) for loss in LOSSES if loss != "soft_info_nce"),
+    ],
+)
 def test_cached_gradients_are_those_of_a_whole_batch(trained, loss, accumulated):
     options = {"loss": loss, "gradient_accumulation_steps": accumulated}
     expected_losses, expected = trained(None, **options)

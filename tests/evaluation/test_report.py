@@ -296,6 +296,7 @@ def test_markdown_has_the_tables_and_the_queries_and_the_table_is_printed(writte
     assert "**0.875†** (paper 0.753)" in written["out"] and "report.html" in written["err"]
 
 
+@pytest.mark.slow
 def test_texts_are_never_markup(make_run, soft, tmp_path):
     evil = "<script>alert(1)</script> *a* | `b` $x_{"
     encoder = {"name": evil, "profile": "auto"}

@@ -157,7 +157,7 @@ def test_repository_that_vanished_is_made_again(here, folder):
     assert pushed() == COMPLETE
 
 
-@pytest.mark.parametrize("fault", ["commit", "upload", "down"])
+@pytest.mark.parametrize("fault", [*(pytest.param(f, marks=pytest.mark.slow) for f in ("commit", "upload")), "down"])
 def test_lasting_fault_names_the_command_that_pushes_later(here, folder, fault):
     if fault == "down":
         here.stop()
