@@ -105,9 +105,9 @@ class Run:
             columns = [name for name in ("code_tokens", "code", *profile.code_columns) if name != "original_string"]
             codes = _words(pool, columns if profile.data_flow_length else profile.code_columns, "code")
             for one in sets:
-                queries = _words(one.queries, profile.query_columns, "query")
+                queries, targets = _words(one.queries, profile.query_columns, "query"), target_rows(one.queries, pool)
                 try:
-                    ranking = lexical_ranks(queries, codes, target_rows(one.queries, pool))
+                    ranking = lexical_ranks(queries, codes, targets)
                 except SetupError as error:
                     say(f"{one.name}: no line of lexical BM25. {error}")
                     continue

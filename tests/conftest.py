@@ -133,11 +133,12 @@ def script_module():
 @pytest.fixture
 def script(script_module, monkeypatch, tmp_path, capsys):
     """Runs the script in this process, in an empty folder; returns its exit code and the lines on standard error."""
+    from soft_trainer.command_line import as_argv
+
     monkeypatch.chdir(tmp_path)
 
     def run(**options) -> tuple[int, list[str]]:
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        monkeypatch.setattr(sys, "argv", [SCRIPT.name, *words])
+        monkeypatch.setattr(sys, "argv", [SCRIPT.name, *as_argv(options)])
         code = 0
         try:
             with script_module.errors_for_people():

@@ -11,6 +11,8 @@ import datasets
 import pytest
 import torch
 
+from soft_trainer.command_line import as_argv
+
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 TINY = {
     "language": "python",
@@ -23,10 +25,6 @@ TINY = {
     "learning_rate": 1e-3,
     "use_cpu": "true",
 }
-
-
-def as_argv(options: dict) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 @pytest.fixture(autouse=True)

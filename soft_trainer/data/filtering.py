@@ -6,7 +6,6 @@ comments off the code. Whether a row is a duplicate depends on the rows before i
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +24,6 @@ Row = dict[str, Any]
 
 MIN_CODE_LINES = 3
 MIN_DOCUMENT_TOKENS, MAX_DOCUMENT_TOKENS = 3, 256
-JUDGED_AT_ONCE = 500  # rows that a process takes at a time
 
 CONSTRUCTORS = {
     "ruby": {"initialize"},
@@ -159,10 +157,12 @@ def filter_rows(dataset: Dataset, rules: Sequence[str], num_proc: int | None = N
     Raises:
         SetupError: an unknown rule.
     """
+    from soft_trainer.data.tokens import PARSED_AT_ONCE, processes_for
+
     if unknown := sorted(set(rules) - set(RULES)):
         raise SetupError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
     counts = {name: 0 for name in RULES if name in rules}
-    num_proc = num_proc or min(os.cpu_count() or 1, len(dataset) // JUDGED_AT_ONCE) or None
+    num_proc = num_proc or processes_for(len(dataset))
     if "comments" in rules:
         dataset = dataset.map(_without_comments, batched=True, num_proc=num_proc, desc="comments")
         counts["comments"] = sum(dataset.data.column("had_comments").to_pylist())
@@ -170,7 +170,7 @@ def filter_rows(dataset: Dataset, rules: Sequence[str], num_proc: int | None = N
     verdicts = dataset.map(
         _judge,
         batched=True,
-        batch_size=JUDGED_AT_ONCE,
+        batch_size=PARSED_AT_ONCE,
         fn_kwargs={"rules": list(rules)},
         remove_columns=dataset.column_names,
         num_proc=num_proc,

@@ -24,7 +24,7 @@ GRAPHS = Features(
         for name in ("input_ids", "position_ids", "node_starts", "node_ends", "edge_targets", "edge_sources")
     }
 )
-PARSED_AT_ONCE = 500  # functions that a process takes at a time
+PARSED_AT_ONCE = 500  # functions that a process parses at a time
 READ_AT_ONCE = 1000  # rows of a column that are in memory as text
 
 
@@ -161,12 +161,17 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         run,
         batched=True,
         batch_size=PARSED_AT_ONCE,
-        num_proc=min(os.cpu_count() or 1, len(rows) // PARSED_AT_ONCE) or None,
+        num_proc=processes_for(len(rows)),
         remove_columns=rows.column_names,
         features=GRAPHS,
         new_fingerprint=key,
         desc="Extracting data flow",
     )
+
+
+def processes_for(rows: int) -> int | None:
+    """Processes of `datasets.map` for so many rows to parse: one a CPU core, as far as there is work, or None."""
+    return min(os.cpu_count() or 1, rows // PARSED_AT_ONCE) or None
 
 
 def _as_table(dataset: Dataset) -> Dataset:
