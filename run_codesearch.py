@@ -11,7 +11,8 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from soft_trainer.command_line import errors_for_people, parse
+from soft_trainer.arguments import parse
+from soft_trainer.terminal import exit_on_user_error
 
 
 def main() -> None:
@@ -24,17 +25,18 @@ def main() -> None:
     from transformers import EarlyStoppingCallback, set_seed
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, distributed
-    from soft_trainer.console import say
     from soft_trainer.data.codesearchnet import check_languages
-    from soft_trainer.data.evaluation_sets import load_evaluation_sets
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
-    from soft_trainer.encoders.building import build_model, build_profile, build_tokenizer
     from soft_trainer.estimators.choosing import choose_estimator
+    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+    from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
-    from soft_trainer.preflight import check_run
-    from soft_trainer.runs import Run, default_output_dir, last_checkpoint
+    from soft_trainer.studies.run import Run, default_output_dir
+    from soft_trainer.terminal import print_on_main
+    from soft_trainer.training.building import build_model, build_profile, build_tokenizer
+    from soft_trainer.training.checks import check_run
 
     gc.enable()
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
@@ -56,7 +58,7 @@ def main() -> None:
         statistics = data_statistics(data, profile, tokenizer)
     push_data(data, data_args, args)
     if statistics:
-        say(statistics_table(statistics, data_args.paper_language))
+        print_on_main(statistics_table(statistics, data_args.paper_language))
 
     # ---- Trainer ----
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
@@ -94,7 +96,7 @@ def main() -> None:
 if __name__ == "__main__":
     gc.disable()  # importing makes no garbage, and looking for some would take a tenth of its time
     try:
-        with errors_for_people():
+        with exit_on_user_error():
             main()
     finally:
         gc.freeze()  # nor does the end of the process need to look for any

@@ -1,4 +1,4 @@
-"""The constants of `soft_trainer.encoders.chunking.ChunkCost` on this machine, and whether its cuts are the best.
+"""The constants of `soft_trainer.data.chunks.ChunkCost` on this machine, and whether its cuts are the best.
 
     python benchmarks/chunk_cost.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--device cuda]
 
@@ -25,11 +25,12 @@ import torch
 from measuring import draw, machine, numbers, parser_of, ratios, seconds, set_up, spread, turns
 from start import Start, add_encoder_options, begin, label
 
-from soft_trainer.console import table
-from soft_trainer.data.tokens import SIDES, column_of, pad
-from soft_trainer.encoders.chunking import STEP, ChunkCost, chunk_by_length
+from soft_trainer.data.chunks import STEP, ChunkCost, chunk_by_length
+from soft_trainer.data.tokens import SIDES, column_of
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.encoders.loading import Encoder, load_encoder
+from soft_trainer.encoders.padding import pad
+from soft_trainer.terminal import table
 
 Cut = Callable[[np.ndarray], list[np.ndarray]]
 

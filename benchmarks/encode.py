@@ -20,9 +20,9 @@ from sentence_transformers import SentenceTransformer
 from start import Start, add_encoder_options, begin, label
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.console import table
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.terminal import table
 
 BATCH = 64
 PEER = "sentence-transformers"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from soft_trainer.console import table
+from soft_trainer.terminal import table
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 STEPS, ROWS = 30, 160

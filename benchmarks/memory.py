@@ -28,9 +28,9 @@ from start import add_encoder_options, begin, label
 from transformers import TrainerCallback
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.console import table
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.terminal import table
 
 KEYS = ("peak", "grown", "example")
 

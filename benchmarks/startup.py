@@ -20,7 +20,7 @@ from pathlib import Path
 
 from measuring import machine, parser_of, spread
 
-from soft_trainer.console import table
+from soft_trainer.terminal import table
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = str(ROOT / "run_codesearch.py")

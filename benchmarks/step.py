@@ -39,9 +39,9 @@ from torch import Tensor
 from transformers import Trainer
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.console import table
 from soft_trainer.data.tokens import SIDES, side_settings
 from soft_trainer.encoders.loading import load_encoder, load_tokenizer
+from soft_trainer.terminal import table
 
 CLIP = 1.0  # Trainer's max_grad_norm
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

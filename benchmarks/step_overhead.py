@@ -27,11 +27,11 @@ from soft_trainer import (
     SoftInfoNCETrainingArguments,
     TrainedModelEstimator,
 )
-from soft_trainer.console import table
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import small_roberta, train_tokenizer
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.terminal import table
 
 FAST_STEP = 0.030  # seconds
 

@@ -20,6 +20,7 @@ _HOMES = {
     "PROFILES": "encoders.profiles",
     "load_encoder": "encoders.loading",
     "Objective": "objective",
+    "UserError": "errors",
     "SetupError": "errors",
     "info_nce": "losses",
     "soft_info_nce": "losses",

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import difflib
+import functools
+import json
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import TrainingArguments
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
 
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
+from soft_trainer.errors import UserError
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -59,7 +67,7 @@ class DataArguments:
     eval_data_dir: str | None = option(
         None,
         "Further evaluation sets, folders by comma: CoSQA's files, annotationStore.csv, relevance.jsonl, or test and "
-        "codebase as .jsonl (soft_trainer.data.evaluation_sets). --data_dir may then hold train alone.",
+        "codebase as .jsonl (soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone.",
     )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
     mining_keep: str | None = option(
@@ -67,7 +75,7 @@ class DataArguments:
     )
     filters: str | None = option(
         None,
-        "Rules that drop rows, by comma: names of soft_trainer.data.filtering.RULES, graphcodebert, codesearchnet.",
+        "Rules that drop rows, by comma: names of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet.",
     )
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     push_data_to_hub: str | None = option(
@@ -178,3 +186,99 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
         self.output_dir = folder  # None, which the script fills in, and not Trainer's own default
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
+
+
+# ---- Reading options from the command line and from recipes ----
+
+
+def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, description: str | None = None) -> tuple:
+    """One instance of each of `dataclass_types` from `--option value` and `--config FILE.yaml`.
+
+    What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
+    names another recipe, relative to its own folder, that it changes.
+
+    Raises:
+        UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
+            cannot be read.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(tuple(dataclass_types), description)
+    known = {option.lstrip("-") for option in parser._option_string_actions}
+    recipe = _take_config(argv)
+    options = read_recipe(recipe) if recipe else {}
+    for key in options:
+        if key not in known:
+            raise UserError(f"{recipe}: unknown option {key!r}{_nearest(str(key), known)}")
+    try:
+        *parsed, rest = parser.parse_args_into_dataclasses(
+            [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
+        )
+    except (argparse.ArgumentError, ValueError, ImportError) as error:
+        raise UserError(str(error)) from error
+    if rest:
+        raise UserError(f"unknown option {rest[0]}{_nearest(rest[0].lstrip('-').split('=')[0], known)}")
+    return tuple(parsed[: len(dataclass_types)])
+
+
+@functools.cache
+def _parser(dataclass_types: tuple[type, ...], description: str | None) -> HfArgumentParser:
+    """Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that."""
+    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", help="YAML recipe of options; those on the command line win.")
+    parser.error = _raise
+    return parser
+
+
+def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
+    """The options of a recipe, those of its `base` first; `readers` are the recipes that it is a base of."""
+    path = Path(path)
+    if path.resolve() in readers:
+        raise UserError(f"{path}: is its own base")
+    try:
+        options = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(options, dict):
+        raise UserError(f"{path}: a mapping of options is expected")
+    base = options.pop("base", None)
+    return {**(read_recipe(path.parent / base, (*readers, path.resolve())) if base else {}), **options}
+
+
+def _take_config(argv: list[str]) -> str | None:
+    """Remove `--config FILE` from `argv` and return FILE."""
+    for place, word in enumerate(argv):
+        if word == "--config":
+            if place + 1 == len(argv):
+                raise UserError("--config: name a YAML file")
+            del argv[place]
+            return argv.pop(place)
+        if word.startswith("--config="):
+            return argv.pop(place).partition("=")[2]
+    return None
+
+
+def as_argv(options: dict) -> list[str]:
+    """Options as they are written on the command line; None is left out."""
+    argv = []
+    for key, value in options.items():
+        if value is not None:
+            argv += [f"--{key}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
+    return argv
+
+
+def _word(value) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
+
+
+def _raise(message: str):
+    raise UserError(message)

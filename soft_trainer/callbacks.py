@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
-from soft_trainer.console import say
 from soft_trainer.estimators.base import checked_similarity
+from soft_trainer.terminal import print_on_main
 
 
 class SaveOnTermination(TrainerCallback):
@@ -83,7 +83,7 @@ class EstimatorCallback(TrainerCallback):
         start = time.perf_counter()
         self.estimator.fit(self._dataset)
         name = type(self.estimator).__name__
-        say(f"{name} fitted on {len(self._dataset):,} rows in {time.perf_counter() - start:.1f} s")
+        print_on_main(f"{name} fitted on {len(self._dataset):,} rows in {time.perf_counter() - start:.1f} s")
 
     def similarity(self, query_rows, code_rows) -> Tensor:
         """Raw similarities, Tensor[Q, C], under `no_grad`, checked; the estimator gets LongTensors on the CPU."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def world() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """This process's number and how many there are."""
     return (dist.get_rank(), dist.get_world_size()) if _many() else (0, 1)
 
@@ -43,7 +43,7 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-def part(length: int, rank: int, processes: int) -> slice:
+def shard(length: int, rank: int, processes: int) -> slice:
     """The contiguous part of `length` items that a process takes; sizes differ by at most one."""
     size, more = divmod(length, processes)
     start = rank * size + min(rank, more)
@@ -55,7 +55,7 @@ def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
 
     The backward pass sums the gradient of every process's copy, so a loss that each process averages over its own B_r
     queries, scaled by `processes x B_r / N`, gives under an averaging all-reduce the gradient of one process on the
-    joined batch.
+    global batch.
     """
     return _Gather.apply(local, tuple(sizes)) if _many() else local
 

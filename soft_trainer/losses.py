@@ -1,10 +1,10 @@
 """The paper's losses as pure functions of scores: no model, no process ranks, no tokenizer.
 
-Throughout, `scores` is Tensor[B, N], the scores of B queries against the N codes of the (joined) batch, `positives`
+Throughout, `scores` is Tensor[B, N], the scores of B queries against the N codes of the global batch, `positives`
 LongTensor[B] the column of each query's own code (`arange(B)` when None) and `negatives` BoolTensor[B, N] the columns
 that count as negatives (all but the positive when None; the positive always takes part). A column that does not count
 is absent: from every softmax, from every mean, and it gets zero gradient. All mathematics is in float32 or higher.
-What is proved of these losses, and where the printed statements fail, is in `soft_trainer/theory.md`.
+What is proved of these losses, and where the printed statements fail, is in `docs/theory.md`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from soft_trainer import losses
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, check_settings, negative_weights, smallest_batch
 
 CANCELLATIONS = ("none", "top_k", "ratio")
@@ -28,7 +28,7 @@ class Objective:
         clamp_negative_scores: raise every score below 0 to 0, without gradient there, as the proof of Theorem 1 does.
 
     Raises:
-        SetupError: a value outside its range.
+        UserError: a value outside its range.
     """
 
     loss: str = "soft_info_nce"
@@ -46,14 +46,14 @@ class Objective:
     def __post_init__(self):
         for name, allowed in (("loss", tuple(LOSSES)), ("cancel", CANCELLATIONS)):
             if getattr(self, name) not in allowed:
-                raise SetupError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
+                raise UserError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
         try:
             check_settings(self.alpha, self.beta, self.temperature, self.floor)
         except ValueError as error:
-            raise SetupError(str(error)) from None
+            raise UserError(str(error)) from None
         for name in ("cancel_k", "cancel_ratio", "infonce_weight", "kl_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise SetupError(f"{name}={getattr(self, name)}: must be 0 or more")
+                raise UserError(f"{name}={getattr(self, name)}: must be 0 or more")
 
     @property
     def needs_similarity(self) -> bool:

@@ -22,19 +22,18 @@ from torch.nn import functional as F
 from transformers import TrainingArguments, set_seed
 
 from soft_trainer import distributed
-from soft_trainer.arguments import LANGUAGES, option
-from soft_trainer.command_line import errors_for_people, parse
-from soft_trainer.console import say, table, write_json
+from soft_trainer.arguments import LANGUAGES, option, parse
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
-from soft_trainer.encoders.corpus import embed_sharded
+from soft_trainer.encoders.embedding import embed_sharded
 from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
-from soft_trainer.runs import last_checkpoint
+from soft_trainer.files import last_checkpoint, write_json
+from soft_trainer.terminal import exit_on_user_error, print_on_main, table
 from soft_trainer.trainer import SoftInfoNCETrainer
 
 MEASURES = ("alignment", "uniformity")
@@ -80,18 +79,18 @@ class SimCSETrainingArguments(TrainingArguments):
 
 
 class SimCSETrainer(SoftInfoNCETrainer):
-    """Unsupervised SimCSE: InfoNCE (Eq. 1) between two dropout views of every query of the (joined) batch.
+    """Unsupervised SimCSE: InfoNCE (Eq. 1) between two dropout views of every query of the global batch.
 
     All but the batch and the evaluation is `SoftInfoNCETrainer`'s: the query's tokens stand on both sides of a pair,
     and each side is a forward pass with its own dropout. The profile's score is cosine over the temperature.
 
     Raises:
-        SetupError: also for a model without dropout, whose two views would be one.
+        UserError: also for a model without dropout, whose two views would be one.
     """
 
     def __init__(self, model=None, args: TrainingArguments | None = None, **kwargs):
         if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
-            raise SetupError(
+            raise UserError(
                 f"{model.config._name_or_path or 'the model'} has no dropout, so both views of a query would be the "
                 "same: set its probability in config.json (hidden_dropout_prob, for DistilBERT dropout) to 0.1"
             )
@@ -134,7 +133,7 @@ class SimCSETrainer(SoftInfoNCETrainer):
     def _dropout_views(self, tokens) -> list[Tensor]:
         """Two embeddings of every text, each Tensor[n, d], each process encoding its share."""
         size, was_training = self.args.per_device_eval_batch_size, self.model.training
-        share = range(len(tokens))[distributed.part(len(tokens), *distributed.world())]
+        share = range(len(tokens))[distributed.shard(len(tokens), *distributed.rank_and_world_size())]
         views = []
         self.model.train()
         with torch.random.fork_rng():
@@ -165,7 +164,7 @@ def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int)
     """Distinct queries of all folders or languages: `train`, and `valid` without those of `train`.
 
     Raises:
-        SetupError: data that cannot be had, or no query in it.
+        UserError: data that cannot be had, or no query in it.
     """
     loaded = _sources(arguments)
     kept, rows, seen = {}, [], set()
@@ -178,9 +177,9 @@ def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int)
             rows.append((source, split, len(data[split]), len(new)))
         queries = concatenate_datasets(parts)
         if not len(queries):
-            raise SetupError(f"{split}: no queries in {column!r}; --query_columns names the column that they are in")
+            raise UserError(f"{split}: no queries in {column!r}; --query_columns names the column that they are in")
         kept[split] = queries.shuffle(seed=seed).select(range(min(len(queries), limit or len(queries))))
-    say(table(("queries of", "split", "rows", "distinct and new"), rows))
+    print_on_main(table(("queries of", "split", "rows", "distinct and new"), rows))
     return DatasetDict(kept)
 
 
@@ -254,15 +253,15 @@ def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
     picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
     ends = [min(curves), max(curves)]
     shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]
-    say(table(("held-out queries (lower is better)", *(f"step {step}" for step in ends)), shown))
-    say(f"Written to {folder}, the picture to {picture}")
+    print_on_main(table(("held-out queries (lower is better)", *(f"step {step}" for step in ends)), shown))
+    print_on_main(f"Written to {folder}, the picture to {picture}")
 
 
 def main() -> None:
     """Train the SimCSE encoder that the command line describes."""
     arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), description=__doc__)
     if not args.temperature > 0:
-        raise SetupError(f"temperature={args.temperature:g}: must be above 0")
+        raise UserError(f"temperature={args.temperature:g}: must be above 0")
     new_figure(1, 1)  # a missing matplotlib is told now, not after ten epochs
     set_seed(args.seed)
     trainer = build_trainer(arguments, args)
@@ -271,11 +270,11 @@ def main() -> None:
         trainer.evaluate()
     trainer.save_model()
     trainer.save_state()
-    if distributed.world()[0] == 0:
+    if distributed.rank_and_world_size()[0] == 0:
         report(trainer, result.metrics)
     distributed.close()
 
 
 if __name__ == "__main__":
-    with errors_for_people():
+    with exit_on_user_error():
         main()

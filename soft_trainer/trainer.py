@@ -14,10 +14,10 @@ from transformers.trainer_utils import speed_metrics
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCETrainingArguments
 from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination
-from soft_trainer.console import say
 from soft_trainer.data.batches import TrainBatches, text_ids
+from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator
-from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler, languages_of
+from soft_trainer.data.sampling import EpochDataLoader, GlobalBatchSampler, languages_of
 from soft_trainer.data.tokens import (
     SIDES,
     GraphColumn,
@@ -27,18 +27,18 @@ from soft_trainer.data.tokens import (
     side_settings,
     text_column,
 )
-from soft_trainer.encoders.chunking import ChunkCost
-from soft_trainer.encoders.corpus import embed_sharded
+from soft_trainer.encoders.embedding import embed_sharded
 from soft_trainer.encoders.encoding import comparable, encode, score
 from soft_trainer.encoders.loading import register_prefix_tokens, resolve_profile
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
-from soft_trainer.gradient_cache import cached_backward
-from soft_trainer.guard import FiniteGuard, OverflowCounter
-from soft_trainer.preflight import banner, check_run, make_objective, options_of
-from soft_trainer.saving import SavingTrainer
+from soft_trainer.terminal import print_on_main
+from soft_trainer.training.checks import banner, check_run, make_objective, options_of
+from soft_trainer.training.gradient_cache import cached_backward
+from soft_trainer.training.guard import FiniteGuard, OverflowCounter
+from soft_trainer.training.saving import SavingTrainer
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
@@ -60,7 +60,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         callbacks: among them an `EstimatorCallback`, for weights.
 
     Raises:
-        SetupError: settings or data that cannot work, before any training.
+        UserError: settings or data that cannot work, before any training.
     """
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
@@ -82,7 +82,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         if processing_class is None:
-            raise SetupError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
+            raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
         name = model.config._name_or_path
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
         register_prefix_tokens(processing_class, self.encoder)
@@ -123,7 +123,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _keep_in_step(self, collator) -> None:
         """Sharded weights are gathered in every forward pass: all processes must make equally many of them."""
         if self.options.gradient_cache_chunk_size is not None:
-            raise SetupError(
+            raise UserError(
                 "gradient_cache_chunk_size: works on one process and under DDP, not under FSDP or DeepSpeed"
             )
         if isinstance(collator, PairCollator):
@@ -138,7 +138,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return self.args.world_size > 1 and (gather is None or gather)
 
     @property
-    def joined_batch_size(self) -> int:
+    def global_batch_size(self) -> int:
         """N, the codes that each query meets."""
         return self.args.per_device_train_batch_size * (self.args.world_size if self.gathers else 1)
 
@@ -155,7 +155,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             "group_by_length": lambda: {"lengths": batches.lengths()},
             "one_language": lambda: {"languages": languages_of(self.train_dataset)},
         }
-        sampler = JoinedBatchSampler(
+        sampler = GlobalBatchSampler(
             len(self.train_dataset),
             args.per_device_train_batch_size * args.world_size,
             strategy=strategy,
@@ -199,7 +199,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- The step ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The objective of this process's queries against the codes of the joined batch."""
+        """The objective of this process's queries against the codes of the global batch."""
         queries, codes = (self.embeddings(model, inputs[side]) for side in SIDES)
         loss = self.batch_loss(queries, codes, inputs)
         return (loss, {"query": queries, "code": codes}) if return_outputs else loss
@@ -220,7 +220,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """What a block of this process's queries adds to its loss, against the codes Tensor[N, d] of all.
 
         The loss of a process is scaled so that the gradients that processes average are those of one process on the
-        joined batch.
+        global batch.
         """
         scores = score(self.encoder, queries, codes)
         positives = batch["positives"][block]
@@ -233,7 +233,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss * (len(queries) * len(sizes) / sum(sizes)) if self._is_uneven(batch, queries) else loss
 
     def _is_uneven(self, batch: dict, queries: Tensor) -> bool:
-        """Whether the mean over these queries is not yet their share of the mean over the joined batch."""
+        """Whether the mean over these queries is not yet their share of the mean over the global batch."""
         return len(set(batch["sizes"])) > 1 or len(queries) != len(batch["rows"])
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -337,14 +337,14 @@ class SoftInfoNCETrainer(SavingTrainer):
             codes: `embed_rows(codebase, "code")`, where the caller ranks several sets in one codebase.
 
         Raises:
-            SetupError: no codebase, or a query whose url is not in it.
+            UserError: no codebase, or a query whose url is not in it.
         """
         start = time.time()
         codebase = self._codebase() if codebase is None else codebase
         targets = target_rows(dataset, codebase)
         queries = self.embed_rows(dataset, "query")
         codes = self.embed_rows(codebase, "code") if codes is None else codes
-        mine = distributed.part(len(queries), *distributed.world())
+        mine = distributed.shard(len(queries), *distributed.rank_and_world_size())
         local = rank_codes(queries[mine], codes, targets[mine], top_k=top_k, score_scale=self.encoder.score_scale)
         ranking = Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
         metrics = retrieval_metrics(ranking.ranks, len(codebase))
@@ -356,7 +356,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """The pool to rank, that of `key` where there are several."""
         codebase = self.codebase[key] if isinstance(self.codebase, dict) and key is not None else self.codebase
         if not isinstance(codebase, Dataset):
-            raise SetupError("evaluation needs a codebase: pass codebase= (rows with url and code)")
+            raise UserError("evaluation needs a codebase: pass codebase= (rows with url and code)")
         return codebase
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
@@ -390,14 +390,16 @@ class SoftInfoNCETrainer(SavingTrainer):
             NotFiniteError: the loss became NaN or infinite.
             SystemExit: told to end by SIGTERM (code 143), after a checkpoint.
         """
-        say(banner(self))
+        print_on_main(banner(self))
         self._guard = FiniteGuard(self.train_dataset["url"]) if "url" in self.train_dataset.column_names else None
         try:
             output = super().train(*args, **kwargs)
         finally:
             self._termination.release()
         if self._termination.terminated:
-            say(f"told to end at step {self.state.global_step}: --resume_from_checkpoint last goes on from there")
+            print_on_main(
+                f"told to end at step {self.state.global_step}: --resume_from_checkpoint last goes on from there"
+            )
             raise SystemExit(143)
         if self._guard is not None:
             self._guard.check()

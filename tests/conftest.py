@@ -1,6 +1,7 @@
 """A tiny offline world: two dozen real pairs, a tokenizer trained on them, a RoBERTa of 32 dimensions."""
 
 import copy
+import gzip
 import importlib.util
 import json
 import os
@@ -133,7 +134,7 @@ def script_module():
 @pytest.fixture
 def script(script_module, monkeypatch, tmp_path, capsys):
     """Runs the script in this process, in an empty folder; returns its exit code and the lines on standard error."""
-    from soft_trainer.command_line import as_argv
+    from soft_trainer.arguments import as_argv
 
     monkeypatch.chdir(tmp_path)
 
@@ -141,10 +142,44 @@ def script(script_module, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(sys, "argv", [SCRIPT.name, *as_argv(options)])
         code = 0
         try:
-            with script_module.errors_for_people():
+            with script_module.exit_on_user_error():
                 script_module.main()
         except SystemExit as exit:
             code = exit.code
         return code, capsys.readouterr().err.splitlines()
 
     return run
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """Keep what `datasets` caches out of the home folder, and every test without the cache of another."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def write_folder(rows, tmp_path):
+    """Writes a folder in GraphCodeBERT's layout; `changed` gives the rows of a split in place of the usual ones.
+
+    Usual are 8 rows of train, 2 of valid, 2 of test, and the last four as codebase. A string is written as it is.
+    """
+
+    from soft_trainer.data.codesearchnet import SPLITS
+
+    def write(compressed: bool = False, **changed):
+        usual = {"train": rows[:8], "valid": rows[8:10], "test": rows[10:12], "codebase": rows[8:12]}
+        folder = tmp_path / "folder"
+        folder.mkdir(exist_ok=True)
+        for split in SPLITS:
+            content = changed.get(split, usual[split])
+            if not isinstance(content, str):
+                content = "".join(json.dumps(row) + "\n" for row in content)
+            if compressed:
+                (folder / f"{split}.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+            else:
+                (folder / f"{split}.jsonl").write_text(content)
+        return folder
+
+    return write

@@ -1,4 +1,4 @@
-"""The script on several processes against one on the joined batch: the same losses, weights and metrics."""
+"""The script on several processes against one on the global batch: the same losses, weights and metrics."""
 
 import copy
 import json
@@ -56,7 +56,7 @@ def folder(_model, tokenizer, profile, data_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(folder):
-    """Processes, joined batch, options -> weights of the trained encoder, losses, test metrics and what was said."""
+    """Processes, global batch, options -> weights of the trained encoder, losses, test metrics and what was said."""
 
     def run(processes: int, joined: int, start: list[str] | None = None, **options) -> dict:
         output = folder / f"out-{processes}"
@@ -131,7 +131,7 @@ def test_local_negatives_are_those_of_the_process(train):
 
 @pytest.mark.parametrize("length, processes", [(10, 3), (7, 7), (2, 3), (12, 4)])
 def test_parts_cover_everything_once_and_differ_by_at_most_one(length, processes):
-    parts = [distributed.part(length, rank, processes) for rank in range(processes)]
+    parts = [distributed.shard(length, rank, processes) for rank in range(processes)]
     assert [i for part in parts for i in range(length)[part]] == list(range(length))
     sizes = [part.stop - part.start for part in parts]
     assert max(sizes) - min(sizes) <= 1

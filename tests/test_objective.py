@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from soft_trainer import losses
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.objective import LOSSES, Objective
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights
 
@@ -149,7 +149,7 @@ def test_a_short_batch_has_weights_of_one():
     ],
 )
 def test_errors(options, message):
-    with pytest.raises(SetupError) as error:
+    with pytest.raises(UserError) as error:
         Objective(**options)
     assert message in str(error.value)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.command_line import parse, read_recipe
+from soft_trainer.arguments import parse, read_recipe
 
 ROOT = Path(__file__).parents[1]
 LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
-# A study is many runs: tests/test_studies_paper.py reads those.
+# A study is many runs: tests/studies/test_studies_paper.py reads those.
 OTHERS = set((ROOT / "recipes").rglob("*.yaml")) - set(LAUNCHES)
 RECIPES = [path for path in sorted(OTHERS) if "grid" not in read_recipe(path)]
 RUNS = [path for path in RECIPES if "simcse" not in path.name and path.name != "base.yaml"]

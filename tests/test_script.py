@@ -11,7 +11,7 @@ import datasets
 import pytest
 import torch
 
-from soft_trainer.command_line import as_argv
+from soft_trainer.arguments import as_argv
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 TINY = {
@@ -37,7 +37,7 @@ def _cache(tmp_path, monkeypatch):
 def fails(script, monkeypatch):
     """Runs the script, which must stop before it comes to `before`; returns the line that says what is wrong."""
 
-    def run(before: str = "encoders.building.build_model", **options) -> str:
+    def run(before: str = "training.building.build_model", **options) -> str:
         monkeypatch.setattr(f"soft_trainer.{before}", lambda *_, **__: pytest.fail(f"came as far as {before}"))
         code, lines = script(**(TINY | options))
         errors = [line for line in lines if line.startswith("error: ")]

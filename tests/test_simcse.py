@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from soft_trainer import losses, simcse
-from soft_trainer.command_line import parse
+from soft_trainer.arguments import parse
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import SimCSEEstimator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.simcse import (
@@ -115,7 +115,7 @@ def test_a_model_without_dropout_is_refused(make_trainer, model):
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    with pytest.raises(SetupError, match="no dropout"):
+    with pytest.raises(UserError, match="no dropout"):
         make_trainer()
 
 
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_named(given, says, encoder_dir, data_dir, tmp_path, mo
     if given[0] == "--languages":
         sys.argv.remove("--data_dirs")
         sys.argv.remove(str(data_dir))
-    with pytest.raises(SetupError, match=says):
+    with pytest.raises(UserError, match=says):
         simcse.main()
 
 

@@ -9,12 +9,12 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, losses
-from soft_trainer.checkpoints import newest_complete
+from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.chunking import ChunkCost
-from soft_trainer.errors import SetupError
-from soft_trainer.guard import NotFiniteError
+from soft_trainer.errors import UserError
+from soft_trainer.files import newest_complete
+from soft_trainer.training.guard import NotFiniteError
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_duplicates_are_no_negatives(make_trainer, rows):
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_training(make_trainer, options, says):
-    with pytest.raises(SetupError, match=says):
+    with pytest.raises(UserError, match=says):
         make_trainer(**options)
 
 
@@ -307,5 +307,5 @@ def test_a_half_written_checkpoint_is_passed_over(make_trainer, capsys):
 
 
 def test_a_query_without_its_code_is_named(make_trainer, dataset):
-    with pytest.raises(SetupError, match="module_20.py"):
+    with pytest.raises(UserError, match="module_20.py"):
         make_trainer().predict(dataset.select([20]), dataset.select(range(10)))

@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from soft_trainer.weights import (
-    cancel_above_ratio,
-    cancel_top_k,
-    negative_weights,
-    smallest_batch,
-)
+from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights, smallest_batch
 
 PAPER = {"bm25": (1.5, 0.5, 1.0), "simcse": (1.3, 0.7, 0.1), "trained_model": (1.3, 0.7, 5.0)}
 

@@ -1,4 +1,4 @@
-"""One process's part of a joined batch, with all that its loss needs beside the embeddings, made in a data worker."""
+"""One process's part of a global batch, with all that its loss needs beside the embeddings, made in a data worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from soft_trainer.data.tokens import SIDES, TokenColumn
 
 
 class TrainBatches(Dataset):
-    """Turns the rows of a joined batch into this process's inputs.
+    """Turns the rows of a global batch into this process's inputs.
 
     Args:
         tokens: the token ids of "query" and of "code".
@@ -54,9 +54,9 @@ class TrainBatches(Dataset):
         on the host; `positives` LongTensor[B]; `sizes`, the rows of each process; `negatives` BoolTensor[B, N] where a
         duplicate is masked; `duplicates`, how many are; what `estimate` gives.
         """
-        rank, processes = distributed.world()
+        rank, processes = distributed.rank_and_world_size()
         joined = np.asarray(joined)
-        parts = [distributed.part(len(joined), process, processes) for process in range(processes)]
+        parts = [distributed.shard(len(joined), process, processes) for process in range(processes)]
         rows = joined[parts[rank]]
         code_rows = joined if self.gather else rows
         start = parts[rank].start if self.gather else 0

@@ -16,10 +16,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from soft_trainer.arguments import LANGUAGES
-from soft_trainer.console import say
 from soft_trainer.data.tokens import text_column
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
@@ -43,10 +43,10 @@ SHOWN = 5  # rows that an error message names
 
 
 def check_languages(languages: Sequence[str]) -> None:
-    """Raise SetupError, listing the six, for a language that CodeSearchNet does not have, or one given twice."""
+    """Raise UserError, listing the six, for a language that CodeSearchNet does not have, or one given twice."""
     for language in languages:
         if language not in LANGUAGES or languages.count(language) > 1:
-            raise SetupError(f"language={language!r}: use one of {', '.join(LANGUAGES)}, or several by comma")
+            raise UserError(f"language={language!r}: use one of {', '.join(LANGUAGES)}, or several by comma")
 
 
 def load_folder(
@@ -58,11 +58,11 @@ def load_folder(
         needed: those of `splits` that must be there, all when None.
 
     Raises:
-        SetupError: a missing file, or a row that is no JSON object (names file and row).
+        UserError: a missing file, or a row that is no JSON object (names file and row).
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise SetupError(f"{folder}: no such folder; it should hold {', '.join(f'{s}.jsonl[.gz]' for s in splits)}")
+        raise UserError(f"{folder}: no such folder; it should hold {', '.join(f'{s}.jsonl[.gz]' for s in splits)}")
     paths = {split: _file(folder, split, needed is None or split in needed) for split in splits}
     return DatasetDict({split: load_jsonl(path) for split, path in paths.items() if path})
 
@@ -72,7 +72,7 @@ def _file(folder: Path, split: str, needed: bool) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     if needed:
-        raise SetupError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there")
+        raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there")
     return None
 
 
@@ -80,17 +80,17 @@ def load_jsonl(path: Path) -> Dataset:
     """The rows of one file of JSON lines, plain or gzipped; columns beyond CodeSearchNet's are left out.
 
     Raises:
-        SetupError: a row that is no JSON object, or a value of the wrong kind (names file and row).
+        UserError: a row that is no JSON object, or a value of the wrong kind (names file and row).
     """
     if next(_read_rows(str(path), 0, 0), None) is None:
-        raise SetupError(f"{path}: no rows")
+        raise UserError(f"{path}: no rows")
     status = path.stat()
     # Size and time are arguments of the generator so that a file that has changed is read again.
     arguments = {"path": str(path.absolute()), "size": status.st_size, "modified": status.st_mtime_ns}
     try:
         rows = Dataset.from_generator(_read_rows, features=FEATURES, gen_kwargs=arguments)
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, SetupError):
+        if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
     # A column that no row of the file has is none: another one can then serve in its place.
@@ -106,16 +106,16 @@ def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
                 if line.strip():
                     yield _row(line, f"{path}, row {number}")
         except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise SetupError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
+            raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
 
 
 def _row(line: str, place: str) -> dict:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise SetupError(f"{place}: not valid JSON: {error}") from None
+        raise UserError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(row, dict):
-        raise SetupError(f"{place}: a JSON object is expected, not {type(row).__name__}")
+        raise UserError(f"{place}: a JSON object is expected, not {type(row).__name__}")
     values = {name: row.get(name) for name in FEATURES}
     for name in TOKEN_LISTS:
         if isinstance(values[name], str):
@@ -123,9 +123,9 @@ def _row(line: str, place: str) -> dict:
     for name, value in values.items():
         kind = list if name in TOKEN_LISTS else str
         if value is not None and not isinstance(value, kind):
-            raise SetupError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
+            raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
         if kind is list and not all(isinstance(token, str) for token in value or ()):
-            raise SetupError(f"{place}: {name} holds a token that is no text")
+            raise UserError(f"{place}: {name} holds a token that is no text")
     return values
 
 
@@ -136,27 +136,27 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
     repeat a url, and `--split_urls` gives the published one.
 
     Raises:
-        SetupError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
+        UserError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
     """
     try:
         if folder := _pushed_folder(dataset_name):
             return _of_language(load_folder(folder, needed=()), dataset_name, language)
         loaded = load_dataset(dataset_name, language)
-    except SetupError:
+    except UserError:
         raise
     except (OSError, ValueError, HTTPError) as error:
-        raise SetupError(
+        raise UserError(
             f"{dataset_name} ({language}) cannot be had from the Hub: {str(error).splitlines()[0]}; for a private one "
             "set HF_TOKEN, without a network use --data_dir or --source_dir"
         ) from error
     splits = {}
     for split, name in HUB_SPLITS.items():
         if name not in loaded:
-            raise SetupError(f"{dataset_name} ({language}): no split {name}; it has {', '.join(loaded)}")
+            raise UserError(f"{dataset_name} ({language}): no split {name}; it has {', '.join(loaded)}")
         rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
         missing = [column for column in FEATURES if column not in rows.column_names]
         if missing:
-            raise SetupError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
+            raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
         splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
     pool = concatenate_datasets([splits["valid"], splits["test"]])
     splits["codebase"] = pool.select(list(_first_rows(pool["url"][:]).values()))
@@ -181,9 +181,7 @@ def _of_language(data: DatasetDict, dataset_name: str, language: str) -> Dataset
         data[split] = rows_in(rows, language)
         if not len(data[split]):
             others = ", ".join(sorted(set(rows["language"][:]) - {None}))
-            raise SetupError(
-                f"{dataset_name}: {split} has no row in {language}, only {others}; choose with --language"
-            )
+            raise UserError(f"{dataset_name}: {split} has no row in {language}, only {others}; choose with --language")
     return data
 
 
@@ -207,7 +205,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     A codebase url that no row has is dropped, as published, and so is a query's; how many is said.
 
     Raises:
-        SetupError: a missing list.
+        UserError: a missing list.
     """
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
     first = _first_rows(rows["url"][:])
@@ -215,11 +213,11 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
         if not path.is_file():
-            raise SetupError(f"{path}: no such file; --split_urls wants {', '.join(f'{s}.txt' for s in SPLITS)}")
+            raise UserError(f"{path}: no such file; --split_urls wants {', '.join(f'{s}.txt' for s in SPLITS)}")
         urls = list(dict.fromkeys(line.strip() for line in path.read_text().splitlines() if line.strip()))
         found = [first[url] for url in urls if url in first]
         if len(found) < len(urls):
-            say(f"{path.name}: {len(urls) - len(found):,} of {len(urls):,} urls have no row and are dropped")
+            print_on_main(f"{path.name}: {len(urls) - len(found):,} of {len(urls):,} urls have no row and are dropped")
         chosen[split] = rows.select(found)
     return DatasetDict(chosen)
 
@@ -228,12 +226,12 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
     """Refuse data that training or evaluation would stumble over.
 
     Raises:
-        SetupError: an empty split, a missing or empty column (names the rows), a repeated url in the codebase, or a
+        UserError: an empty split, a missing or empty column (names the rows), a repeated url in the codebase, or a
             query whose url is not in the codebase.
     """
     for split, rows in data.items():
         if len(rows) == 0:
-            raise SetupError(f"{split}: no rows")
+            raise UserError(f"{split}: no rows")
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
         for column in columns if split == "train" else [*columns, "url"]:
             _check_filled(rows, column, split)
@@ -241,11 +239,11 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
     first = _first_rows(pool)
     if len(first) < len(pool):
         row, url = next((row, url) for row, url in enumerate(pool) if first[url] != row)
-        raise SetupError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
+        raise UserError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
     for split in (split for split in ("valid", "test") if split in data):
         missing = [row for row, url in enumerate(data[split]["url"][:]) if url not in first]
         if missing:
-            raise SetupError(
+            raise UserError(
                 f"{split}: {_rows(missing)} have a url that is not in the codebase ({data[split][missing[0]]['url']})"
             )
 
@@ -259,7 +257,7 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
     empty = pc.indices_nonzero(pc.equal(lengths, 0)).to_pylist()
     if empty:
         what = "missing" if values.null_count == len(values) else "missing or empty"
-        raise SetupError(f"{split}: column {column!r} is {what} in {_rows(empty)}")
+        raise UserError(f"{split}: column {column!r} is {what} in {_rows(empty)}")
 
 
 def _rows(places: Sequence[int]) -> str:

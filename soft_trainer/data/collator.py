@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from soft_trainer.data.tokens import SIDES, pad, token_count
-from soft_trainer.encoders.chunking import ChunkCost, chunk_by_length
+from soft_trainer.data.chunks import ChunkCost, chunk_by_length
+from soft_trainer.data.tokens import SIDES
+from soft_trainer.encoders.padding import pad, token_count
 
 
 class PairCollator:

@@ -1,4 +1,4 @@
-"""Which rows meet in a batch: the joined batch of all processes, the same on every process."""
+"""Which rows meet in a batch: the global batch of all processes, the same on every process."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all are looked through
 SORTED_TOGETHER = 50  # batches whose rows are sorted by length together, as in `Trainer`
 
 
-class JoinedBatchSampler(BatchSampler):
-    """Yields the row numbers of joined batches: a function of seed and epoch alone.
+class GlobalBatchSampler(BatchSampler):
+    """Yields the row numbers of global batches: a function of seed and epoch alone.
 
-    Every process yields the same and takes its own part (`distributed.part`), so each knows the rows of all without a
+    Every process yields the same and takes its own part (`distributed.shard`), so each knows the rows of all without a
     message, and a property of a batch holds for the joined one.
 
     Args:
         rows: how many rows there are.
-        batch_size: rows of a joined batch, over all processes.
+        batch_size: rows of a global batch, over all processes.
         strategy: a key of `STRATEGIES`.
         drop_last: leave out a last batch that is not full.
         text_ids: numbers of every row's texts, equal for equal texts; read by "no_duplicates".
@@ -29,7 +29,7 @@ class JoinedBatchSampler(BatchSampler):
         languages: every row's language; read by "one_language".
 
     Raises:
-        SetupError: an unknown strategy, or not one full batch (of every language).
+        UserError: an unknown strategy, or not one full batch (of every language).
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class JoinedBatchSampler(BatchSampler):
         languages: Sequence[str] = (),
     ):
         if strategy not in STRATEGIES:
-            raise SetupError(f"train_sampling_strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
+            raise UserError(f"train_sampling_strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
         self.names, self.languages = np.unique(np.asarray(languages, dtype=str), return_inverse=True)
         apart = strategy == "one_language"
         if apart and len(self.languages) == 0:
-            raise SetupError("train_sampling_strategy='one_language': the training rows have no column 'language'")
+            raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
         counts = np.bincount(self.languages).tolist() if apart else [rows]
         if drop_last and min(counts) < batch_size:
             which = f" {self.names[int(np.argmin(counts))]}" if apart else ""
-            raise SetupError(
+            raise UserError(
                 f"{min(counts)}{which} training rows do not fill one batch of {batch_size} (per-process batch x "
                 "processes): use a smaller batch, or --dataloader_drop_last false"
             )
@@ -78,17 +78,17 @@ class JoinedBatchSampler(BatchSampler):
                 yield batch
 
 
-def _random(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+def _random(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """Every batch a random draw."""
     return sampler.cut(generator.permutation(sampler.rows).tolist())
 
 
-def _sequential(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+def _sequential(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """The order of the data set."""
     return sampler.cut(range(sampler.rows))
 
 
-def _no_duplicates(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+def _no_duplicates(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """Random batches in which no query and no code text occurs twice.
 
     Rows whose text occurs elsewhere are placed first, each in a random batch without its like; the others fill up. A
@@ -116,7 +116,7 @@ def _no_duplicates(sampler: JoinedBatchSampler, generator: np.random.Generator) 
     return (generator.permutation(batch).tolist() for batch in batches)
 
 
-def _group_by_length(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+def _group_by_length(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """Rows of like length meet: a random order, sorted by length within every `SORTED_TOGETHER` batches."""
     order = generator.permutation(sampler.rows)
     size = SORTED_TOGETHER * sampler.batch_size
@@ -125,7 +125,7 @@ def _group_by_length(sampler: JoinedBatchSampler, generator: np.random.Generator
     return (batches[place] for place in generator.permutation(len(batches)))
 
 
-def _one_language(sampler: JoinedBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+def _one_language(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """Every batch a random draw from one language, the languages in a random order."""
     order = generator.permutation(sampler.rows)
     parts = [order[sampler.languages[order] == language] for language in range(len(sampler.names))]
@@ -133,7 +133,7 @@ def _one_language(sampler: JoinedBatchSampler, generator: np.random.Generator) -
     return (batches[place] for place in generator.permutation(len(batches)))
 
 
-STRATEGIES: dict[str, Callable[[JoinedBatchSampler, np.random.Generator], Iterator[list[int]]]] = {
+STRATEGIES: dict[str, Callable[[GlobalBatchSampler, np.random.Generator], Iterator[list[int]]]] = {
     "random": _random,
     "sequential": _sequential,
     "no_duplicates": _no_duplicates,

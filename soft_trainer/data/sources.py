@@ -11,7 +11,6 @@ from datasets import DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
 from soft_trainer.arguments import DataArguments
-from soft_trainer.console import say, table, write_json
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -22,7 +21,9 @@ from soft_trainer.data.codesearchnet import (
     standard_library,
 )
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
+from soft_trainer.files import write_json
+from soft_trainer.terminal import print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
@@ -47,15 +48,13 @@ def load_data(
         needed: the splits that the run cannot do without; see `needed_splits`.
 
     Raises:
-        SetupError: data that cannot be had or would not work; see `check_rows`.
+        UserError: data that cannot be had or would not work; see `check_rows`.
     """
     check_languages(arguments.languages)
     if arguments.data_dir and arguments.source_dir:
-        raise SetupError("data_dir and source_dir: give one of them")
+        raise UserError("data_dir and source_dir: give one of them")
     if len(arguments.languages) > 1 and arguments.data_dir and "{language}" not in arguments.data_dir:
-        raise SetupError(
-            f"data_dir={arguments.data_dir}: with several languages, write {{language}} where they differ"
-        )
+        raise UserError(f"data_dir={arguments.data_dir}: with several languages, write {{language}} where they differ")
     load = partial(_load_language, arguments, mined_dir=Path(mined_dir), needed=needed)
     data = _joined({language: load(language) for language in arguments.languages})
     if arguments.split_urls:
@@ -97,9 +96,9 @@ def _check_splits(data: DatasetDict, needed: Sequence[str]) -> None:
     """Refuse rows without a split that is needed, or with queries and no pool."""
     missing = [split for split in needed if split not in data]
     if missing:
-        raise SetupError(f"no rows of {', '.join(missing)}: name a folder by --data_dir, or a tree by --source_dir")
+        raise UserError(f"no rows of {', '.join(missing)}: name a folder by --data_dir, or a tree by --source_dir")
     if "codebase" not in data and (queries := [split for split in ("valid", "test") if split in data]):
-        raise SetupError(f"{' and '.join(queries)} without a pool: codebase.jsonl or codebase.jsonl.gz is missing")
+        raise UserError(f"{' and '.join(queries)} without a pool: codebase.jsonl or codebase.jsonl.gz is missing")
 
 
 def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
@@ -107,7 +106,8 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
     From the codebase nothing is dropped: a query of another split may look for it. Its comments go like those of all.
     """
-    from soft_trainer.data.filtering import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES, filter_rows
+    from soft_trainer.data.filtering import filter_rows
+    from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
 
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
     names = [name.strip() for name in filters.split(",")]
@@ -116,7 +116,7 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     for split, rows in data.items():
         chosen = [rule for rule in rules if split != "codebase" or rule == "comments"]
         left[split], counts[split] = filter_rows(rows, chosen)
-    say(
+    print_on_main(
         table(
             ["dropped by (comments: changed by)", *counts],
             [[rule, *(counts[s].get(rule) for s in counts)] for rule in rules],
@@ -127,13 +127,13 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     """Mine the source tree into `folder`, unless that is what lies there."""
-    from soft_trainer.data.mining import mine_to, mining_table, tree_state
+    from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
     source = standard_library() if arguments.source_dir == "stdlib" else arguments.source_dir
     keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
     record = folder / "mined_from.json"
     origin = [str(Path(source).resolve()), tree_state(source, language), language, list(keep)]
     if not record.exists() or json.loads(record.read_text()) != origin:
-        say(mining_table(mine_to(source, language, folder, keep=keep)))
+        print_on_main(mining_table(mine_to(source, language, folder, keep=keep)))
         write_json(record, origin)
     return folder

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from soft_trainer.console import table
 from soft_trainer.data.batches import text_ids
 from soft_trainer.data.codesearchnet import SIDES_OF
 from soft_trainer.data.tokens import column_texts, side_settings, text_column, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.terminal import table
 
 PAPER_ROWS = {  # Table 6
     "ruby": (24_927, 1_400, 1_261, 4_360),

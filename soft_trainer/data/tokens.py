@@ -6,15 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from datasets import Dataset, Features, List, Value
 from datasets.fingerprint import Hasher
-from torch import Tensor
 
-from soft_trainer.dataflow.inputs import graph_features, pad_graph_features
+from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32")})
@@ -78,30 +76,6 @@ class GraphColumn:
         return {name: column[row] for name, column in self._columns.items()}
 
 
-def token_count(item: Sequence[int] | dict) -> int:
-    """Tokens of one row, nodes of its data flow included."""
-    return len(item["input_ids"] if isinstance(item, dict) else item)
-
-
-def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int) -> dict[str, Tensor]:
-    """Model inputs of rows of a column, padded on the right to the longest of the batch.
-
-    `input_ids` and `attention_mask`, both LongTensor[B, L]; for rows with data flow those of `pad_graph_features`.
-    """
-    if isinstance(items[0], dict):
-        return pad_graph_features(items, pad_token_id)
-    return _pad_ids(items, pad_token_id)
-
-
-def _pad_ids(token_ids: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tensor]:
-    lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
-    input_ids = np.full((len(token_ids), lengths.max(initial=1)), pad_token_id, dtype=np.int64)
-    for row, ids in enumerate(token_ids):
-        input_ids[row, : len(ids)] = ids
-    mask = np.arange(input_ids.shape[1]) < lengths[:, None]
-    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
-
-
 def side_settings(profile: EncoderProfile, side: str) -> dict:
     """What turns one side's rows into token ids: columns, prefix and length."""
     return {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
@@ -111,12 +85,12 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """The first of `columns` that the data set has.
 
     Raises:
-        SetupError: it has none of them.
+        UserError: it has none of them.
     """
     for column in columns:
         if column in dataset.column_names:
             return column
-    raise SetupError(
+    raise UserError(
         f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; expected {' or '.join(columns)} "
         f"(--{side}_columns names others)"
     )
@@ -137,7 +111,7 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
     """What the encoder reads of one side of every row; prepared once, then taken from the `datasets` cache.
 
     Raises:
-        SetupError: the side's columns are missing.
+        UserError: the side's columns are missing.
     """
     if side == "code" and profile.data_flow_length:
         graphs = _with_data_flow(dataset, profile, tokenizer)
@@ -186,7 +160,7 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
     and settings.
 
     Raises:
-        SetupError: the side's columns are missing.
+        UserError: the side's columns are missing.
     """
     settings = side_settings(profile, side)
     column = text_column(dataset, settings["columns"], side)

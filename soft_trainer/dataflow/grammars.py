@@ -7,7 +7,7 @@ from functools import cache
 
 from tree_sitter import Language, Parser
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 # language -> the function of `tree_sitter_LANGUAGE` that returns the grammar
 _GRAMMARS = {
@@ -26,9 +26,9 @@ def parser(language: str) -> Parser:
     """The tree-sitter parser of `language`, one of `LANGUAGES`, made once a process.
 
     Raises:
-        SetupError: any other language.
+        UserError: any other language.
     """
     if language not in _GRAMMARS:
-        raise SetupError(f"language={language!r}: use one of {', '.join(LANGUAGES)}")
+        raise UserError(f"language={language!r}: use one of {', '.join(LANGUAGES)}")
     module = importlib.import_module(f"tree_sitter_{language}")
     return Parser(Language(getattr(module, _GRAMMARS[language])()))

@@ -56,7 +56,7 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
         language: one of `soft_trainer.dataflow.LANGUAGES`.
 
     Raises:
-        SetupError: `language` is none of them.
+        UserError: `language` is none of them.
     """
     source = read(code, language)
     flow = _Flow(source)

@@ -55,7 +55,7 @@ def graph_features(
         pairs of nodes of which the first comes from the second, counted from 0.
 
     Raises:
-        SetupError: `language` is none of the six.
+        UserError: `language` is none of the six.
     """
     tokens, edges = extract_data_flow(code, language)
     pieces = _pieces(tokens, tokenizer)

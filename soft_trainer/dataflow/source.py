@@ -83,7 +83,7 @@ def read(code: str, language: str) -> Source:
     """Parse `code` without its comments.
 
     Raises:
-        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
     """
     parser(language)
     rules = RULES[language]
@@ -94,7 +94,7 @@ def code_tokens(code: str, language: str) -> list[str]:
     """Return the tokens that GraphCodeBERT reads: the leaves of the tree but for comments and docstrings.
 
     Raises:
-        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
     """
     return read(code, language).tokens
 
@@ -103,7 +103,7 @@ def parses(code: str, language: str) -> bool:
     """Return whether `code` is a whole piece of `language`: a file, a function or a bare method.
 
     Raises:
-        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
     """
     return not _parse(code, language)[0].has_error
 
@@ -115,7 +115,7 @@ def remove_comments(code: str, language: str) -> str:
     `//` in a regular expression or a raw string for one; Python and Ruby lose the comments of the tree.
 
     Raises:
-        SetupError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
     """
     parser(language)
     rules = RULES[language]

@@ -27,10 +27,10 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from soft_trainer.dataflow.grammars import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_features
-from soft_trainer.encoders.corpus import embed
+from soft_trainer.encoders.embedding import embed
 from soft_trainer.encoders.encoding import score, tokenize
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Encoder:
             language: the language of the codes, for an encoder that reads their data flow; others ignore it.
 
         Raises:
-            SetupError: the encoder reads data flow and `language` is missing or unknown.
+            UserError: the encoder reads data flow and `language` is missing or unknown.
         """
         profile = self.profile
         if profile.data_flow_length:
@@ -89,7 +89,7 @@ class Encoder:
     def _embed_graphs(self, codes: Sequence[str], language: str | None, batch_size: int, progress: bool) -> Tensor:
         """Embeddings Tensor[n, d] of codes with the nodes of their data flow."""
         if language is None:
-            raise SetupError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
+            raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
         lengths = self.profile.code_length, self.profile.data_flow_length
         graphs = [graph_features(code, language, self.tokenizer, *lengths) for code in codes]
         label = "Encoding" if progress else None
@@ -107,7 +107,7 @@ def load_encoder(
         device: where to run; the accelerator when there is one, else the CPU.
 
     Raises:
-        SetupError: no such folder or repository, no safetensors weights, or pooling that has no profile.
+        UserError: no such folder or repository, no safetensors weights, or pooling that has no profile.
 
     Example:
         >>> encoder = load_encoder("USER/NAME")
@@ -140,7 +140,7 @@ def load_model(name_or_path: str | Path, profile: EncoderProfile, revision: str 
     """The encoder's weights in float32 or higher, from safetensors, with a pooler only where `profile` pools with it.
 
     Raises:
-        SetupError: no such folder or repository, or no safetensors weights in it.
+        UserError: no such folder or repository, or no safetensors weights in it.
     """
     with reading(name_or_path, revision):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision or "main")
@@ -169,7 +169,7 @@ def load_tokenizer(
     """The tokenizer, with the special tokens of the profile's prefixes registered.
 
     Raises:
-        SetupError: no such folder or repository, or a prefix token that its vocabulary lacks.
+        UserError: no such folder or repository, or a prefix token that its vocabulary lacks.
     """
     with reading(name_or_path, revision):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision or "main")
@@ -184,13 +184,13 @@ def register_prefix_tokens(tokenizer: PreTrainedTokenizerBase, profile: EncoderP
     No id is added, so the model keeps its size.
 
     Raises:
-        SetupError: the vocabulary has no such entry.
+        UserError: the vocabulary has no such entry.
     """
     for token in dict.fromkeys(re.findall(r"<[^<>\s]+>", profile.query_prefix + profile.code_prefix)):
         if token in tokenizer.all_special_tokens:
             continue
         if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):
-            raise SetupError(
+            raise UserError(
                 f"the prefix of profile {profile.name!r} has {token}, which the vocabulary of "
                 f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"
             )
@@ -204,12 +204,12 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
     score function); the names in `KNOWN_ENCODERS`.
 
     Raises:
-        SetupError: `name` is not in `PROFILES`, there is no such folder or repository, or sentence-transformers
+        UserError: `name` is not in `PROFILES`, there is no such folder or repository, or sentence-transformers
             modules that no profile expresses.
     """
     if name is not None:
         if name not in PROFILES:
-            raise SetupError(f"profile={name!r}: use one of {', '.join(PROFILES)}")
+            raise UserError(f"profile={name!r}: use one of {', '.join(PROFILES)}")
         return PROFILES[name]
     if path := repository_file(name_or_path, PROFILE_FILE, revision):
         return EncoderProfile.load(path)
@@ -238,7 +238,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         and similarity in ("cosine", "dot")
     )
     if not expressible:
-        raise SetupError(
+        raise UserError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
             f"{similarity}) are more than a profile expresses: a --profile of {', '.join(PROFILES)} ignores them"
         )
@@ -273,7 +273,7 @@ def repository_file(name_or_path: str | Path, file: str, revision: str | None = 
     """The local path of one file of a folder or of a repository on the Hub, None where it has no such file.
 
     Raises:
-        SetupError: no such folder, repository or revision.
+        UserError: no such folder, repository or revision.
     """
     if Path(name_or_path).is_dir():
         path = Path(name_or_path, file)
@@ -294,19 +294,19 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
     """Turn what goes wrong while reading a folder or repository into one line for a person."""
     try:
         yield
-    except SetupError:
+    except UserError:
         raise
     except (OSError, ValueError, SafetensorError) as error:
         causes = (error, error.__cause__)
         if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
-            raise SetupError(f"{name_or_path}: no revision {revision!r} on the Hub") from error
+            raise UserError(f"{name_or_path}: no revision {revision!r} on the Hub") from error
         if any(isinstance(cause, (RepositoryNotFoundError, HFValidationError)) for cause in causes):
-            raise SetupError(
+            raise UserError(
                 f"{name_or_path}: neither a folder here nor a repository on the Hub that may be read; "
                 "check the name, and for a private or gated one set HF_TOKEN"
             ) from error
         if "safetensors" in str(error):
-            raise SetupError(
+            raise UserError(
                 f"{name_or_path}: no safetensors weights; load it once with transformers and save_pretrained it"
             ) from error
-        raise SetupError(f"{name_or_path}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(f"{name_or_path}: {str(error).strip().splitlines()[0]}") from error

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 POOLINGS = ("mean", "cls", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
@@ -31,7 +31,7 @@ class EncoderProfile:
             is joined by one space.
 
     Raises:
-        SetupError: a value outside those named here.
+        UserError: a value outside those named here.
     """
 
     name: str = "auto"
@@ -50,14 +50,14 @@ class EncoderProfile:
     def __post_init__(self):
         for field, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):
             if getattr(self, field) not in allowed:
-                raise SetupError(f"{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
+                raise UserError(f"{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
         if min(self.query_length, self.code_length) < 3 or self.data_flow_length < 0:
-            raise SetupError(
+            raise UserError(
                 f"query_length={self.query_length}, code_length={self.code_length}, "
                 f"data_flow_length={self.data_flow_length}: lengths are at least 3 tokens, data flow at least 0"
             )
         if not self.score_scale > 0:
-            raise SetupError(f"score_scale={self.score_scale}: must be above 0")
+            raise UserError(f"score_scale={self.score_scale}: must be above 0")
 
     def replace(self, **changes) -> EncoderProfile:
         """A copy with the values in `changes` that are not None."""

@@ -17,7 +17,7 @@ from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|_+"  # in camelCase and snake_case
@@ -30,11 +30,11 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
     """`"256x4"` -> hidden size 256, 4 layers.
 
     Raises:
-        SetupError: not of that form, or a size that no head divides.
+        UserError: not of that form, or a size that no head divides.
     """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
     if not match or int(match[2]) < 1 or int(match[1]) < 32 or int(match[1]) % 32:
-        raise SetupError(
+        raise UserError(
             f"from_scratch={from_scratch!r}: write HIDDENxLAYERS, for example 256x4, with a multiple of 32 as HIDDEN"
         )
     return int(match[1]), int(match[2])

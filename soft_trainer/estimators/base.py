@@ -28,7 +28,7 @@ class Estimator:
     in_workers: bool = False
 
     def check(self, dataset) -> None:
-        """Raise SetupError where `fit` could not work on these rows; called before a model is loaded."""
+        """Raise UserError where `fit` could not work on these rows; called before a model is loaded."""
 
     def fit(self, dataset) -> None:
         """Prepare for the rows of `dataset` (a `datasets.Dataset` with the training columns). Called once."""

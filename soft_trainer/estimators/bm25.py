@@ -9,7 +9,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 
 OKAPI_EPSILON = 0.25  # rank_bm25's: a negative idf becomes this share of the mean idf
@@ -46,7 +46,7 @@ class BM25Estimator(Estimator):
         average_length: mean document length, where it should not come from the scope.
 
     Raises:
-        SetupError: an unknown idf or scope, or (in `fit`) a missing column.
+        UserError: an unknown idf or scope, or (in `fit`) a missing column.
     """
 
     alpha, beta, temperature = 1.5, 0.5, 1.0
@@ -63,14 +63,14 @@ class BM25Estimator(Estimator):
         average_length: float | None = None,
     ):
         if idf not in IDFS:
-            raise SetupError(f"idf={idf!r}: use one of {', '.join(IDFS)}")
+            raise UserError(f"idf={idf!r}: use one of {', '.join(IDFS)}")
         if scope not in SCOPES:
-            raise SetupError(f"scope={scope!r}: use one of {', '.join(SCOPES)}")
+            raise UserError(f"scope={scope!r}: use one of {', '.join(SCOPES)}")
         self.column, self.document_column = column, document_column or column
         self.k1, self.b, self.idf, self.scope, self.average_length = k1, b, idf, scope, average_length
 
     def check(self, dataset) -> None:
-        """Raise SetupError for a column that is not there or lacks values."""
+        """Raise UserError for a column that is not there or lacks values."""
         for name in {self.column, self.document_column}:
             _column(dataset, name)
 
@@ -115,11 +115,11 @@ def _column(dataset, name: str) -> Sequence:
     """A column of token lists, or of the text that it is made of where a data set has no tokens."""
     found = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if found is None:
-        raise SetupError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
+        raise UserError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
     texts = dataset[found]
     empty = next((row for row, tokens in enumerate(texts) if tokens is None), None)
     if empty is not None:
-        raise SetupError(f"BM25 reads column {found!r}, which has no value in row {empty + 1} of the training set")
+        raise UserError(f"BM25 reads column {found!r}, which has no value in row {empty + 1} of the training set")
     return texts
 
 

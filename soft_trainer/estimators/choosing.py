@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from soft_trainer.arguments import DataArguments
 from soft_trainer.encoders.loading import resolve_profile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
@@ -22,7 +22,7 @@ def choose_estimator(arguments: DataArguments, query_columns: Sequence[str] = ("
         query_columns: where the queries stand, for an estimator that reads their words; the first is taken.
 
     Raises:
-        SetupError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
+        UserError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
     """
     names = (arguments.estimator or "none").split("+")
     if names == ["none"]:
@@ -40,7 +40,7 @@ def _one(name: str, arguments: DataArguments, models, query_column: str):
     if ":" in name:
         return _own(name)
     if name not in MAKERS:
-        raise SetupError(f"estimator={name!r}: use {', '.join(MAKERS)}, none, a mixture a+b, or module:Class")
+        raise UserError(f"estimator={name!r}: use {', '.join(MAKERS)}, none, a mixture a+b, or module:Class")
     return MAKERS[name](arguments, models, query_column)
 
 
@@ -57,7 +57,7 @@ def _encoded(kind: type, default: str | None) -> Callable:
     def make(arguments: DataArguments, models, query_column: str):
         model = next(models, default)
         if model is None:
-            raise SetupError("estimator=trained_model: name its folder or Hub name with --estimator_model")
+            raise UserError("estimator=trained_model: name its folder or Hub name with --estimator_model")
         resolve_profile(model.partition("@")[0], revision=model.partition("@")[2] or None)
         cache = None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER
         return kind(model, cache_dir=cache)
@@ -78,7 +78,7 @@ def _own(name: str):
     try:
         estimator = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise SetupError(f"estimator={name!r}: {error}") from error
+        raise UserError(f"estimator={name!r}: {error}") from error
     return estimator()
 
 
@@ -87,4 +87,4 @@ def _numbers(option: str, arguments: DataArguments) -> Sequence[float] | None:
     try:
         return None if value is None else [float(number) for number in value.split(",")]
     except ValueError:
-        raise SetupError(f"{option}={value!r}: numbers by comma are expected") from None
+        raise UserError(f"{option}={value!r}: numbers by comma are expected") from None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.tokens import column_of
-from soft_trainer.encoders.corpus import embed_sharded
+from soft_trainer.encoders.embedding import embed_sharded
 from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.estimators.base import Estimator, Rows, as_array

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, checked_similarity
 
 
@@ -23,7 +23,7 @@ class MixtureEstimator(Estimator):
         temperatures: of each member's softmax; each member's own when None.
 
     Raises:
-        SetupError: no member, a share or temperature too many or too few, or one that is not above 0.
+        UserError: no member, a share or temperature too many or too few, or one that is not above 0.
     """
 
     temperature = 1.0
@@ -35,7 +35,7 @@ class MixtureEstimator(Estimator):
         temperatures: Sequence[float] | None = None,
     ):
         if not members:
-            raise SetupError("a mixture needs at least one estimator")
+            raise UserError("a mixture needs at least one estimator")
         self.members = list(members)
         self.alpha, self.beta = (getattr(self.members[0], name, 1.0) for name in ("alpha", "beta"))
         self.in_workers = all(getattr(member, "in_workers", False) for member in self.members)
@@ -44,7 +44,7 @@ class MixtureEstimator(Estimator):
         self.temperatures = own if temperatures is None else list(temperatures)
         for name, values in (("shares", shares), ("temperatures", self.temperatures)):
             if len(values) != len(self.members) or min(values) <= 0:
-                raise SetupError(f"{name}={values}: {len(self.members)} numbers above 0 are needed, one a member")
+                raise UserError(f"{name}={values}: {len(self.members)} numbers above 0 are needed, one a member")
         self.shares = [share / sum(shares) for share in shares]
 
     def check(self, dataset) -> None:

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from soft_trainer import distributed
 from soft_trainer.data.tokens import GraphColumn, TokenColumn
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 logger = logging.get_logger(__name__)
 
@@ -39,7 +39,7 @@ def cached_rows(
         build: gives Tensor[rows, width], the same on every process.
 
     Raises:
-        SetupError: the folder cannot be written or has no room, found before anything is built.
+        UserError: the folder cannot be written or has no room, found before anything is built.
     """
     if folder is None:
         return build().cpu().numpy().astype(dtype)
@@ -48,9 +48,9 @@ def cached_rows(
         return np.load(path, mmap_mode="r", allow_pickle=False)
     refusal = distributed.from_main(_refusal(path.parent, rows * width * np.dtype(dtype).itemsize))
     if refusal:
-        raise SetupError(f"estimator cache {path.parent}: {refusal}; {REMEDY}")
+        raise UserError(f"estimator cache {path.parent}: {refusal}; {REMEDY}")
     values = build().cpu().numpy().astype(dtype)
-    stored = distributed.from_main(distributed.world()[0] != 0 or _store(path, values))
+    stored = distributed.from_main(distributed.rank_and_world_size()[0] != 0 or _store(path, values))
     return np.load(path, mmap_mode="r", allow_pickle=False) if stored and path.exists() else values
 
 
@@ -71,7 +71,7 @@ def row_key(tokens: TokenColumn | GraphColumn, model: nn.Module, *settings) -> s
 
 def _problem(path: Path) -> str | None:
     """Why the file cannot be used, None if it can; a damaged one is named in a warning."""
-    if distributed.world()[0] != 0:
+    if distributed.rank_and_world_size()[0] != 0:
         return None
     if not path.exists():
         return "missing"

@@ -6,7 +6,7 @@ import base64
 import io
 from pathlib import Path
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -16,12 +16,12 @@ def new_figure(width: float, height: float):
     """An empty `matplotlib.figure.Figure`, sizes in inches, that needs no display.
 
     Raises:
-        SetupError: matplotlib is not installed.
+        UserError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise SetupError("pictures need matplotlib: pip install 'soft-trainer[plots]'") from None
+        raise UserError("pictures need matplotlib: pip install 'soft-trainer[plots]'") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -29,7 +29,7 @@ def save_png(figure, path: str | Path) -> Path:
     """Write the figure aside, then rename.
 
     Raises:
-        SetupError: the file cannot be written.
+        UserError: the file cannot be written.
     """
     path = Path(path)
     aside = path.with_name(path.name + ".tmp")
@@ -38,7 +38,7 @@ def save_png(figure, path: str | Path) -> Path:
         figure.savefig(aside, format="png", dpi=150)
         aside.replace(path)
     except OSError as error:
-        raise SetupError(f"{path}: cannot be written: {error.strerror}") from error
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
     return path
 
 

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
@@ -52,16 +52,16 @@ def lexical_ranks(
         top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
 
     Raises:
-        SetupError: no code with a word, or queries and targets of different number.
+        UserError: no code with a word, or queries and targets of different number.
     """
     targets = torch.as_tensor(targets).numpy()
     if len(targets) != len(queries):
-        raise SetupError(f"{len(queries)} queries but {len(targets)} targets: there must be one code for each query.")
+        raise UserError(f"{len(queries)} queries but {len(targets)} targets: there must be one code for each query.")
     counter = CountVectorizer(analyzer=split_identifiers, dtype=np.float64)
     try:
         weights = _bm25_weights(counter.fit_transform(codes), k1, b).T.tocsr()
     except ValueError:
-        raise SetupError(
+        raise UserError(
             f"None of the {len(codes)} codes holds a word: lexical retrieval has nothing to search."
         ) from None
     counts = counter.transform(queries)

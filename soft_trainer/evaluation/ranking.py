@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 _CHUNK = 32  # codes that share one maximum: the unit in which candidates are looked for
 _STEP = 256  # dimensions summed at a time
@@ -69,7 +69,7 @@ def rank_codes(
         block_size (`int`, *optional*): queries and codes in a block; by default what suits the device.
 
     Raises:
-        SetupError: shapes that do not fit, a target outside the codebase, NaN or infinity in an embedding.
+        UserError: shapes that do not fit, a target outside the codebase, NaN or infinity in an embedding.
     """
     if query_embeddings.device.type == "mps":  # which has no float64
         query_embeddings, code_embeddings = query_embeddings.cpu(), code_embeddings.cpu()
@@ -103,7 +103,7 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
     """
     ranks = torch.as_tensor(ranks)
     if len(ranks) == 0:
-        raise SetupError("There are no ranks to average: the evaluation set is empty.")
+        raise UserError("There are no ranks to average: the evaluation set is empty.")
     counted = ranks <= (max_rank or pool_size)
     metrics = {"mrr": (counted / ranks.double()).mean().item()}
     metrics |= {f"recall@{k}": (counted & (ranks <= k)).double().mean().item() for k in (1, 5, 10)}
@@ -115,19 +115,19 @@ def _check(
 ) -> None:
     """Refuses what cannot be ranked, in one line."""
     if queries.ndim != 2 or codes.ndim != 2 or queries.shape[1] != codes.shape[1]:
-        raise SetupError(
+        raise UserError(
             f"Embeddings must be [queries, d] and [codes, d], not {list(queries.shape)} and {list(codes.shape)}."
         )
     if len(codes) == 0:
-        raise SetupError("The codebase is empty: there is nothing to rank.")
+        raise UserError("The codebase is empty: there is nothing to rank.")
     if targets.shape != queries.shape[:1]:
-        raise SetupError(f"targets must hold one row for each of {len(queries)} queries, not {list(targets.shape)}.")
+        raise UserError(f"targets must hold one row for each of {len(queries)} queries, not {list(targets.shape)}.")
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
     if len(outside):
         row = int(outside[0])
-        raise SetupError(f"targets[{row}] is {int(targets[row])}, outside the codebase of {len(codes)} codes.")
+        raise UserError(f"targets[{row}] is {int(targets[row])}, outside the codebase of {len(codes)} codes.")
     if top_k < 1 or score_scale <= 0 or (block_size is not None and block_size < 1):
-        raise SetupError(
+        raise UserError(
             f"top_k, score_scale and block_size must be positive, not {top_k}, {score_scale} and {block_size}."
         )
 
@@ -155,7 +155,7 @@ class _Side:
         largest = float(torch.maximum(-low, high))
         if not math.isfinite(largest):
             row = int((~torch.isfinite(rows)).any(1).nonzero()[0])
-            raise SetupError(f"The {name} embedding in row {row} holds NaN or infinity: it cannot be ranked.")
+            raise UserError(f"The {name} embedding in row {row} holds NaN or infinity: it cannot be ranked.")
         exponent = min(max(math.frexp(largest)[1], -1000), 1000)
         self.scale = 1.0 if abs(exponent) < 30 else 2.0**-exponent
         self.rows = rows if self.scale == 1.0 else rows.double() * self.scale

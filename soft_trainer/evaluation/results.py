@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from soft_trainer.console import table
 from soft_trainer.data.tokens import text_column, texts
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import target_rows
+from soft_trainer.terminal import table
 
 SYSTEMS = ("untrained", "lexical", "trained")
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
@@ -110,20 +110,18 @@ def load_ranks(path: str | Path) -> RankedQueries:
     """Reads what `save_ranks` wrote.
 
     Raises:
-        SetupError: no such file, or not one of ours.
+        UserError: no such file, or not one of ours.
     """
     path = Path(path)
     try:
         rows = pq.read_table(path)
     except FileNotFoundError:
-        raise SetupError(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException) as error:
-        raise SetupError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     missing = {"url", "rank", "top_urls"} - set(rows.column_names)
     if missing or not len(rows):
-        raise SetupError(
-            f"{path}: not the ranks of a run: {f'no column {sorted(missing)[0]}' if missing else 'empty'}"
-        )
+        raise UserError(f"{path}: not the ranks of a run: {f'no column {sorted(missing)[0]}' if missing else 'empty'}")
     return RankedQueries(path, rows)
 
 

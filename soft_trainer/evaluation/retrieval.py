@@ -10,7 +10,7 @@ from datasets import Dataset
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 
 
@@ -51,13 +51,13 @@ def target_rows(dataset: Dataset, codebase: Dataset) -> Tensor:
     """The row of each query's own code in the codebase, LongTensor[Q], by `url`.
 
     Raises:
-        SetupError: a query whose url is not in the codebase.
+        UserError: a query whose url is not in the codebase.
     """
     places = {url: row for row, url in enumerate(codebase["url"][:])}
     urls = dataset["url"][:]
     missing = [url for url in urls if url not in places]
     if missing:
-        raise SetupError(f"{len(missing)} queries have a url that is not in the codebase, the first: {missing[0]}")
+        raise UserError(f"{len(missing)} queries have a url that is not in the codebase, the first: {missing[0]}")
     return torch.tensor([places[url] for url in urls])
 
 
@@ -75,15 +75,15 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
         k (`int`, *optional*, defaults to 10): places that count.
 
     Raises:
-        SetupError: arrays that do not fit, a grade that is not above 0, or a query number without a pair.
+        UserError: arrays that do not fit, a grade that is not above 0, or a query number without a pair.
     """
     queries, grades = np.asarray(queries), np.asarray(grades, dtype=np.float64)
     ranks = ranking.ranks.numpy(force=True)
     if not len(ranks) == len(queries) == len(grades) > 0 or not (grades > 0).all():
-        raise SetupError(f"{len(ranks)} ranks need as many queries and grades above 0, and at least one")
+        raise UserError(f"{len(ranks)} ranks need as many queries and grades above 0, and at least one")
     number = int(queries.max()) + 1
     if len(np.unique(queries)) != number:
-        raise SetupError("queries must be numbered from 0 without gaps")
+        raise UserError("queries must be numbered from 0 without gaps")
     places = _places(ranks, queries, grades)
     ideal = _running(np.lexsort((-grades, queries)), queries) + 1
     gained, possible = (_gain(order, queries, grades, k) for order in (places, ideal))

@@ -13,11 +13,11 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments
-from soft_trainer.checkpoints import saving
-from soft_trainer.console import say, table
 from soft_trainer.data.codesearchnet import FEATURES, HUB_SPLITS
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
+from soft_trainer.files import reporting_disk_errors, write_rows
 from soft_trainer.hub.push import PUSHED_ROWS, check_push, push_folder
+from soft_trainer.terminal import print_on_main, table
 
 USED_FOR = {
     "train": "pairs to train on",
@@ -41,12 +41,12 @@ def check_data_push(arguments: DataArguments, args: TrainingArguments) -> None:
     """Make sure, before anything is mined, that `--push_data_to_hub` can be done.
 
     Raises:
-        SetupError: rows that are on the Hub already, or what `check_push` refuses.
+        UserError: rows that are on the Hub already, or what `check_push` refuses.
     """
     if not arguments.push_data_to_hub:
         return
     if not (arguments.source_dir or arguments.data_dir):
-        raise SetupError("push_data_to_hub: give rows of your own with --source_dir or --data_dir")
+        raise UserError("push_data_to_hub: give rows of your own with --source_dir or --data_dir")
     check_push(arguments.push_data_to_hub, args.hub_token, args.hub_private_repo, "dataset")
 
 
@@ -54,29 +54,28 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
     """Push the rows of a run, where `--push_data_to_hub` asks for it; the main process does.
 
     Raises:
-        SetupError: the push failed for good; the folder is whole, and the message says how to push it later.
+        UserError: the push failed for good; the folder is whole, and the message says how to push it later.
     """
     name = arguments.push_data_to_hub
-    if not name or distributed.world()[0] != 0:
+    if not name or distributed.rank_and_world_size()[0] != 0:
         return
     folder = write_data(data, arguments, Path(args.output_dir) / PUSHED_ROWS)
     url = push_folder(
         folder, name, args.hub_token, args.hub_private_repo, commit_message="Rows of a run", repo_type="dataset"
     )
-    say(f"Rows pushed: {url}")
+    print_on_main(f"Rows pushed: {url}")
 
 
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
     """Write `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
 
     Raises:
-        SetupError: the disk is full or the folder cannot be written.
+        UserError: the disk is full or the folder cannot be written.
     """
-    from soft_trainer.data.mining import write_folder
 
     folder = Path(folder)
-    with saving(folder):
-        write_folder({split: _complete(rows) for split, rows in data.items()}, folder)
+    with reporting_disk_errors(folder):
+        write_rows({split: _complete(rows) for split, rows in data.items()}, folder)
         (folder / "README.md").write_text(str(data_card(data, arguments)), encoding="utf-8")
     return folder
 

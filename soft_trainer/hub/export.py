@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from soft_trainer.checkpoints import saving
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.files import reporting_disk_errors
 
 _LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 _MODULE = "sentence_transformers.models."
@@ -37,10 +37,10 @@ def export_encoder(
         `folder` as a path.
 
     Raises:
-        SetupError: the disk is full or the folder cannot be written.
+        UserError: the disk is full or the folder cannot be written.
     """
     folder = Path(folder)
-    with saving(folder):
+    with reporting_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
             _write(model, tokenizer, profile, Path(aside), state_dict)

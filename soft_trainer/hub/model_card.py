@@ -33,7 +33,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.loading import repository_file
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import results_table
 from soft_trainer.hub.push import named
 
@@ -240,7 +240,7 @@ def _license(base_model: str | None) -> str | None:
     try:
         card = repository_file(base_model, "README.md") if base_model else None
         return ModelCard.load(card).data.license if card else None
-    except (SetupError, ValueError):
+    except (UserError, ValueError):
         return None
 
 

@@ -23,9 +23,9 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     """Make sure, before anything is mined or trained, that what the options ask to push can be pushed.
 
     Raises:
-        SetupError: what `check_push` or `check_data_push` refuses.
+        UserError: what `check_push` or `check_data_push` refuses.
     """
-    if distributed.world()[0] == 0:
+    if distributed.rank_and_world_size()[0] == 0:
         check_data_push(data, args)
         if args.push_to_hub:
             check_push(_model_id(args), args.hub_token, args.hub_private_repo)
@@ -42,7 +42,7 @@ class Publisher:
         args: of the run; those that begin with `hub_` are read.
 
     Raises:
-        SetupError: the repository cannot be pushed to; nothing has been trained yet.
+        UserError: the repository cannot be pushed to; nothing has been trained yet.
     """
 
     def __init__(self, args: TrainingArguments):
@@ -57,7 +57,7 @@ class Publisher:
         """Push `folder` now and return the address of the commit.
 
         Raises:
-            SetupError: the push failed for good; says how to push later.
+            UserError: the push failed for good; says how to push later.
         """
         args = self.args
         return push_folder(
@@ -92,7 +92,7 @@ class Publisher:
         """Push the output folder and, again, the checkpoints whose push failed; return the address of the commit.
 
         Raises:
-            SetupError: a push failed for good; says how to push later.
+            UserError: a push failed for good; says how to push later.
         """
         self.finish()
         url = self.push(self.args.output_dir, message)

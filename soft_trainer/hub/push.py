@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def check_push(
         private: visibility of a repository that is created.
 
     Raises:
-        SetupError: the name is not valid, there is no token, it is not valid or may not write there, or the Hub cannot
+        UserError: the name is not valid, there is no token, it is not valid or may not write there, or the Hub cannot
             be reached.
     """
     _check_name(hub_model_id, repo_type)
@@ -49,14 +49,14 @@ def check_push(
     try:
         user = api.whoami()
     except (HTTPError, OSError) as error:
-        raise SetupError(f"cannot push to {hub_model_id}: {reason(error)}") from error
+        raise UserError(f"cannot push to {hub_model_id}: {reason(error)}") from error
     try:
         _create(api, hub_model_id, private, repo_type)
         api.auth_check(hub_model_id, repo_type=repo_type, write=True)
     except (HTTPError, OSError) as error:
         spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
         role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
-        raise SetupError(
+        raise UserError(
             f"cannot push to {hub_model_id}: {reason(error)}. This token (role {role!r}) belongs to {user['name']}: "
             f"use one with the right to write from {_TOKENS_PAGE}, or one of these as USER: {spaces}"
         ) from error
@@ -86,7 +86,7 @@ def push_folder(
         The address of the commit.
 
     Raises:
-        SetupError: nothing to push, the token stands in one of the files, or the push failed for good; the message
+        UserError: nothing to push, the token stands in one of the files, or the push failed for good; the message
             has the command that pushes later.
     """
     _check_name(hub_model_id, repo_type)
@@ -113,7 +113,7 @@ def push_folder(
         return _persist(push, hub_model_id)
     except (HTTPError, OSError, ValueError) as error:
         command = later_command(folder, hub_model_id, private, revision, repo_type, path_in_repo)
-        raise SetupError(
+        raise UserError(
             f"pushing {folder} to {hub_model_id} failed: {reason(error)}; nothing is lost, push later with: {command}"
         ) from error
 
@@ -167,16 +167,16 @@ def _check_name(repo_id: str, repo_type: str) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise SetupError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
     if repo_id.count("/") != 1:
-        raise SetupError(f"{option}={repo_id!r}: write USER/NAME, with your user name or an organisation of yours")
+        raise UserError(f"{option}={repo_id!r}: write USER/NAME, with your user name or an organisation of yours")
 
 
 def _token(token: str | None) -> str:
     """The token given or stored."""
     token = token or get_token()
     if not token:
-        raise SetupError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
+        raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
     return token
 
 
@@ -185,10 +185,10 @@ def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
     paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     paths = list(filter_repo_objects(paths, ignore_patterns=ignored))
     if not paths:
-        raise SetupError(f"{folder}: no files to push")
+        raise UserError(f"{folder}: no files to push")
     for path in paths:
         if not path.endswith(".safetensors") and token.encode() in (folder / path).read_bytes():
-            raise SetupError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")
+            raise UserError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")
 
 
 def _passes(error: Exception) -> bool:
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _name_in_card(Path(options["folder"]), options["hub_model_id"], options["revision"])
         url = push_folder(**options)
-    except SetupError as error:
+    except UserError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     print(url)  # noqa: T201

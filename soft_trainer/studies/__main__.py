@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.command_line import errors_for_people
-from soft_trainer.console import say, table
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.studies import cells, planning
 from soft_trainer.studies.grid import Cell, Study, read_study
+from soft_trainer.terminal import exit_on_user_error, print_on_main, table
 
 
 @dataclass
@@ -89,7 +88,7 @@ class Session:
         if missing:
             return Outcome("not run", f"needs {missing[0]}, which is {self.outcomes[missing[0]].state}")
         elapsed, log = planning.duration(time.monotonic() - self.start), self.study.folder(cell.name) / cells.LOG
-        say(
+        print_on_main(
             f"{title}: {'goes on' if state == 'cut' else 'starts'}; {elapsed} elapsed, about {self._remaining()} to "
             f"go; output in {log}"
         )
@@ -98,12 +97,12 @@ class Session:
         except cells.RunningElsewhere:
             return Outcome("not run", "another study, or a run left over from one, holds it now")
         if error is not None:
-            say(f"{title}: failed: {error}")
+            print_on_main(f"{title}: failed: {error}")
             return Outcome("failed", error)
         spent = cells.spent(self.study, cell)
         self.estimates.learn(cell, spent)
         mrr = cells.mrr_on_test(self.study, cell)
-        say(
+        print_on_main(
             f"{title}: done in {planning.duration(spent[0])}" + (f", MRR {mrr:.3f} on test" if mrr is not None else "")
         )
         return Outcome("done")
@@ -127,12 +126,12 @@ def check_changes(session: Session, redo: bool) -> None:
     """Refuse cells that were made with other options, or, to make them again, clear them.
 
     Raises:
-        SetupError: names the first of them and what changed.
+        UserError: names the first of them and what changed.
     """
     changed = [cell for cell in session.chosen if session.states[cell.name] == "changed"]
     if changed and not redo:
         what = "; ".join(cells.changes(session.study, changed[0]))
-        raise SetupError(
+        raise UserError(
             f"{len(changed)} cells were made with other options, the first is "
             f"{session.study.folder(changed[0].name)}: {what}. Write to another --output_dir, or remove and make them "
             "again with --redo"
@@ -183,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     unset = [word for word in arguments.set if "=" not in word]
     if unset:
-        raise SetupError(f"set {unset[0]}: write OPTION=VALUE")
+        raise UserError(f"set {unset[0]}: write OPTION=VALUE")
     study = read_study(
         arguments.config,
         dict(word.split("=", 1) for word in arguments.set),
@@ -202,12 +201,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         session.run()
     except cells.Stopped as stopped:
-        say(f"\n{session.summary()}\n\nstopped by {stopped}; the same command goes on from here")
+        print_on_main(f"\n{session.summary()}\n\nstopped by {stopped}; the same command goes on from here")
         return 128 + stopped.number
-    say(f"\n{session.summary()}\n")
+    print_on_main(f"\n{session.summary()}\n")
     return 0 if all(outcome.good for outcome in session.outcomes.values()) else 1
 
 
 if __name__ == "__main__":
-    with errors_for_people():
+    with exit_on_user_error():
         sys.exit(main())

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import yaml
 
-from soft_trainer.checkpoints import newest_complete
-from soft_trainer.console import say, write_json
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
+from soft_trainer.files import newest_complete, write_json
 from soft_trainer.studies.grid import Cell, Study
+from soft_trainer.terminal import print_on_main
 
 RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
 SCRIPT = "run_codesearch.py"
@@ -89,13 +89,13 @@ def command(study: Study, cell: Cell, resume: bool = False) -> list[str]:
     """The words that start a cell's run.
 
     Raises:
-        SetupError: the launcher or the script is not there.
+        UserError: the launcher or the script is not there.
     """
     launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # that of this Python, also where it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:
-        raise SetupError(f"launcher={study.launcher!r}: no command {launcher[0]}")
+        raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
     script = ["-m", cell.module] if cell.module else [str(_script())]
     config = ["--config", str(study.folder(cell.name) / RECIPE)]
     return [*launcher, *script, *config, *(["--resume_from_checkpoint", "last"] if resume else [])]
@@ -154,7 +154,7 @@ def _lock(log) -> None:
     except BlockingIOError:
         raise RunningElsewhere(log.name) from None
     except OSError:
-        say(f"warning: {log.name} is on a file system without locks: run one study at a time there")
+        print_on_main(f"warning: {log.name} is on a file system without locks: run one study at a time there")
 
 
 def _wait(words: list[str], log) -> int:
@@ -219,7 +219,7 @@ def _script() -> Path:
     for folder in (Path(__file__).parents[2], Path.cwd()):
         if (folder / SCRIPT).is_file():
             return folder / SCRIPT
-    raise SetupError(f"{SCRIPT} is neither beside the package nor in the current folder: start in the checkout")
+    raise UserError(f"{SCRIPT} is neither beside the package nor in the current folder: start in the checkout")
 
 
 def _last_error(path: Path, offset: int) -> str | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.command_line import read_recipe
-from soft_trainer.errors import SetupError
+from soft_trainer.arguments import read_recipe
+from soft_trainer.errors import UserError
 
 KEYS = ("grid", "keep_checkpoints", "launcher", "once", "options", "output_dir")
 ABOUT = ("config", "module", "name", "needs")  # keys of an entry that are no options of a run
@@ -61,7 +61,7 @@ class Study:
             if cell.place and all(cell.place[axis] in names for axis, names in conditions.items()):
                 self._put(cell.name, ordered)
         if not ordered:
-            raise SetupError("the study has no cells: its grid names no run")
+            raise UserError("the study has no cells: its grid names no run")
         return list(ordered.values())
 
     def _conditions(self, only: str | None) -> dict[str, set[str]]:
@@ -70,14 +70,14 @@ class Study:
             axis, _, name = condition.strip().partition("=")
             if name not in self.axes.get(axis, ()):
                 known = "; ".join(f"{key}={'|'.join(names)}" for key, names in self.axes.items())
-                raise SetupError(f"only={condition}: write AXIS=NAME of {known}")
+                raise UserError(f"only={condition}: write AXIS=NAME of {known}")
             conditions.setdefault(axis, set()).add(name)
         return conditions
 
     def _put(self, name: str, ordered: dict[str, Cell], waiting: tuple[str, ...] = ()) -> None:
         """Add a cell after those that it needs."""
         if name in waiting:
-            raise SetupError(f"needs: {' needs '.join((*waiting, name))}: no order is possible")
+            raise UserError(f"needs: {' needs '.join((*waiting, name))}: no order is possible")
         for needed in self.cells[name].needs:
             self._put(needed, ordered, (*waiting, name))
         ordered.setdefault(name, self.cells[name])
@@ -97,22 +97,22 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
         settings: other values of `output_dir`, `launcher` and `keep_checkpoints`, where they are not None.
 
     Raises:
-        SetupError: a file that is no study, an unknown key, name or placeholder.
+        UserError: a file that is no study, an unknown key, name or placeholder.
     """
     path, changes = Path(path), dict(changes or {})
     content = read_recipe(path)
     unknown = sorted(set(content) - set(KEYS))
     if unknown or not isinstance(content.get("grid"), dict):
-        raise SetupError(f"{path}: {f'unknown key {unknown[0]!r}' if unknown else 'no grid'}; a study has {KEYS}")
+        raise UserError(f"{path}: {f'unknown key {unknown[0]!r}' if unknown else 'no grid'}; a study has {KEYS}")
     content |= {key: value for key, value in settings.items() if value is not None}
     if "output_dir" not in content:
-        raise SetupError(f"{path}: name an output_dir, where every run has its folder")
+        raise UserError(f"{path}: name an output_dir, where every run has its folder")
     axes = {axis: _entries(path, axis, entries) for axis, entries in content["grid"].items()}
     once = {name: _read({"name": name, **entry}, path) for name, entry in (content.get("once") or {}).items()}
     cells = [_once(path, entry, changes) for entry in once.values()]
     taken = sorted(set(changes) & set(axes))
     if taken:
-        raise SetupError(f"set {taken[0]}: it is an axis of the grid, choose from it with --only {taken[0]}=...")
+        raise UserError(f"set {taken[0]}: it is an axis of the grid, choose from it with --only {taken[0]}=...")
     for entries in itertools.product(*axes.values()):
         cells.append(_cell(path, dict(zip(axes, entries, strict=True)), content.get("options") or {}, changes, once))
     study = Study(
@@ -129,10 +129,10 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
 def _entries(path: Path, axis: str, entries: Iterable) -> list[dict]:
     """The entries of an axis as mappings with a name."""
     if not isinstance(entries, list) or not entries:
-        raise SetupError(f"{path}: grid: {axis}: a list of entries is expected")
+        raise UserError(f"{path}: grid: {axis}: a list of entries is expected")
     entries = [entry if isinstance(entry, dict) else {"name": entry, axis: entry} for entry in entries]
     if unnamed := [entry for entry in entries if "name" not in entry]:
-        raise SetupError(f"{path}: grid: {axis}: {unnamed[0]}: give it a name, which becomes a folder's")
+        raise UserError(f"{path}: grid: {axis}: {unnamed[0]}: give it a name, which becomes a folder's")
     return [_read(entry, path) for entry in entries]
 
 
@@ -181,7 +181,7 @@ def _filled(path: Path, options: dict, place: dict[str, str]) -> dict:
 
     def value_of(match: re.Match) -> str:
         if match[1] not in known:
-            raise SetupError(f"{path}: {match[0]}: no option {match[1]!r} is given: --set {match[1]}=...")
+            raise UserError(f"{path}: {match[0]}: no option {match[1]!r} is given: --set {match[1]}=...")
         return str(known[match[1]])
 
     return {
@@ -195,4 +195,4 @@ def _check_names(path: Path, study: Study) -> None:
     for cell in study.cells.values():
         for needed in cell.needs:
             if needed not in study.cells:
-                raise SetupError(f"{path}: {cell.name} needs {needed}, which is neither in the grid nor under once")
+                raise UserError(f"{path}: {cell.name} needs {needed}, which is neither in the grid nor under once")

@@ -9,17 +9,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from soft_trainer.arguments import LANGUAGES, DataArguments, ModelArguments, SoftInfoNCETrainingArguments
-from soft_trainer.command_line import as_argv, parse
+from soft_trainer.arguments import (
+    LANGUAGES,
+    DataArguments,
+    ModelArguments,
+    SoftInfoNCETrainingArguments,
+    as_argv,
+    parse,
+)
 from soft_trainer.data.statistics import PAPER_ROWS
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.simcse import SimCSEEstimator
 from soft_trainer.estimators.trained_model import TrainedModelEstimator
-from soft_trainer.preflight import make_objective
 from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 from soft_trainer.studies import cells
 from soft_trainer.studies.grid import Cell, Study
+from soft_trainer.training.checks import make_objective
 
 RUN = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 ARGUMENTS = {None: RUN, "soft_trainer.simcse": (SimCSEArguments, SimCSETrainingArguments)}
@@ -33,18 +39,18 @@ def check(study: Study, cell: Cell) -> tuple:
     """The parsed arguments of a cell, whose loss was made once to see that it can be.
 
     Raises:
-        SetupError: names the cell; an unknown option, or a value that it does not take.
+        UserError: names the cell; an unknown option, or a value that it does not take.
     """
     options = {**cells.recipe(study, cell), "use_cpu": True}  # asks nothing of a device
     try:
         if cell.module not in ARGUMENTS:
-            raise SetupError(f"module={cell.module}: use one of {', '.join(filter(None, ARGUMENTS))}, or none")
+            raise UserError(f"module={cell.module}: use one of {', '.join(filter(None, ARGUMENTS))}, or none")
         parsed = parse(ARGUMENTS[cell.module], as_argv(options))
         if cell.module is None:
             data, args = parsed[1:]
             make_objective(args, ESTIMATORS.get(data.estimator or "none", object))
-    except SetupError as error:
-        raise SetupError(f"{cell.name}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{cell.name}: {error}") from error
     return parsed
 
 

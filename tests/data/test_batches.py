@@ -1,4 +1,4 @@
-"""What a process gets of a joined batch: its own queries, the codes they meet, and which of those count."""
+"""What a process gets of a global batch: its own queries, the codes they meet, and which of those count."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def tokens():
 
 
 def as_process(monkeypatch, rank: int, processes: int) -> None:
-    monkeypatch.setattr(distributed, "world", lambda: (rank, processes))
+    monkeypatch.setattr(distributed, "rank_and_world_size", lambda: (rank, processes))
 
 
 def first_ids(side: dict) -> list[int]:

@@ -16,14 +16,14 @@ from soft_trainer.data.codesearchnet import (
     select_by_urls,
 )
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 COLUMNS = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
 
 
 def error_of(function, *arguments) -> str:
-    """The message of the SetupError that the call raises: one line."""
-    with pytest.raises(SetupError) as caught:
+    """The message of the UserError that the call raises: one line."""
+    with pytest.raises(UserError) as caught:
         function(*arguments)
     message = str(caught.value)
     assert "\n" not in message

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator
-from soft_trainer.encoders.chunking import ChunkCost
 
 PAD = 1
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from soft_trainer.data.sampling import EpochDataLoader, JoinedBatchSampler
-from soft_trainer.errors import SetupError
+from soft_trainer.data.sampling import EpochDataLoader, GlobalBatchSampler
+from soft_trainer.errors import UserError
 
 
 def batches(epoch: int = 0, **options) -> list[list[int]]:
-    sampler = JoinedBatchSampler(**({"rows": 20, "batch_size": 6} | options))
+    sampler = GlobalBatchSampler(**({"rows": 20, "batch_size": 6} | options))
     sampler.set_epoch(epoch)
     found = list(sampler)
     assert len(found) == len(sampler)
@@ -48,7 +48,7 @@ def test_sequential_keeps_the_order_in_every_epoch():
 
 
 def test_the_loader_passes_the_epoch_on():
-    loader = EpochDataLoader(range(20), batch_sampler=JoinedBatchSampler(20, 6), collate_fn=list)
+    loader = EpochDataLoader(range(20), batch_sampler=GlobalBatchSampler(20, 6), collate_fn=list)
     epochs = []
     for epoch in (0, 1, 0):
         loader.set_epoch(epoch)
@@ -57,13 +57,13 @@ def test_the_loader_passes_the_epoch_on():
 
 
 def test_too_few_rows_name_both_numbers_and_a_way_out():
-    with pytest.raises(SetupError, match="5 training rows do not fill one batch of 6.*dataloader_drop_last false"):
-        JoinedBatchSampler(5, 6)
+    with pytest.raises(UserError, match="5 training rows do not fill one batch of 6.*dataloader_drop_last false"):
+        GlobalBatchSampler(5, 6)
 
 
 def test_an_unknown_strategy_lists_the_known():
-    with pytest.raises(SetupError, match="train_sampling_strategy='sorted'.*random, sequential"):
-        JoinedBatchSampler(20, 6, strategy="sorted")
+    with pytest.raises(UserError, match="train_sampling_strategy='sorted'.*random, sequential"):
+        GlobalBatchSampler(20, 6, strategy="sorted")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -77,10 +77,10 @@ def test_one_language_in_a_batch_and_all_languages_in_an_epoch(drop_last):
 
 
 def test_one_language_says_which_one_is_too_small_and_needs_the_column():
-    with pytest.raises(SetupError, match="5 go training rows do not fill one batch of 6"):
-        JoinedBatchSampler(13, 6, strategy="one_language", languages=["ruby"] * 8 + ["go"] * 5)
-    with pytest.raises(SetupError, match="no column 'language'"):
-        JoinedBatchSampler(13, 6, strategy="one_language")
+    with pytest.raises(UserError, match="5 go training rows do not fill one batch of 6"):
+        GlobalBatchSampler(13, 6, strategy="one_language", languages=["ruby"] * 8 + ["go"] * 5)
+    with pytest.raises(UserError, match="no column 'language'"):
+        GlobalBatchSampler(13, 6, strategy="one_language")
 
 
 def test_rows_of_like_length_meet():

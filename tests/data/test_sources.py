@@ -12,7 +12,7 @@ from soft_trainer.arguments import DataArguments
 from soft_trainer.data import codesearchnet, sources
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 FUNCTION = '''
 def {verb}_{noun}(text, size):
@@ -56,7 +56,7 @@ def test_several_languages_are_joined_and_every_row_says_its_own(data_dir, tmp_p
     data = load(tmp_path, language="ruby, go", data_dir=str(tmp_path / "{language}"))
     assert data["train"]["language"][:] == ["ruby"] * 6 + ["go"] * 6
     assert data["codebase"]["language"][:] == ["ruby"] * 8 + ["go"] * 8
-    with pytest.raises(SetupError, match="write {language}"):
+    with pytest.raises(UserError, match="write {language}"):
         load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
 
 
@@ -97,7 +97,7 @@ def test_a_source_tree_is_mined_into_four_checked_splits(tmp_path):
 def test_a_source_tree_is_mined_once(tmp_path, monkeypatch):
     source = source_tree(tmp_path / "source", ["lines", "words", "pages", "notes", "books"])
     first = load(tmp_path, language="python", source_dir=source)
-    monkeypatch.setattr("soft_trainer.data.mining.mine_to", lambda *_, **__: pytest.fail("mined again"))
+    monkeypatch.setattr("soft_trainer.mining.tree.mine_to", lambda *_, **__: pytest.fail("mined again"))
     assert load(tmp_path, language="python", source_dir=source)["train"]["url"][:] == first["train"]["url"][:]
 
 
@@ -107,7 +107,7 @@ def test_an_edited_source_tree_is_mined_again(tmp_path, monkeypatch):
     (Path(source) / "site-packages").mkdir()
     (Path(source) / "site-packages" / "other.py").write_text("x = 1\n")
     with monkeypatch.context() as patch:
-        patch.setattr("soft_trainer.data.mining.mine_to", lambda *_, **__: pytest.fail("mined again"))
+        patch.setattr("soft_trainer.mining.tree.mine_to", lambda *_, **__: pytest.fail("mined again"))
         load(tmp_path, language="python", source_dir=source)
     module = Path(source) / "lines.py"
     module.write_text(module.read_text().replace("def count_lines", "def tally_lines"))
@@ -136,7 +136,7 @@ def test_another_source_tree_is_not_taken_for_the_first(tmp_path):
     ],
 )
 def test_what_cannot_be_had_is_one_line(tmp_path, arguments, words):
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(UserError) as caught:
         load(tmp_path, **arguments)
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words)
@@ -145,7 +145,7 @@ def test_what_cannot_be_had_is_one_line(tmp_path, arguments, words):
 def test_rows_are_checked(data_dir, rows, tmp_path):
     folder = shutil.copytree(data_dir, tmp_path / "copy")
     (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
-    with pytest.raises(SetupError, match="valid: rows 1, 2, 3, 4 have a url that is not in the codebase"):
+    with pytest.raises(UserError, match="valid: rows 1, 2, 3, 4 have a url that is not in the codebase"):
         load(tmp_path, data_dir=str(folder))
 
 
@@ -156,10 +156,10 @@ def test_the_standard_library_is_that_of_the_running_python(tmp_path, monkeypatc
 
     def mine_to(source, language, *_, **__):
         mined.append((source, language))
-        raise SetupError("far enough")
+        raise UserError("far enough")
 
-    monkeypatch.setattr("soft_trainer.data.mining.mine_to", mine_to)
-    with pytest.raises(SetupError, match="far enough"):
+    monkeypatch.setattr("soft_trainer.mining.tree.mine_to", mine_to)
+    with pytest.raises(UserError, match="far enough"):
         load(tmp_path, language="python", source_dir="stdlib")
     [(source, language)] = mined
     assert json.__file__.startswith(str(source)) and language == "python"
@@ -169,12 +169,12 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
     bad = {**rows[3], "docstring": "see http://example.org", "docstring_tokens": ["see", "http://example.org", "now"]}
     folder = write_folder(train=[*rows[:3], bad], valid=rows[8:10], test=rows[10:12], codebase=rows[8:12])
     arguments = DataArguments(language="python", data_dir=str(folder), filters="links, short_functions")
-    with pytest.raises(SetupError, match="train: no rows"):
+    with pytest.raises(UserError, match="train: no rows"):
         load_data(arguments, EncoderProfile(), tmp_path)  # every function here has one line
     kept = load_data(dataclasses.replace(arguments, filters="links"), EncoderProfile(), tmp_path)
     assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4
     assert "| links" in capsys.readouterr().err
-    with pytest.raises(SetupError, match="no such rule"):
+    with pytest.raises(UserError, match="no such rule"):
         load_data(dataclasses.replace(arguments, filters="spelling"), EncoderProfile(), tmp_path)
 
 
@@ -200,10 +200,10 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     shutil.copy(data_dir / "train.jsonl", folder)
     arguments = DataArguments(language="python", data_dir=str(folder))
     assert list(load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))) == ["train"]
-    with pytest.raises(SetupError, match="neither test.jsonl"):
+    with pytest.raises(UserError, match="neither test.jsonl"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase"))
     shutil.copy(data_dir / "test.jsonl", folder)
-    with pytest.raises(SetupError, match="test without a pool: codebase.jsonl"):
+    with pytest.raises(UserError, match="test without a pool: codebase.jsonl"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
-    with pytest.raises(SetupError, match="no rows of train, valid, test, codebase: name a folder"):
+    with pytest.raises(UserError, match="no rows of train, valid, test, codebase: name a folder"):
         load(tmp_path, dataset_name="none")

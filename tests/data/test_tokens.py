@@ -6,8 +6,9 @@ from datasets import Dataset, concatenate_datasets
 
 from soft_trainer.data import tokens
 from soft_trainer.data.codesearchnet import load_folder
-from soft_trainer.data.tokens import TokenColumn, pad, text_column, texts, tokenized
-from soft_trainer.errors import SetupError
+from soft_trainer.data.tokens import TokenColumn, text_column, texts, tokenized
+from soft_trainer.encoders.padding import pad
+from soft_trainer.errors import UserError
 
 
 def lists(column: TokenColumn) -> list[list[int]]:
@@ -67,7 +68,7 @@ def test_the_first_column_that_exists_is_read():
 
 def test_no_such_column_names_those_that_are_there_and_the_option():
     rows = Dataset.from_dict({"title": ["b"]})
-    with pytest.raises(SetupError, match="title.*docstring_tokens or docstring.*--query_columns"):
+    with pytest.raises(UserError, match="title.*docstring_tokens or docstring.*--query_columns"):
         text_column(rows, ("docstring_tokens", "docstring"), "query")
 
 

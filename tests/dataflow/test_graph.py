@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from soft_trainer.dataflow import LANGUAGES, extract_data_flow
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 EDGES = {
     "ruby": """sum:1 = 0:1
@@ -141,5 +141,5 @@ def test_many_pairs_become_one_edge_a_target():
 
 
 def test_an_unknown_language_names_the_known():
-    with pytest.raises(SetupError, match="rust.*ruby, python, java, javascript, php, go"):
+    with pytest.raises(UserError, match="rust.*ruby, python, java, javascript, php, go"):
         extract_data_flow("fn main() {}", "rust")

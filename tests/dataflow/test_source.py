@@ -1,13 +1,13 @@
 import pytest
 
 from soft_trainer.dataflow import LANGUAGES, code_tokens, parser, parses, remove_comments
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 
 def test_one_parser_a_language():
     assert all(parser(language) is parser(language) for language in LANGUAGES)
     for function in (code_tokens, parses, remove_comments):
-        with pytest.raises(SetupError, match="ruby, python"):
+        with pytest.raises(UserError, match="ruby, python"):
             function("", "cobol")
 
 

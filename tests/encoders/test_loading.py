@@ -3,15 +3,9 @@ import json
 import pytest
 import torch
 
-from soft_trainer.encoders.loading import (
-    Encoder,
-    load_encoder,
-    load_model,
-    register_prefix_tokens,
-    resolve_profile,
-)
+from soft_trainer.encoders.loading import Encoder, load_encoder, load_model, register_prefix_tokens, resolve_profile
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
 
 TEXTS = ["read a file", "def f(): pass", "x", "a much longer text than all of the others " * 9]
@@ -40,7 +34,7 @@ def test_profile_by_name(name):
 
 
 def test_unknown_profile_lists_those_there_are():
-    with pytest.raises(SetupError, match="codebert, graphcodebert, unixcoder, auto"):
+    with pytest.raises(UserError, match="codebert, graphcodebert, unixcoder, auto"):
         resolve_profile("wherever", name="bert")
 
 
@@ -102,7 +96,7 @@ def test_unbounded_dot_products_are_not_scaled(tmp_path):
     ids=["max", "mean and cls", "prompt left out", "euclidean"],
 )
 def test_what_no_profile_expresses_is_refused(tmp_path, changes):
-    with pytest.raises(SetupError, match="more than a profile expresses"):
+    with pytest.raises(UserError, match="more than a profile expresses"):
         resolve_profile(sentence_transformer(tmp_path, **changes))
 
 
@@ -124,7 +118,7 @@ def test_prefix_token_keeps_its_id(tokenizer, tmp_path):
 
 
 def test_missing_prefix_token_is_refused(tokenizer):
-    with pytest.raises(SetupError, match="unixcoder.*<encoder-only>"):
+    with pytest.raises(UserError, match="unixcoder.*<encoder-only>"):
         register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
 
 
@@ -189,7 +183,7 @@ def test_codes_are_read_with_their_data_flow(graph_encoder):
 
 @pytest.mark.parametrize(("language", "message"), [(None, "pass language"), ("cobol", "language='cobol'")])
 def test_data_flow_needs_a_language(graph_encoder, language, message):
-    with pytest.raises(SetupError, match=message):
+    with pytest.raises(UserError, match=message):
         graph_encoder.encode_codes(CODES, language=language)
 
 
@@ -198,7 +192,7 @@ def test_data_flow_needs_a_language(graph_encoder, language, message):
 
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder"])
 def test_missing_folder_is_one_line(name):
-    with pytest.raises(SetupError, match=f"{name}: neither a folder here nor a repository") as refusal:
+    with pytest.raises(UserError, match=f"{name}: neither a folder here nor a repository") as refusal:
         load_encoder(name)
     assert "\n" not in str(refusal.value)
 
@@ -207,19 +201,19 @@ def test_pickled_weights_are_refused(model, tmp_path):
     model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(SetupError, match="no safetensors weights"):
+    with pytest.raises(UserError, match="no safetensors weights"):
         load_model(tmp_path, PROFILES["auto"])
 
 
 def test_damaged_weights_are_one_line(model, tokenizer, profile, tmp_path):
     weights = export_encoder(model, tokenizer, profile, tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(SetupError, match=f"{tmp_path}: ") as refusal:
+    with pytest.raises(UserError, match=f"{tmp_path}: ") as refusal:
         load_encoder(tmp_path)
     assert "\n" not in str(refusal.value)
 
 
 def test_folder_without_a_model_is_one_line(tmp_path):
-    with pytest.raises(SetupError) as refusal:
+    with pytest.raises(UserError) as refusal:
         load_encoder(tmp_path)
     assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 # As the published scripts have it.
 PUBLISHED = {
@@ -71,6 +71,6 @@ def test_a_profile_of_a_later_version_still_loads(tmp_path):
     ],
 )
 def test_a_wrong_value_names_itself_and_the_allowed(values, words):
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(UserError) as caught:
         EncoderProfile(**values)
     assert all(word in str(caught.value) for word in words)

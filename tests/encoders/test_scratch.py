@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from soft_trainer.data.tokens import pad
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, tokenize
+from soft_trainer.encoders.padding import pad
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta, train_tokenizer
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 
@@ -19,7 +19,7 @@ def test_a_size():
 
 @pytest.mark.parametrize("size", ["256", "x4", "256x", "256x0", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"])
 def test_what_is_no_size_is_refused_with_an_example(size):
-    with pytest.raises(SetupError, match="HIDDENxLAYERS, for example 256x4"):
+    with pytest.raises(UserError, match="HIDDENxLAYERS, for example 256x4"):
         parse_size(size)
 
 

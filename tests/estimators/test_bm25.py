@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from rank_bm25 import BM25Okapi
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import BM25Estimator
 
 QUERIES = [
@@ -222,20 +222,20 @@ def test_defaults_are_the_papers():
 
 
 def test_unknown_idf_and_scope_list_the_known():
-    with pytest.raises(SetupError, match="idf='tfidf'.*okapi, robertson, lucene"):
+    with pytest.raises(UserError, match="idf='tfidf'.*okapi, robertson, lucene"):
         BM25Estimator(idf="tfidf")
-    with pytest.raises(SetupError, match="scope='epoch'.*batch, corpus"):
+    with pytest.raises(UserError, match="scope='epoch'.*batch, corpus"):
         BM25Estimator(scope="epoch")
 
 
 @pytest.mark.parametrize("column", ["column", "document_column"])
 def test_a_missing_column_names_those_that_are_there(column):
-    with pytest.raises(SetupError, match="'words'.*docstring_tokens"):
+    with pytest.raises(UserError, match="'words'.*docstring_tokens"):
         fitted(**{column: "words"})
 
 
 def test_a_column_without_values_is_a_users_error():
     estimator = BM25Estimator()
     rows = Dataset.from_dict({"docstring_tokens": [["sort"], None], "docstring": ["sort", "read"]})
-    with pytest.raises(SetupError, match="docstring_tokens.*row 2"):
+    with pytest.raises(UserError, match="docstring_tokens.*row 2"):
         estimator.fit(rows)

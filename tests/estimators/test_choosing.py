@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from soft_trainer.arguments import DataArguments
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.choosing import choose_estimator
 
 
@@ -46,5 +46,5 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_wrong_is_named(options, says):
-    with pytest.raises(SetupError, match=says):
+    with pytest.raises(UserError, match=says):
         choose_estimator(DataArguments(**options))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from soft_trainer import SimCSEEstimator, TrainedModelEstimator, load_encoder
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 
 @pytest.fixture
@@ -101,12 +101,12 @@ def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_
 def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder_dir, tmp_path, count_encodings,
                                                                monkeypatch):  # fmt: skip
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(SetupError, match="cannot be written.*--no_estimator_cache"):
+    with pytest.raises(UserError, match="cannot be written.*--no_estimator_cache"):
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "file" / "rows").fit(dataset)
     import soft_trainer.estimators.row_cache as row_cache
 
     monkeypatch.setattr(row_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10})())
-    with pytest.raises(SetupError, match="MiB are free"):
+    with pytest.raises(UserError, match="MiB are free"):
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
     assert count_encodings == []
 
@@ -124,5 +124,5 @@ def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(dataset, 
 
 
 def test_a_missing_model_is_named(dataset, tmp_path):
-    with pytest.raises(SetupError, match="nowhere"):
+    with pytest.raises(UserError, match="nowhere"):
         SimCSEEstimator(tmp_path / "nowhere").fit(dataset)

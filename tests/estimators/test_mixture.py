@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from soft_trainer import BM25Estimator, MixtureEstimator
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 
 
@@ -48,5 +48,5 @@ def test_columns_in_another_order_and_of_other_rows_line_up():
 
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 0.0], [1.0, -1.0]])
 def test_shares_that_do_not_fit_are_refused(shares):
-    with pytest.raises(SetupError, match="2 numbers above 0"):
+    with pytest.raises(UserError, match="2 numbers above 0"):
         MixtureEstimator([Fixed(A), Fixed(B)], shares=shares)

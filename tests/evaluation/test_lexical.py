@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_ranks, split_identifiers
 
 CODES = [
@@ -80,7 +80,7 @@ def test_blocks_do_not_matter():
 
 
 def test_what_cannot_be_searched_is_refused():
-    with pytest.raises(SetupError, match="holds a word"):
+    with pytest.raises(UserError, match="holds a word"):
         lexical_ranks([["a"]], [["("], []], [0])
-    with pytest.raises(SetupError, match="1 queries but 2 targets"):
+    with pytest.raises(UserError, match="1 queries but 2 targets"):
         lexical_ranks([["a"]], CODES, [0, 1])

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 
 QUERIES, CODES, DIM = 19, 80, 12
@@ -160,7 +160,7 @@ def test_score_scale_multiplies_scores_alone():
 def test_what_is_not_finite_is_refused_with_its_row(side, value):
     queries, codes, targets = random()
     (queries if side == "query" else codes)[7, 3] = value
-    with pytest.raises(SetupError, match=f"{side} embedding in row 7"):
+    with pytest.raises(UserError, match=f"{side} embedding in row 7"):
         rank_codes(queries, codes, targets)
 
 
@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_refused():
         ((queries, codes[:0], targets), "codebase is empty"),
         ((queries, codes, targets, 0), "top_k"),
     ]:
-        with pytest.raises(SetupError, match=message):
+        with pytest.raises(UserError, match=message):
             rank_codes(*wrong)
 
 
@@ -190,5 +190,5 @@ def test_metrics_of_ranks():
     assert (metrics["pool_size"], metrics["queries"]) == (3000, 5)
     cut = retrieval_metrics(torch.tensor([1, 2, 5, 10, 2000]), 3000, max_rank=2)
     assert cut["mrr"] == pytest.approx(1.5 / 5) and cut["recall@10"] == pytest.approx(0.4)
-    with pytest.raises(SetupError, match="empty"):
+    with pytest.raises(UserError, match="empty"):
         retrieval_metrics(torch.tensor([]), 10)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes
 from soft_trainer.evaluation.retrieval import graded_ranking
 
@@ -82,5 +82,5 @@ def test_one_relevant_code_a_query_has_the_rank_that_it_had():
 )
 def test_what_does_not_fit_is_refused(queries, grades, words):
     ranking = Ranking(torch.tensor([1, 2]), torch.zeros(2, 1).long(), torch.zeros(2, 1))
-    with pytest.raises(SetupError, match=words):
+    with pytest.raises(UserError, match=words):
         graded_ranking(ranking, queries, grades)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from soft_trainer.command_line import as_argv, errors_for_people
+from soft_trainer.arguments import as_argv
+from soft_trainer.terminal import exit_on_user_error
 
 SERVER = Path(__file__).with_name("server.py")
 ROOT = SERVER.parents[2]
@@ -140,7 +141,7 @@ class Train:
         argv, sys.argv = sys.argv, [str(SCRIPT), *as_argv(TINY | own | options)]
         code = 0
         try:
-            with errors_for_people():
+            with exit_on_user_error():
                 self.script.main()
         except SystemExit as exit:
             code = exit.code

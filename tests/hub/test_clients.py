@@ -13,7 +13,7 @@ from soft_trainer.arguments import DataArguments
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.hub.data import write_data
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
@@ -45,12 +45,12 @@ for snippet in re.findall(r"```python\\n(.*?)```", ModelCard.load(repo).text, re
 LOAD = """
 import json, sys
 from soft_trainer import load_encoder
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 
 for repo in sys.argv[2:]:
     try:
         print(json.dumps(load_encoder(repo, device="cpu").encode_queries(json.loads(sys.argv[1])).tolist()))
-    except SetupError as error:
+    except UserError as error:
         print(json.dumps(str(error)))
 """
 ROWS_AND_METRIC = """
@@ -111,15 +111,15 @@ def test_private_and_revision_and_missing(here, encoder, folder, encoder_of, mon
     other = encoder_of(encoder.profile, seed=1)
     export_encoder(other.model, other.tokenizer, other.profile, folder)
     push_folder(folder, REPO, WRITE_TOKEN, revision="second")
-    with pytest.raises(SetupError, match="HF_TOKEN"):
+    with pytest.raises(UserError, match="HF_TOKEN"):
         load_encoder(REPO)
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
     for revision, pushed in ((None, encoder), ("second", other)):
         loaded = load_encoder(REPO, revision, "cpu")
         assert torch.equal(loaded.encode_queries(TEXTS), pushed.encode_queries(TEXTS))
-    with pytest.raises(SetupError, match="ann/encoder: no revision 'third' on the Hub"):
+    with pytest.raises(UserError, match="ann/encoder: no revision 'third' on the Hub"):
         load_encoder(REPO, "third")
-    with pytest.raises(SetupError, match="ann/missing: neither a folder here nor a repository"):
+    with pytest.raises(UserError, match="ann/missing: neither a folder here nor a repository"):
         load_encoder("ann/missing")
     files = [path for path in here.home.rglob("*") if path.is_file()]
     assert files and not [path for path in files if READ_TOKEN.encode() in path.read_bytes()]

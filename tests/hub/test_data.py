@@ -14,7 +14,7 @@ from soft_trainer.data import sources
 from soft_trainer.data.codesearchnet import load_folder, load_hub
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.hub.data import write_data
 from soft_trainer.hub.push import main as push_later
 from soft_trainer.hub.push import push_folder
@@ -79,7 +79,7 @@ def test_a_data_set_of_ours_by_name(here, arguments, data_dir, tmp_path, compres
     loaded = load_data(named, EncoderProfile(), tmp_path / "mined")
     assert same_rows(loaded, data)
     assert named.paper_language is None and named.rows_name == REPO
-    with pytest.raises(SetupError, match="ann/rows: train has no row in go, only python"):
+    with pytest.raises(UserError, match="ann/rows: train has no row in go, only python"):
         load_hub(REPO, "go")
 
 
@@ -96,7 +96,7 @@ def test_rows_of_one_language_out_of_several(here, data_dir, tmp_path):
 
 def test_a_private_data_set_wants_a_token(here, data_dir, monkeypatch):
     push_folder(data_dir, REPO, WRITE_TOKEN, private=True, repo_type="dataset")
-    with pytest.raises(SetupError, match="HF_TOKEN"):
+    with pytest.raises(UserError, match="HF_TOKEN"):
         load_hub(REPO, "python")
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
     assert len(load_hub(REPO, "python")["train"]) == 16

@@ -7,7 +7,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
 
 LENGTHS = {"query_length": 10, "code_length": 24}
@@ -116,7 +116,7 @@ def test_full_disk_leaves_the_last_save_complete(encoder_of, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(SetupError, match="cannot save to .*as it was"):
+        with pytest.raises(UserError, match="cannot save to .*as it was"):
             export(encoder_of(EXPORTED["unixcoder"], seed=1), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
-from soft_trainer.errors import SetupError
+from soft_trainer.errors import UserError
 from soft_trainer.hub.push import check_push, later_command, main, push_folder
 
 sys.path.append(str(Path(__file__).parent))
@@ -92,7 +92,7 @@ def test_other_kinds_of_repository(here, folder, repo_type):
 
 @pytest.mark.parametrize("repo", ["encoder", "ann/two/parts", "ann/-x", "ann/with space", "", "ann/"])
 def test_invalid_name(here, repo):
-    with pytest.raises(SetupError, match="hub_model_id="):
+    with pytest.raises(UserError, match="hub_model_id="):
         check_push(repo, WRITE_TOKEN)
     assert here.requests("") == ["GET /-/log"]
 
@@ -109,16 +109,16 @@ def test_invalid_name(here, repo):
     ids=["no token", "wrong token", "read-only token", "foreign namespace", "token for another repository"],
 )
 def test_refused_before_training(here, folder, repo, token, message):
-    with pytest.raises(SetupError, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         check_push(repo, token)
     assert "\n" not in str(refusal.value)
-    with pytest.raises(SetupError):
+    with pytest.raises(UserError):
         push_folder(folder, repo, token)
 
 
 def test_read_only_token_is_refused_where_the_repository_exists(here):
     check_push(REPO, WRITE_TOKEN)
-    with pytest.raises(SetupError, match="may not write"):
+    with pytest.raises(UserError, match="may not write"):
         check_push(REPO, READ_TOKEN)
 
 
@@ -132,7 +132,7 @@ def test_may_push(here, repo, token):
 
 def test_hub_out_of_reach(here):
     here.stop()
-    with pytest.raises(SetupError, match=f"cannot push to {REPO}: ConnectError"):
+    with pytest.raises(UserError, match=f"cannot push to {REPO}: ConnectError"):
         check_push(REPO, WRITE_TOKEN)
 
 
@@ -163,7 +163,7 @@ def test_lasting_fault_names_the_command_that_pushes_later(here, folder, fault):
         here.stop()
     else:
         here.fault(**{fault: -1})
-    with pytest.raises(SetupError) as failure:
+    with pytest.raises(UserError) as failure:
         push_folder(folder, REPO, WRITE_TOKEN, private=True, revision="dev")
     assert str(failure.value).endswith(later_command(folder, REPO, private=True, revision="dev"))
     assert "\n" not in str(failure.value) and WRITE_TOKEN not in str(failure.value)
@@ -171,20 +171,20 @@ def test_lasting_fault_names_the_command_that_pushes_later(here, folder, fault):
 
 def test_invalid_card_is_not_tried_again(here, folder):
     (folder / "README.md").write_text("no header\n")
-    with pytest.raises(SetupError, match="Invalid metadata in README.md.*empty or missing yaml"):
+    with pytest.raises(UserError, match="Invalid metadata in README.md.*empty or missing yaml"):
         push_folder(folder, REPO, WRITE_TOKEN)
     assert len(here.requests("validate-yaml")) == 1 and not here.requests("/commit/")
 
 
 def test_token_in_a_file_stops_the_push(here, folder):
     (folder / "notes.json").write_text(f'{{"hub_token": "{WRITE_TOKEN}"}}')
-    with pytest.raises(SetupError, match="notes.json contains the Hub token"):
+    with pytest.raises(UserError, match="notes.json contains the Hub token"):
         push_folder(folder, REPO, WRITE_TOKEN)
     assert not here.requests("/commit/")
 
 
 def test_nothing_to_push(here, tmp_path):
-    with pytest.raises(SetupError, match="no files to push"):
+    with pytest.raises(UserError, match="no files to push"):
         push_folder(tmp_path / "missing", REPO, WRITE_TOKEN)
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 
-from soft_trainer.checkpoints import newest_complete
 from soft_trainer.data import sources
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.estimators.encoded import EncodedRowsEstimator
+from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import main as push_later
 from soft_trainer.hub.push import push_folder

@@ -1,0 +1,199 @@
+"""One source file -> its functions as rows."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from tree_sitter import Language, Node, Query, QueryCursor
+
+from soft_trainer.dataflow.grammars import parser
+from soft_trainer.mining.documentation import document_tokens, summary
+from soft_trainer.mining.languages import SOURCE_LANGUAGES, SourceLanguage
+
+Row = dict[str, Any]
+Span = tuple[int, int]
+
+
+# searching through the children of an error takes quadratic time: 20 s for 80,000 of them
+MAX_ERROR_CHILDREN = 10_000
+
+
+def parse(source: bytes, language: str) -> Node | None:
+    """The syntax tree of `source`; None where the parser found next to nothing in it."""
+    root = parser(language).parse(source).root_node
+    broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
+    return None if broken else root
+
+
+def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
+    """The named functions with a body in `source`, in order, each with its syntax node.
+
+    A row has CodeSearchNet's columns but for `repo` and `partition`, which are its package's. A function without
+    documentation has an empty `docstring`; one whose documentation is nothing but tags has no `docstring_tokens`.
+    """
+    table = SOURCE_LANGUAGES[language]
+    found = QueryCursor(_query(language)).captures(root)
+    comments = _Comments(source, found.get("comment", []), table)
+    end, urls = 0, set()
+    for node in sorted(found.get("function", []), key=lambda node: node.start_byte):
+        if node.end_byte <= end and not table.nested:
+            continue
+        end = max(end, node.end_byte)
+        body = node.child_by_field_name("body")
+        named, name = _named(node, table)
+        url = f"{path}#L{named.start_point[0] + 1}-L{named.end_point[0] + 1}"
+        if body is None or name is None or url in urls:
+            continue
+        urls.add(url)
+        docstring = comments.docstring(named, body)
+        spans = comments.between(named.start_byte, named.end_byte, body)
+        yield (
+            {
+                "path": path,
+                "func_name": name,
+                "original_string": _text(source, named.start_byte, named.end_byte),
+                "language": language,
+                "code": _without(source, named, spans),
+                "code_tokens": _tokens(source, named, spans, table.strings),
+                "docstring": docstring,
+                "docstring_tokens": document_tokens(summary(docstring, table.style)) if docstring else [],
+                "url": url,
+            },
+            node,
+        )
+
+
+@cache
+def _query(language: str) -> Query:
+    """Captures every function and every comment in one pass."""
+    table = SOURCE_LANGUAGES[language]
+    types = " ".join(f"({kind})" for kind in table.functions)
+    grammar: Language = parser(language).language
+    return Query(grammar, f"[{types}] @function {table.comments}")
+
+
+def _named(node: Node, table: SourceLanguage) -> tuple[Node, str | None]:
+    """The node that shows the function's name (itself, or `f = function () {}` around it) and its qualified name."""
+    name = node.child_by_field_name("name")
+    if name is None and (field := table.wrappers.get(node.parent.type)):
+        node = node.parent
+        name = node.child_by_field_name(field)
+    if name is None:
+        return node, None
+    parts = [_node_text(name).removeprefix("this.").strip("\"'")]
+    if receiver := node.child_by_field_name("receiver"):
+        parts += re.findall(r"\w+", _node_text(receiver).split("[")[0])[-1:]
+    parent = node.parent
+    while parent is not None:
+        if parent.type in table.containers and (container := parent.child_by_field_name("name")):
+            parts.append(_node_text(container))
+        parent = parent.parent
+    return node, ".".join(reversed(parts))
+
+
+class _Comments:
+    """The comments of a file: what they span, and which of them document a function."""
+
+    def __init__(self, source: bytes, nodes: list[Node], table: SourceLanguage):
+        self.source, self.table = source, table
+        self.nodes = sorted(nodes, key=lambda node: node.start_byte)
+        self.starts = [node.start_byte for node in self.nodes]
+        self.by_last_row = {_last_row(node): node for node in self.nodes}
+
+    def between(self, start: int, end: int, body: Node) -> list[Span]:
+        """The byte spans of the comments inside `start` to `end`, which hold a function with this `body`."""
+        inside = self.nodes[bisect_left(self.starts, start) : bisect_left(self.starts, end)]
+        # a function inside that is nothing but a docstring would not parse without it
+        return [
+            (node.start_byte, node.end_byte)
+            for node in inside
+            if node.type != "expression_statement" or node.parent.named_child_count > 1 or node.parent == body
+        ]
+
+    def docstring(self, function: Node, body: Node) -> str:
+        """The documentation of `function`, delimiters off; empty where there is none."""
+        if self.table.docstring_in_body:
+            first = body.named_children[0] if body.named_child_count else None
+            is_string = first is not None and first.type == "expression_statement"
+            literal = first.named_children[0] if is_string else None
+            return self.table.strip(_node_text(literal)) if literal is not None and literal.type == "string" else ""
+        comment = self._before(function)
+        return self.table.strip(comment).strip() if comment else ""
+
+    def _before(self, function: Node) -> str:
+        """The text of the doc comment that ends on the line above `function`, line comments joined."""
+        while function.parent is not None and function.parent.type in self.table.wrappers:
+            function = function.parent
+        row, group = function.start_point[0] - 1, [""]
+        while (comment := self.by_last_row.get(row)) is not None and self._alone(comment):
+            group.insert(0, _node_text(comment))
+            row = comment.start_point[0] - 1
+            if group[0].startswith(("/*", "=begin")):
+                del group[1:]
+                break
+        return "\n".join(group) if group[0].startswith(self.table.doc_prefix) else ""
+
+    def _alone(self, comment: Node) -> bool:
+        """Whether nothing but space stands in front of `comment` on its line."""
+        start = comment.start_byte
+        return not self.source[self.source.rfind(b"\n", 0, start) + 1 : start].strip()
+
+
+def _last_row(comment: Node) -> int:
+    """The row of the comment's last character; some grammars let it run on to the next line's start."""
+    return comment.end_point[0] - (comment.end_point[1] == 0)
+
+
+def _without(source: bytes, node: Node, spans: list[Span]) -> str:
+    """The text of `node` without `spans`; lines that this leaves blank go too, and blank ones after them."""
+    pieces, at = [], node.start_byte
+    for start, end in spans:
+        line_start = max(source.rfind(b"\n", 0, start) + 1, at)
+        rest = _REST_OF_LINE.match(source, end, node.end_byte)
+        if rest and not source[line_start:start].strip():
+            pieces.append(source[at:line_start])
+            at = rest.end()
+        else:
+            pieces.append(source[at:start].rstrip(b" \t") if rest else source[at:start])
+            at = end
+    pieces.append(source[at : node.end_byte])
+    return b"".join(pieces).decode(errors="replace").rstrip()
+
+
+# nothing but space up to the line's end and on the lines after it
+_REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
+
+
+def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:
+    """The leaves of `node` outside `spans`, a string being one leaf."""
+    skipped, tokens = dict(spans), []
+    cursor, depth = node.walk(), 0
+    while True:
+        here = cursor.node
+        comment = skipped.get(here.start_byte) == here.end_byte
+        if not comment and here.type not in strings and cursor.goto_first_child():
+            depth += 1
+            continue
+        text = source[here.start_byte : here.end_byte].strip()
+        if not comment and text and text != b"\\":
+            tokens.append(text.decode(errors="replace"))
+        while not cursor.goto_next_sibling():
+            if depth == 0 or not cursor.goto_parent():
+                return tokens
+            depth -= 1
+            if depth == 0:
+                return tokens
+
+
+def _node_text(node: Node) -> str:
+    """The source text of `node`."""
+    return node.text.decode(errors="replace")
+
+
+def _text(source: bytes, start: int, end: int) -> str:
+    """Bytes `start` to `end` of `source` as text."""
+    return source[start:end].decode(errors="replace")

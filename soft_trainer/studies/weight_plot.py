@@ -1,0 +1,243 @@
+"""What each estimator makes of one batch: its weights, and one query's negatives (Figure 2 and Appendix D.2).
+
+python -m soft_trainer.studies.weight_plot --data_dir DIR --estimators bm25,simcse,trained_model --estimator_model A,B
+python -m soft_trainer.studies.weight_plot --pairs recipes/paper/case_study.jsonl --estimators bm25,simcse
+
+The picture goes to --output, the same as a Markdown table to standard output; with --pairs the table has all of them,
+the query's own code (=>) first.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+
+from soft_trainer.arguments import DataArguments, option, parse
+from soft_trainer.data.codesearchnet import load_folder, load_jsonl
+from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import checked_similarity
+from soft_trainer.estimators.choosing import choose_estimator
+from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure, save_png
+from soft_trainer.mining.documentation import document_tokens
+from soft_trainer.terminal import exit_on_user_error, table
+from soft_trainer.weights import negative_weights, smallest_batch
+
+FLOOR = 0.1
+WRAP = 52  # characters in a line of a label, of which there are two
+
+
+@dataclass
+class WeightPlotArguments:
+    """Which batch, and which estimators."""
+
+    data_dir: str | None = option(None, "Folder with train.jsonl or train.jsonl.gz to draw a batch from.")
+    pairs: str | None = option(
+        None, "Instead: JSON lines with docstring and code, taken as one batch. The first is the query."
+    )
+    estimators: str = option("bm25", "Estimators by comma, as --estimator of a training run takes them; a+b is one.")
+    estimator_model: str | None = option(
+        None, "Encoders of simcse and trained_model by comma, in the order in which --estimators needs them."
+    )
+    batch_size: int = option(32, "Rows in the batch.")
+    seed: int = option(0, "Draws the batch.")
+    query: int | None = option(
+        None, "Row of the batch, from 0, whose negatives are shown. Default: where the weights differ most."
+    )
+    negatives: int = option(8, "Negatives shown.")
+    output: str = option("weights.png", "The picture; none draws none.")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one estimator says of a batch.
+
+    Args:
+        label: its name and settings.
+        similarity: raw, Tensor[B, B].
+        weights: w_ij of Eq. 4 with the estimator's own alpha, beta and temperature, Tensor[B, B].
+    """
+
+    label: str
+    similarity: Tensor
+    weights: Tensor
+
+
+def estimate(name: str, estimator, rows: Dataset) -> Estimate:
+    """Fit an estimator on the batch alone and weigh its negatives.
+
+    Raises:
+        UserError: a batch too small for Eq. 4 with the estimator's alpha and beta.
+    """
+    alpha, beta, temperature = (getattr(estimator, setting, 1.0) for setting in ("alpha", "beta", "temperature"))
+    if len(rows) < smallest_batch(alpha, beta):
+        raise UserError(f"{len(rows)} rows are too few for {name}: take at least {smallest_batch(alpha, beta)}")
+    estimator.fit(rows)
+    similarity = checked_similarity(estimator, range(len(rows)), range(len(rows)))
+    weights = negative_weights(similarity, alpha, beta, temperature, FLOOR)
+    return Estimate(f"{name} (α {alpha:g}, β {beta:g}, t {temperature:g})", similarity, weights)
+
+
+def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
+    """Name -> estimator, in the order of `--estimators`.
+
+    Raises:
+        UserError: see `choose_estimator`.
+    """
+    names = arguments.estimators.split(",")
+    if "none" in names:
+        raise UserError("estimators: none weighs nothing; leave it out")
+    if len(set(names)) < len(names) or len(names) > len(COLORS):
+        raise UserError(f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected")
+    joined = "+".join(names)
+    # As one mixture, they take the models of --estimator_model one after the other.
+    chosen = choose_estimator(
+        DataArguments(estimator=joined, estimator_model=arguments.estimator_model, no_estimator_cache=True)
+    )
+    members = iter(chosen.members if "+" in joined else [chosen])
+    groups = {name: [next(members) for _ in name.split("+")] for name in names}
+    return {name: group[0] if len(group) == 1 else MixtureEstimator(group) for name, group in groups.items()}
+
+
+def batch_rows(arguments: WeightPlotArguments) -> Dataset:
+    """The rows of the batch, with `docstring_tokens`.
+
+    Raises:
+        UserError: files that cannot be read, or fewer rows than the batch wants.
+    """
+    if (arguments.data_dir is None) == (arguments.pairs is None):
+        raise UserError("data_dir and pairs: give one of them")
+    if arguments.pairs:
+        if not Path(arguments.pairs).is_file():
+            raise UserError(f"{arguments.pairs}: no such file")
+        rows = load_jsonl(Path(arguments.pairs))
+        rows = rows.select_columns([name for name in rows.column_names if None not in rows[name]])
+        text_column(rows, ("docstring",), "query")
+        tokens = [document_tokens(text) for text in rows["docstring"]]
+        return rows if "docstring_tokens" in rows.column_names else rows.add_column("docstring_tokens", tokens)
+    rows = load_folder(arguments.data_dir, ("train",))["train"]
+    if len(rows) < arguments.batch_size:
+        raise UserError(f"{arguments.data_dir}: {len(rows)} training rows, batch_size={arguments.batch_size}")
+    return rows.select(np.random.default_rng(arguments.seed).permutation(len(rows))[: arguments.batch_size])
+
+
+def most_varied_query(estimates: Sequence[Estimate]) -> int:
+    """The query whose negatives' weights spread most, over all estimators."""
+    return int(sum(estimate.weights.double().std(1) for estimate in estimates).argmax())
+
+
+def chosen_negatives(estimates: Sequence[Estimate], query: int, number: int) -> list[int]:
+    """Columns of the negatives that some estimator has among its most similar, the most similar over all first."""
+    similarity = np.stack([estimate.similarity[query].double().numpy() for estimate in estimates])
+    places = (-similarity).argsort(1, kind="stable").argsort(1)
+    others = [column for column in range(similarity.shape[1]) if column != query]
+    chosen = sorted(others, key=lambda column: (places[:, column].min(), places[:, column].sum()))[:number]
+    return sorted(chosen, key=lambda column: places[:, column].sum())
+
+
+def draw(estimates: Sequence[Estimate], queries: Sequence[str], query: int, negatives: Sequence[int]):
+    """The paper's Figure 2: left the sorted weights of the batch, right one query's negatives, as a figure."""
+    figure = new_figure(15, 2.2 + 0.55 * max(len(negatives), 7))
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    _draw_sorted(left, estimates)
+    for number, (one, color, marker) in enumerate(zip(estimates, COLORS, MARKERS, strict=False)):
+        offset = 0.16 * (number - (len(estimates) - 1) / 2)  # equal weights would hide one another
+        weights = [float(one.weights[query, column]) for column in negatives]
+        right.plot(weights, np.arange(len(negatives)) + offset, marker, color=color, markersize=8, label=one.label)
+    labels = [_label(queries[column]) for column in negatives]
+    right.set_yticks(range(len(negatives)), labels, fontsize=10)
+    right.set_ylim(len(negatives) - 0.5, -0.5)
+    right.hlines(np.arange(1, len(negatives)) - 0.5, 0, 1, transform=right.get_yaxis_transform(), color="0.9", lw=0.8)
+    title = right.set_title(_label(f"Negatives of: {queries[query]}", 60), fontsize=11, fontweight="bold", loc="left")
+    for text in (title, *right.get_yticklabels()):
+        text.set_parse_math(False)  # `$name` in a docstring is no formula
+    right.set_xlabel("weight")
+    for axis in (left, right):
+        line = axis.axhline if axis is left else axis.axvline
+        line(1, color="0.5", lw=1, label="InfoNCE (weight 1)")
+        line(FLOOR, color="0.5", lw=1, ls=":", label=f"floor ({FLOOR:g})")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=11)
+    return figure
+
+
+def _draw_sorted(axes, estimates: Sequence[Estimate]) -> None:
+    """Every query's weights from the most similar negative on: the median over queries, and where 80 % of them lie."""
+    size = len(estimates[0].weights)
+    places = np.arange(1, size)
+    for one, color, marker in zip(estimates, COLORS, MARKERS, strict=False):
+        rows = one.weights.double().numpy()[~np.eye(size, dtype=bool)].reshape(size, size - 1)
+        low, median, high = np.quantile(np.sort(rows, 1), (0.1, 0.5, 0.9), axis=0)
+        axes.fill_between(places, low, high, color=color, alpha=0.15, lw=0)
+        axes.plot(places, median, f"{marker}-", color=color, markersize=4, lw=1.5, label=one.label)
+    axes.set_title(
+        f"Sorted weights of {size} queries, median and 10 to 90 %", fontsize=11, fontweight="bold", loc="left"
+    )
+    axes.set_xscale("log", base=2)  # most weights differ from 1 among the first few only
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set(xlabel="negative, the most similar first", ylabel="weight")
+
+
+def _label(text: str, width: int = WRAP) -> str:
+    """A text in at most two lines."""
+    return "\n".join(textwrap.wrap(" ".join(text.split()), width, max_lines=2, placeholder=" …"))
+
+
+def _cut(text: str, width: int = 80) -> str:
+    """A text in one cell of a Markdown table."""
+    text = " ".join(text.split()).replace("|", "\\|")
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def negatives_table(
+    names: Sequence[str], estimates: Sequence[Estimate], queries: Sequence[str], query: int, columns: Sequence[int]
+) -> str:
+    """What one query meets as a Markdown table: similarity and weight of each code under each estimator.
+
+    A code is named by its own query; `=>` marks the code of `query`, the positive.
+    """
+    headers = ["code of", *(f"{name} {what}" for name in names for what in ("similarity", "weight"))]
+    rows = []
+    for column in columns:
+        values = [float(value[query, column]) for one in estimates for value in (one.similarity, one.weights)]
+        rows.append([("=> " if column == query else "") + _cut(queries[column]), *values])
+    return table(headers, rows)
+
+
+def main() -> None:
+    """Draw the batch or the pairs that the command line names, and print the table."""
+    (arguments,) = parse((WeightPlotArguments,), description=__doc__)
+    rows = batch_rows(arguments)
+    if arguments.query is not None and not 0 <= arguments.query < len(rows):
+        raise UserError(f"query={arguments.query}: use 0 to {len(rows) - 1}")
+    drawn = arguments.output.lower() != "none"
+    if drawn:
+        new_figure(1, 1)  # a missing matplotlib is told before anything is encoded
+    estimators = choose_estimators(arguments)
+    estimates = [estimate(name, estimator, rows) for name, estimator in estimators.items()]
+    queries = texts(rows[text_column(rows, ("docstring", "docstring_tokens"), "query")])
+    if arguments.pairs:
+        query = arguments.query or 0
+        negatives = [column for column in range(len(rows)) if column != query]
+        shown = [query, *negatives]
+    else:
+        query = most_varied_query(estimates) if arguments.query is None else arguments.query
+        shown = negatives = chosen_negatives(estimates, query, arguments.negatives)
+    path = save_png(draw(estimates, queries, query, negatives), arguments.output) if drawn else None
+    sys.stdout.write(f"Query: {' '.join(queries[query].split())}\n\n")
+    sys.stdout.write(negatives_table(list(estimators), estimates, queries, query, shown) + "\n")
+    if drawn:
+        sys.stderr.write(f"Written to {path}\n")
+
+
+if __name__ == "__main__":
+    with exit_on_user_error():
+        main()

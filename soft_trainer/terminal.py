@@ -1,0 +1,46 @@
+"""Messages, tables and errors for people, from the main process only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+from collections.abc import Iterator, Sequence
+
+from soft_trainer.errors import UserError
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def print_on_main(text: str) -> None:
+    """Write `text` to standard error, on the main process only, past a progress bar."""
+    if _is_main():
+        sys.stderr.write(f"\r{text}\n")
+        sys.stderr.flush()
+
+
+def _is_main() -> bool:
+    if "torch" not in sys.modules:  # then there is no process group, and importing torch takes seconds
+        return True
+    from soft_trainer import distributed
+
+    return distributed.rank_and_world_size()[0] == 0
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f") -> str:
+    """A Markdown table; numbers to the right, floats with three digits, None empty."""
+    from tabulate import tabulate
+
+    return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
+
+
+@contextlib.contextmanager
+def exit_on_user_error() -> Iterator[None]:
+    """Turn a UserError, or a full disk, into one line on standard error and exit code 2."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL_DISK:
+            raise
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)

@@ -1,0 +1,212 @@
+"""Further evaluation sets: files as published, judged queries, and folders that are not what they should be."""
+
+import gzip
+import json
+
+import pytest
+from datasets import Dataset
+
+from soft_trainer.arguments import DataArguments
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+CODES = {
+    'def largest(xs):\n    """Find it."""\n    return max(xs)': 0,
+    "def smallest(xs):\n    return min(xs)": 2,
+    "def total(xs):\n    return sum(xs)": 1,
+}
+QUERIES = [
+    {"idx": "cosqa-train-1", "doc": "python  sum of a list", "retrieval_idx": 1, "label": 1},
+    {"idx": "cosqa-train-2", "doc": "largest number python", "retrieval_idx": 0, "label": 1},
+]
+
+
+def load(folder, codebase=None, **arguments):
+    arguments = DataArguments(eval_data_dir=str(folder), **({"language": "python"} | arguments))
+    return load_evaluation_sets(arguments, EncoderProfile(), codebase)
+
+
+@pytest.fixture
+def cosqa(tmp_path):
+    """CoSQA's files, plain as published."""
+    folder = tmp_path / "cosqa"
+    folder.mkdir()
+    (folder / "code_idx_map.txt").write_text(json.dumps(CODES))
+    (folder / "cosqa-retrieval-dev-500.json").write_text(json.dumps(QUERIES))
+    return folder
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """A function that writes relevance.jsonl."""
+    folder = tmp_path / "judged"
+    folder.mkdir()
+
+    def write(*judgments):
+        rows = (dict(zip(("query", "url", "relevance"), one, strict=True)) for one in judgments)
+        (folder / "relevance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def pool(rows):
+    return Dataset.from_list(rows)
+
+
+def test_cosqa_as_published(cosqa):
+    (found,) = load(cosqa)
+    assert found.name == "cosqa" and not found.graded
+    assert found.queries["docstring"][:] == [row["doc"] for row in QUERIES]
+    assert found.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
+    codes = dict(zip(found.codebase["url"], found.codebase["code"], strict=True))
+    assert [codes[url] for url in found.queries["url"]] == [
+        "def total(xs):\n    return sum(xs)",
+        'def largest(xs):\n    """Find it."""\n    return max(xs)',
+    ]
+    assert len(codes) == 3
+    assert found.codebase["code_tokens"][0][:4] == ["def", "largest(xs):", '"""Find', 'it."""']
+
+
+def test_cosqa_gzipped_and_with_both_parts(cosqa):
+    for path in list(cosqa.iterdir()):
+        (cosqa / f"{path.name.replace('.txt', '.json')}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    (alone,) = load(cosqa)
+    assert (alone.name, len(alone.queries), len(alone.codebase)) == ("cosqa", 2, 3)
+    (cosqa / "cosqa-retrieval-test-500.json").write_text(json.dumps(QUERIES[:1]))
+    (cosqa / "cosqa-retrieval-train-19604.json").write_text("not read")
+    both = load(cosqa)
+    assert [(one.name, len(one.queries)) for one in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
+    assert both[0].codebase is both[1].codebase
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("code_idx_map.txt", None, ["code_idx_map.txt"]),
+        ("cosqa-retrieval-dev-500.json", None, ["cosqa-retrieval-dev*.json"]),
+        ("code_idx_map.txt", "{", ["code_idx_map.txt", "not valid JSON"]),
+        ("code_idx_map.txt", "[]", ["an object", "list"]),
+        ("code_idx_map.txt", '{"x": "1"}', ["'1'", "number"]),
+        ("code_idx_map.txt", '{"a": 1, "b": 0, "c": 0}', ["codebase", "repeats the url"]),
+        ("cosqa-retrieval-dev-500.json", "[]", ["no queries"]),
+        ("cosqa-retrieval-dev-500.json", '[{"docstring": "x"}]', ["entry 1", "`doc`"]),
+        ("cosqa-retrieval-dev-500.json", '[{"doc": "x", "retrieval_idx": 9}]', ["entry 1", "retrieval_idx=9"]),
+        ("cosqa-retrieval-dev-500.json", '[{"doc": " ", "retrieval_idx": 0}]', ["docstring_tokens", "row 1"]),
+    ],
+)
+def test_cosqa_with_something_wrong(cosqa, name, content, words):
+    (cosqa / name).unlink()
+    if content is not None:
+        (cosqa / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        load(cosqa)
+    assert str(cosqa) in str(error.value) and all(word in str(error.value) for word in words)
+
+
+def test_rows_of_another_project_and_several_folders(cosqa, data_dir):
+    found = load(f"{cosqa}, {data_dir}/")
+    assert [one.name for one in found] == ["cosqa", data_dir.name]
+    assert (len(found[1].queries), len(found[1].codebase), found[1].graded) == (4, 24, False)
+
+
+def test_judged_queries_give_a_row_for_each_relevant_code(judged, rows, pool, capsys):
+    url = [row["url"] for row in rows]
+    folder = judged(
+        ("sort  things", url[1], 1),
+        ("sort things", url[0], 3),
+        ("nothing fits", url[4], 0),
+        ("write it", url[2], 2),
+        ("sort things", url[1], 2),
+        ("write it", "elsewhere", 3),
+    )
+    (found,) = load(folder, pool)
+    assert found.graded and found.name == "judged" and found.codebase is pool
+    columns = ("docstring", "url", "query_number", "relevance")
+    assert [tuple(row[name] for name in columns) for row in found.queries] == [
+        ("sort things", url[0], 0, 3.0),
+        ("sort things", url[1], 0, 1.5),
+        ("write it", url[2], 1, 2.0),
+    ]
+    assert found.first_pairs.tolist() == [0, 2]
+    said = capsys.readouterr().err
+    assert "1 judged codes are not in the pool" in said and "1 of 3 queries" in said
+    assert "judged: 2 queries (relevance) over 24 codes" in said
+
+
+def test_the_folder_s_own_codebase_comes_before_that_of_the_run(judged, rows, pool):
+    folder = judged(("sort", rows[0]["url"], 1))
+    (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+    (found,) = load(folder, pool)
+    assert len(found.codebase) == 5
+
+
+def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
+    url = [row["url"] for row in rows]
+    (tmp_path / "annotationStore.csv").write_text(
+        "Language,Query,GitHubUrl,Relevance,Notes\n"
+        f'Python,Sort a List,{url[0]},3,"a comma, and ""quotes"" in\na note"\n'
+        f"Python,sort a list,{url[0]},2,\n"
+        f"Python,sort a list,{url[3]},1,\n"
+        f"Go,sort a list,{url[2]},3,\n"
+    )
+    (found,) = load(tmp_path, pool)
+    assert [(row["docstring"], row["url"], row["relevance"]) for row in found.queries] == [
+        ("sort a list", url[0], 2.5),
+        ("sort a list", url[3], 1.0),
+    ]
+    (both,) = load(tmp_path, pool, language="go,python")
+    assert [row["query_number"] for row in both.queries] == [0, 0, 1]
+    with pytest.raises(UserError, match="none of 0 queries .* rows of --language"):
+        load(tmp_path, pool, language="ruby")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 1: a JSON object"),
+        ('{"query": "x", "url": "y"}', "line 1: a JSON object"),
+        ('{"query": "x", "url": "y", "relevance": -1}', "line 1: relevance is -1"),
+        ('{"query": "x", "url": "y", "relevance": "much"}', "relevance is 'much'"),
+        ('{"query": "x", "url": "y", "relevance": NaN}', "relevance is nan"),
+        ('{"query": 3, "url": "y", "relevance": 1}', "query is 3"),
+        ('{"query": "x", "url": "y", "relevance": 1}', "none of 1 queries has a relevant code in the pool of 24"),
+    ],
+)
+def test_judgments_with_something_wrong(judged, pool, line, words):
+    folder = judged()
+    (folder / "relevance.jsonl").write_text(line)
+    with pytest.raises(UserError, match="relevance.jsonl") as error:
+        load(folder, pool)
+    assert words in str(error.value)
+
+
+def test_annotations_without_a_column_or_a_pool(judged, tmp_path):
+    (tmp_path / "annotationStore.csv").write_text("Language,Query,GitHubUrl\n")
+    with pytest.raises(UserError, match="no column Relevance"):
+        load(tmp_path, Dataset.from_list([{"url": "a", "code": "b"}]))
+    with pytest.raises(UserError, match="neither the folder nor the run has a codebase"):
+        load(judged(("x", "y", 1)))
+
+
+def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "train.jsonl").touch()
+    with pytest.raises(UserError) as error:
+        load(tmp_path)
+    for word in ("cosqa-retrieval-dev", "code_idx_map.txt", "annotationStore.csv", "relevance.jsonl", "test.jsonl"):
+        assert word in str(error.value)
+    assert "it holds train.jsonl" in str(error.value)
+
+
+def test_two_sets_of_one_name_or_that_of_a_split(cosqa, tmp_path):
+    with pytest.raises(UserError, match="other results called cosqa; rename"):
+        load(f"{cosqa},{cosqa}")
+    with pytest.raises(UserError, match="other results called test"):
+        load(cosqa.rename(tmp_path / "test"))

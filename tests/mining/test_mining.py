@@ -1,0 +1,489 @@
+import gzip
+import json
+import os
+import re
+from collections import Counter
+
+import pytest
+
+from soft_trainer.dataflow import parses
+from soft_trainer.mining.documentation import document_tokens, summary
+from soft_trainer.mining.functions import functions, parse
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.tree import assign_splits, main, mine, mine_to, mining_table, package_names
+
+# language -> source, and its rows: name, query, code, documentation
+SOURCES = {
+    "python": (
+        '''
+class Cart:
+    @property
+    def total(self):
+        """Add up the *prices* of :class:`~shop.Item` in ``items``.
+
+        :param x: none
+        """
+        price = 0  # in cents
+
+        # every item once
+        for item in self.items:
+            price += item.price
+        return f"{price}"
+
+    def empty(self):
+        """Nothing else in it.
+        """
+''',
+        [
+            (
+                "Cart.total",
+                "Add up the prices of shop.Item in items.",
+                "def total(self):\n        price = 0\n\n        for item in self.items:\n"
+                '            price += item.price\n        return f"{price}"',
+                "Add up the *prices* of :class:`~shop.Item` in ``items``.\n\n:param x: none",
+            ),
+            ("Cart.empty", "Nothing else in it.", "def empty(self):", "Nothing else in it."),
+        ],
+    ),
+    "ruby": (
+        """
+module Shop
+  class Cart
+    # :call-seq:
+    #   total -> Integer
+    #
+    # Adds up the +prices+ of {Item} in <tt>items</tt>.
+    #   cart.total # => 3
+    #
+    # @return [Integer]
+    def total
+      # every item once
+      items.sum(&:price)
+    end
+
+    # rubocop:disable Style
+    # Empties it.
+    private def self.clear(*names) = names.clear
+  end
+end
+""",
+        [
+            (
+                "Shop.Cart.total",
+                "Adds up the prices of Item in items.",
+                "def total\n      items.sum(&:price)\n    end",
+                ":call-seq:\n  total -> Integer\n\nAdds up the +prices+ of {Item} in <tt>items</tt>.\n"
+                "  cart.total # => 3\n\n@return [Integer]",
+            ),
+            ("Shop.Cart.clear", "Empties it.", "def self.clear(*names) = names.clear", "Empties it."),
+        ],
+    ),
+    "java": (
+        """
+class Cart {
+    /**
+     * Adds up the {@code List<Price>} of every {@link Item#price() price}.
+     * <p>More of it.
+     * @return cents
+     */
+    @Override
+    public int total() {
+        return 1; // cents
+    }
+
+    /// {@return the {@code n}th item}
+    Item at(int n) { return items.get(n); }
+
+    /* no documentation */
+    int size() { return 0; }
+
+    abstract int none();
+}
+""",
+        [
+            (
+                "Cart.total",
+                "Adds up the List<Price> of every price.",
+                "@Override\n    public int total() {\n        return 1;\n    }",
+                "Adds up the {@code List<Price>} of every {@link Item#price() price}.\n<p>More of it.\n@return cents",
+            ),
+            (
+                "Cart.at",
+                "Returns the nth item",
+                "Item at(int n) { return items.get(n); }",
+                "{@return the {@code n}th item}",
+            ),
+            ("Cart.size", "", "int size() { return 0; }", ""),
+        ],
+    ),
+    "javascript": (
+        """
+(function () {
+  /**
+   * Adds up `prices`, see [here](x.html).
+   *
+   * @param {Item[]} items
+   */
+  // eslint-disable-next-line
+  exports.total = function (items) {
+    return items.map(item => item.price);
+  };
+
+  class Cart {
+    /** @description Empties it. */
+    static async clear() { await 1; }
+  }
+  const cart = {
+    /** Sells it. */
+    sell: async (a) => `${a}`,
+  };
+  // no documentation
+  function plain() {}
+})();
+""",
+        [
+            (
+                "exports.total",
+                "Adds up prices, see here.",
+                "exports.total = function (items) {\n    return items.map(item => item.price);\n  }",
+                "Adds up `prices`, see [here](x.html).\n\n@param {Item[]} items",
+            ),
+            ("Cart.clear", "Empties it.", "static async clear() { await 1; }", "@description Empties it."),
+            ("sell", "Sells it.", "sell: async (a) => `${a}`", "Sells it."),
+            ("plain", "", "function plain() {}", ""),
+        ],
+    ),
+    "php": (
+        """<?php
+namespace Shop;
+final class Cart
+{
+    /**
+     * Adds up the {@see Item::$price} of all <b>items</b>.
+     *
+     * @return int
+     */
+    #[Pure]
+    public function total(): int
+    {
+        /* every item once */
+        return array_sum($this->prices); # cents
+    }
+
+    /** {@inheritdoc} */
+    public function none() { return 0; }
+}
+""",
+        [
+            (
+                "Cart.total",
+                "Adds up the Item::$price of all items.",
+                "#[Pure]\n    public function total(): int\n    {\n        return array_sum($this->prices);\n    }",
+                "Adds up the {@see Item::$price} of all <b>items</b>.\n\n@return int",
+            ),
+            ("Cart.none", "", "public function none() { return 0; }", "{@inheritdoc}"),
+        ],
+    ),
+    "go": (
+        """package shop
+
+// Total adds up the prices in a [Cart].
+// It never fails.
+//
+//	c.Total()
+//
+//go:noinline
+func (c *Cart[T]) Total() int {
+	// every item once
+	return c.sum // cents
+}
+
+// not for it
+
+func helper() {}
+""",
+        [
+            (
+                "Cart.Total",
+                "Total adds up the prices in a Cart. It never fails.",
+                "func (c *Cart[T]) Total() int {\n\treturn c.sum\n}",
+                "Total adds up the prices in a [Cart].\nIt never fails.\n\n       c.Total()",
+            ),
+            ("helper", "", "func helper() {}", ""),
+        ],
+    ),
+}
+
+
+def rows_of(source: str, language: str) -> list[dict]:
+    text = source.encode()
+    return [row for row, _ in functions(parse(text, language), text, language, "path")]
+
+
+@pytest.mark.parametrize("language", SOURCES)
+def test_functions_of_a_file(language):
+    source, expected = SOURCES[language]
+    rows = rows_of(source, language)
+    assert [row["func_name"] for row in rows] == [name for name, *_ in expected]
+    for row, (_, query, code, docstring) in zip(rows, expected, strict=True):
+        assert row["docstring"] == docstring
+        assert row["docstring_tokens"] == document_tokens(query)
+        assert row["code"] == code
+        assert "".join(row["code_tokens"]) == "".join(code.split())
+        first, last = map(int, re.search(r"#L(\d+)-L(\d+)$", row["url"]).groups())
+        assert row["original_string"] in "\n".join(source.splitlines()[first - 1 : last])
+        assert parses(row["code"], language) or row["func_name"] == "Cart.empty"
+
+
+@pytest.mark.parametrize(
+    ("language", "docstring", "query"),
+    [
+        ("python", "Sum.\n\nMore.", "Sum."),
+        ("python", "Args:\n  x: a number", ""),
+        (
+            "python",
+            "Return ``x`` for *args and **kwargs, `name' or a[0][1].\n----",
+            "Return x for *args and **kwargs, 'name' or a[0][1].",
+        ),
+        ("python", "Take a look. For example::\n\n  f()", "Take a look."),
+        ("python", "Add.\n:param x: a number", "Add."),
+        ("java", "A&nbsp;&lt;b&gt;\n<ul><li>c", "A\xa0<b>"),
+        ("java", "{@link #f(int, int)} or {@linkplain A#b c d}", "f(int, int) or c d"),
+        ("java", "@return x", ""),
+        ("php", "{@inheritDoc}", ""),
+        ("javascript", "Makes `it`.\n```js\nit()\n```", "Makes it."),
+        (
+            "ruby",
+            "Calls \\Foo with +a+ and {label}[http://x]. Options:\n\n* b",
+            "Calls Foo with a and label. Options:",
+        ),
+        ("ruby", "name:: of it", ""),
+        ("go", "F calls [pkg.G].\nDeprecated: call G", "F calls pkg.G."),
+    ],
+)
+def test_summary(language, docstring, query):
+    assert summary(docstring, SOURCE_LANGUAGES[language].style) == query
+
+
+def python_tree(folder, packages=12):
+    """A tree of small packages with two pairs and an undocumented function each."""
+    source = """
+def first{0}(a):
+    'Give the first of {0}.'
+    b{0} = a[{0}]
+    return b{0}
+def last{0}(c):
+    'Give the last of {0}.'
+    d = {0} * c[-{0}]
+    return -d
+def other{0}(e):
+    f{0} = e({0})
+    return f{0} or {0}
+"""
+    for number in range(packages):
+        package = folder / f"package{number}"
+        package.mkdir(parents=True)
+        package.joinpath("code.py").write_text(source.format(number))
+    return folder
+
+
+def read(folder, split):
+    with gzip.open(folder / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_output_folder(tmp_path):
+    tree = python_tree(tmp_path / "tree")
+    counts = mine_to(tree, "python", tmp_path / "out", num_workers=1)
+    rows = {split: read(tmp_path / "out", split) for split in ("train", "valid", "test", "codebase")}
+    assert counts["rows"] == {split: len(found) for split, found in rows.items()}
+    assert counts["rows"] == {"train": 20, "valid": 2, "test": 2, "codebase": 6}
+    columns = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
+    assert list(rows["train"][0]) == columns.split()
+    packages = {split: {row["repo"] for row in rows[split]} for split in ("train", "valid", "test")}
+    assert sum(map(len, packages.values())) == len(set.union(*packages.values())) == 12
+    assert all(row["partition"] == split for split in packages for row in rows[split])
+    pool = {row["url"]: row for row in rows["codebase"]}
+    assert len(pool) == 6
+    assert all(pool[row["url"]]["code"] == row["code"] for row in rows["valid"] + rows["test"])
+    assert not packages["train"] & {row["repo"] for row in rows["codebase"]}
+    assert all(row["docstring"] == "" and row["docstring_tokens"] == [] for row in rows["codebase"])
+    assert not list((tmp_path / "out").glob("*.tmp"))
+    assert "undocumented" in mining_table(counts)
+
+
+def test_workers_change_nothing(tmp_path):
+    tree = python_tree(tmp_path / "tree")
+    for workers in (1, 2):
+        mine_to(tree, "python", tmp_path / str(workers), num_workers=workers)
+    for file in (tmp_path / "1").iterdir():
+        assert file.read_bytes() == (tmp_path / "2" / file.name).read_bytes()
+
+
+RULE_BREAKERS = """
+class A:
+    def __init__(self):
+        'Make one of these.'
+        self.a = 1
+        self.b = 2
+    def __len__(self):
+        'Give the length of it.'
+        n = self.a
+        return n
+    def short(self):
+        'Give it as it is.'
+        return self
+    def is_test(self):
+        'Tell if it is one.'
+        t = self.t
+        return t
+def terse(a):
+    'Do.'
+    b = a - 7
+    return b
+def linked(a):
+    'See https://a.b for more.'
+    b = a - 8
+    return b
+def foreign(a):
+    'Gibt es zurück an dich.'
+    b = a - 9
+    return b
+def broken(a):
+    'Gives nothing back at all.'
+    b = (a -
+    return b +
+"""
+LONG = """def {0}(self):
+    'Do it all, by {0}.'
+    x = self.a + self.b * self.c - self.d
+    y = [f(x, self.a), g(self.b, self.c), h(self.d), len(self.e), sum(self.g) / 2]
+    return x {1} y
+"""
+
+
+def test_rules_and_duplicates_are_counted(tmp_path):
+    tree = python_tree(tmp_path / "tree")
+    tree.joinpath("more.py").write_text(RULE_BREAKERS)
+    tree.joinpath("same.py").write_text(LONG.format("same", "+") + LONG.format("same", "+"))
+    tree.joinpath("near.py").write_text(LONG.format("near", "-"))
+    mined = mine(tree, "python", num_workers=1)
+    expected = {
+        "constructors": 1,
+        "magic_methods": 1,
+        "short_functions": 1,
+        "tests": 1,
+        "document_length": 1,
+        "links": 1,
+        "not_english": 1,
+        "unparseable": 1,
+        "duplicates": 1,
+        "near_duplicates": 1,
+        "undocumented": 12,
+        "kept as pairs": 25,
+    }
+    assert mined.functions == expected
+    kept = mine(tree, "python", num_workers=1, keep=["constructors", "links"])
+    del expected["constructors"], expected["links"]
+    assert kept.functions == {**expected, "kept as pairs": 27}
+
+
+def test_unfit_files_are_skipped_and_counted(tmp_path):
+    tree = python_tree(tmp_path / "tree")
+    files = {
+        "binary.py": b"x = 1\n\0\0",
+        "latin.py": "x = 'é'\n".encode("latin-1"),
+        "large.py": b"# line\n" * 2000,
+        "minified.py": b"x=" + b"1+" * 3000 + b"1\n",
+        "made.py": b"# Code generated by a tool. DO NOT EDIT.\nx = 1\n",
+        "error.py": b"(" * 11_000 + b"\n" * 500,
+        "test_it.py": b"x = 1\n",
+        "bom.py": b"\xef\xbb\xbfx = 1\r\n",
+    }
+    for name, content in files.items():
+        tree.joinpath(name).write_bytes(content)
+    tree.joinpath("link.py").symlink_to(tree / "bom.py")
+    tree.joinpath("loop").symlink_to(tree, target_is_directory=True)
+    tree.joinpath("dangling.py").symlink_to(tree / "nothing.py")
+    os.mkfifo(tree / "pipe.py")
+    for folder in ("node_modules", ".git"):
+        python_tree(tree / folder, packages=1)
+    limit = 10_000
+    assert mine(tree, "python", num_workers=1, max_file_bytes=limit).files == {
+        "mined": 13,
+        "binary": 1,
+        "not UTF-8": 1,
+        "over 10,000 bytes": 2,
+        "minified": 1,
+        "generated": 1,
+        "test": 1,
+        "symbolic link": 3,
+        "not a regular file": 1,
+    }
+    assert mine(tree, "python", num_workers=1).files["unparseable"] == 1
+
+
+def test_packages():
+    package = package_names(Counter({"json/decoder.py": 4, "json.py": 1, "shutil.py": 5, "os/path.py": 40}))
+    assert [package(path) for path in ("json/a/b.py", "json.py", "new.py")] == ["json", "json", "new"]
+    package = package_names(
+        Counter({f"src/shop/{name}": 5 for name in ("a.py", "b/c.py", "b/d.py", "b/e.py", "f.py")})
+    )
+    assert [package(path) for path in ("src/shop/a.py", "src/shop/b/c.py", "src/x.py")] == [
+        "src/shop/a",
+        "src/shop/b",
+        "src/x",
+    ]
+
+    package = package_names(Counter({"lib/shop.rb": 2, "lib/shop/a.rb": 30, "lib/shop/b.rb": 3, "lib/shop/c.rb": 3}))
+    assert [package(path) for path in ("lib/shop.rb", "lib/shop/a.rb", "bin/x.rb")] == [
+        "lib/shop",
+        "lib/shop/a",
+        "bin",
+    ]
+
+
+def test_splits():
+    sizes = Counter({f"package{number}": 1 + number % 7 for number in range(200)})
+    splits = assign_splits(sizes)
+    pairs = Counter()
+    for package, size in sizes.items():
+        pairs[splits[package]] += size
+    assert pairs["train"] / sizes.total() == pytest.approx(0.8, abs=0.01)
+    assert pairs["valid"] / sizes.total() == pytest.approx(0.1, abs=0.01)
+    assert splits == assign_splits(Counter(dict(reversed(sizes.items()))))
+    assert sorted(assign_splits(Counter(a=50, b=30, c=20)).values()) == ["test", "train", "valid"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing", "--language", "python"], "missing: no such folder"),
+        (["tree", "--language", "perl"], "language='perl': use one of ruby, python"),
+        (["tree", "--language", "go"], "no go file to mine (.go)"),
+        (["tree", "--language", "python", "--keep", "commas"], "keep='commas': no such rule; use short_functions"),
+        (["bare", "--language", "python"], "bare: no documented function; undocumented: 1"),
+        (
+            ["small", "--language", "python"],
+            "documented functions in only 2 files or packages (package0/code, package1/code)",
+        ),
+    ],
+)
+def test_errors_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    python_tree(tmp_path / "tree")
+    python_tree(tmp_path / "small", packages=2)
+    tmp_path.joinpath("bare").mkdir()
+    tmp_path.joinpath("bare", "a.py").write_text("def f(a):\n    b = a\n    return b\n")
+    assert main([*arguments, "--output_dir", "out", "--num_workers", "1"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_command_line(tmp_path, capsys):
+    tree = python_tree(tmp_path / "tree")
+    assert main([str(tree), "--language", "python", "--output_dir", str(tmp_path / "out"), "--num_workers", "1"]) == 0
+    assert len(read(tmp_path / "out", "train")) == 20
+    assert re.search(r"\| rows +\| train +\| +20 \|", capsys.readouterr().out)

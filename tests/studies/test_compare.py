@@ -1,0 +1,85 @@
+"""Two runs against each other, by their files of ranks."""
+
+import numpy as np
+import pytest
+
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.results import RankedQueries, load_ranks
+from soft_trainer.studies import compare
+from soft_trainer.studies.compare import Pairing
+from soft_trainer.studies.significance import compare as compare_ranks
+
+
+def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
+    order = np.random.default_rng(seed).permutation(len(ranked.urls))
+    return RankedQueries(ranked.path, ranked.rows.take(order))
+
+
+def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
+    a, b = make_run("a", [1, 2, 1, 9, 5] * 4), make_run("b", [1, 1, 4, 9, 5] * 4)
+    compare.main([str(a), str(b), "--number", "5"])
+    out = capsys.readouterr().out
+    expected = compare_ranks([1, 2, 1, 9, 5] * 4, [1, 1, 4, 9, 5] * 4)
+    assert f"delta MRR {expected.delta:+.4f}" in out and "wins 4, losses 4, ties 12 of 20 queries" in out
+    assert f"{expected.interval.low:+.4f} to {expected.interval.high:+.4f}, p = {expected.p:.3f}" in out
+    assert "5 largest changes" in out and "+0.750  query 2" in out and "-0.500  query 1" in out
+    block = out[out.index("+0.750  query 2") :].split("\n\n")[0].splitlines()
+    assert block[1:3] == ["  A: rank 1", "    => 1. def f2(): pass"] and block[5] == "  B: rank 4"
+    assert not any("=>" in line for line in block[5:])
+
+
+def test_a_file_of_ranks_stands_for_a_run(make_run, capsys):
+    folder = make_run("a", [1, 2, 3])
+    compare.main([str(folder), str(folder / "ranks-test-trained.parquet")])
+    assert "delta MRR +0.0000" in capsys.readouterr().out
+
+
+def test_queries_are_paired_by_url_whatever_their_order(make_run):
+    a, b = (
+        load_ranks(make_run(name, ranks) / "ranks-test-trained.parquet")
+        for name, ranks in (("a", [1, 2, 3, 4]), ("b", [2, 2, 1, 8]))
+    )
+    plain, mixed = Pairing([a], [b]), Pairing([a], [shuffled(b, 1)])
+    assert mixed.differences.tolist() == plain.differences.tolist() == pytest.approx([0.5, 0, -2 / 3, 1 / 8])
+    assert mixed.changes() == plain.changes()
+    assert [change.query for change in mixed.changes(9, -1)] == ["query 2"]
+
+
+def test_several_seeds_are_averaged_by_query(make_run):
+    runs = [
+        load_ranks(make_run(f"r{n}", ranks) / "ranks-test-trained.parquet")
+        for n, ranks in enumerate(([1, 2], [2, 4], [4, 1], [4, 2]))
+    ]
+    pairing = Pairing(runs[:2], runs[2:])
+    assert pairing.differences.tolist() == pytest.approx([0.75 - 0.25, 0.375 - 0.75])
+    assert pairing.changes(1)[0].ranks == ((1, 2), (4, 4))
+
+
+def test_without_texts_the_urls_are_shown(make_run):
+    runs = [
+        load_ranks(make_run(name, ranks, texts=False) / "ranks-test-trained.parquet")
+        for name, ranks in (("a", [1, 2]), ("b", [2, 2]))
+    ]
+    (change,) = Pairing(*([one] for one in runs)).changes()
+    assert change.query == "u0" and change.tops[0][0] == (True, "u0")
+
+
+def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
+    folder = make_run("a", [1, 2, 3])
+    write_ranks(tmp_path / "more.parquet", [1, 2, 3, 4])
+    write_ranks(tmp_path / "pool.parquet", [1, 2, 3], pool=70)
+    (tmp_path / "text.parquet").write_text("no parquet")
+    cases = {
+        "more": "other queries \\(3 and 4, 3 in both\\)",
+        "pool": "pools of 60 and of 70",
+        "text": "cannot be read",
+    }
+    for name, says in cases.items():
+        with pytest.raises(UserError, match=says):
+            compare.main([str(folder), str(tmp_path / f"{name}.parquet")])
+    with pytest.raises(
+        UserError, match="no ranks of valid by the trained encoder; files of ranks: ranks-test-trained"
+    ):
+        compare.main([str(folder), str(folder), "--split", "valid"])
+    with pytest.raises(UserError, match="no such folder or file"):
+        compare.main([str(folder), str(tmp_path / "nowhere")])

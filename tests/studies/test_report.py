@@ -1,0 +1,337 @@
+"""The report: which runs are read, what is a cell, what it is compared with, and the three files."""
+
+import contextlib
+import csv
+import io
+import json
+import re
+import sys
+from functools import partial
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from soft_trainer.errors import UserError
+from soft_trainer.studies.report import report
+from soft_trainer.studies.report.cells import PAPER, paper_mrr
+from soft_trainer.studies.report.pictures import alpha_beta
+from soft_trainer.studies.report.report import make_report, sections
+from soft_trainer.studies.report.tables import Entry, Table, markdown, results_table
+from soft_trainer.studies.significance import compare_paired, holm
+
+GOOD, FAIR, BAD = [1, 1, 2, 1] * 10, [1, 2, 2, 1] * 10, [3, 2, 5, 4] * 10
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[entry.text for entry in row] for row in table.rows]
+
+
+def write_study(make_run, soft):
+    """Two seeds of InfoNCE and of Soft-InfoNCE, another language, an evaluation set of people's queries."""
+    for seed in (1, 2):
+        make_run(f"info-{seed}", BAD if seed == 1 else FAIR, seed=seed)
+        make_run(f"soft-{seed}", GOOD, soft(), seed=seed)
+    make_run("go", FAIR, language="go")
+    make_run("soft-go", GOOD, soft(), language="go", weights={"edges": [0, 0.5, 1.0], "counts": [3, 9]})
+    return make_run("cosqa", FAIR, split="cosqa", seed=3).parent
+
+
+@pytest.fixture
+def study(make_run, soft):
+    return write_study(make_run, soft)
+
+
+# ---- What is read ----
+
+
+def test_runs_are_found_below_folders_once_and_what_is_wrong_is_named(study, make_run):
+    (make_run("begun", GOOD) / "all_results.json").unlink()
+    (make_run("broken", GOOD) / "all_results.json").write_text('{"half')
+    (make_run("foreign", GOOD) / "all_results.json").write_text('{"train_loss": 1}')
+    found = make_report([study, study / "info-1"])
+    assert sorted(run.folder.name for run in found.runs) == sorted(
+        ["info-1", "info-2", "soft-1", "soft-2", "go", "soft-go", "cosqa"]
+    )
+    reasons = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in found.left_out}
+    assert "not finished" in reasons["begun"] and "cannot be read" in reasons["broken"]
+    assert "it lacks base_model" in reasons["foreign"]
+
+
+def test_the_same_settings_and_seed_count_once(study, make_run, soft):
+    make_run("soft-1-again", BAD, soft(), seed=1)
+    found = make_report([study])
+    assert len(found.runs) == 7
+    assert found.left_out == [f"{study}/soft-1-again: the settings and the seed of {study}/soft-1"]
+
+
+def test_nothing_to_report_is_an_error(tmp_path, make_run):
+    with pytest.raises(UserError, match="no such folder"):
+        make_report([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="no finished run"):
+        make_report([tmp_path])
+    with pytest.raises(UserError, match="measured nothing"):
+        make_report([make_run("a", GOOD, results={"test": {}})])
+
+
+# ---- Cells ----
+
+
+def test_seeds_are_averaged_settings_make_rows_and_languages_columns(study, make_run, soft):
+    make_run("alpha", FAIR, soft(alpha=1.0), seed=1)
+    table = results_table(make_report([study]).main_cells)
+    assert table.headers == ["Encoder", "Loss", "Estimator", "Settings", "Ruby", "Go"]
+    mrr = {name: np.mean(1 / np.array(ranks)) for name, ranks in (("good", GOOD), ("fair", FAIR), ("bad", BAD))}
+    assert texts(table) == [
+        ["unixcoder-base", "InfoNCE", "", "", f"{(mrr['bad'] + mrr['fair']) / 2:.3f}", f"{mrr['fair']:.3f}"],
+        ["unixcoder-base", "Soft-InfoNCE", "BM25", "alpha 1", f"{mrr['fair']:.3f}", ""],
+        ["unixcoder-base", "Soft-InfoNCE", "BM25", "alpha 1.5", f"{mrr['good']:.3f}", f"{mrr['good']:.3f}"],
+    ]
+    assert [[entry.best for entry in row[4:]] for row in table.rows] == [[False] * 2, [False] * 2, [True] * 2]
+
+
+def test_settings_that_differ_between_languages_only_make_no_rows(make_run):
+    for language, rate in (("ruby", 1e-6), ("go", 2e-5)):
+        make_run(language, GOOD, language=language, training={"learning rate": rate, "seed": 1})
+    assert len(texts(results_table(make_report([make_run("go", GOOD, language="go").parent]).main_cells))) == 1
+
+
+def test_a_trained_estimator_of_each_seed_is_one_row(make_run, soft):
+    for seed in (1, 2):
+        estimator = {"name": "trained_model", "estimator_model": f"outputs/info-{seed}"}
+        folder = make_run(f"t{seed}", GOOD, soft(), seed=seed, estimator=estimator)
+    (cell,) = make_report([folder.parent]).main_cells
+    assert [run.seed for run in cell.runs] == [1, 2]
+
+
+def test_untrained_and_lexical_are_rows_without_comparison(make_run):
+    make_run("plain", FAIR)
+    folder = make_run("lexical", BAD, system="lexical")
+    found = make_report([folder.parent])
+    assert [row[1] for row in texts(results_table(found.main_cells))] == ["none (lexical BM25)", "InfoNCE"]
+    assert not found.differences
+
+
+def test_data_sets_and_pools_of_one_language_are_columns_of_their_own(make_run):
+    make_run("one", GOOD)
+    folder = make_run("two", GOOD, dataset="mined")
+    assert results_table(make_report([folder.parent]).main_cells).headers[-2:] == ["Ruby (csn)", "Ruby (mined)"]
+
+
+def test_a_run_in_several_languages_stands_in_the_columns_of_each(make_run):
+    folder = make_run("ruby", BAD)
+    results = json.loads((folder / "all_results.json").read_text())["results"]["test"]
+    for language in ("ruby", "go"):
+        make_run("both", FAIR, split=f"test-{language}", languages=["ruby", "go"])
+    (metrics,) = json.loads((folder.parent / "both" / "all_results.json").read_text())["results"].values()
+    several = {"test-ruby": metrics, "test-go": metrics}
+    make_run("both", FAIR, split="test-go", languages=["ruby", "go"], results=several)
+    found = make_report([folder.parent])
+    assert list(found.cells) == ["test"]
+    assert texts(results_table(found.main_cells)) == [
+        ["unixcoder-base", "InfoNCE", "", "trained on ruby", f"{results['trained']['mrr']:.3f}", ""],
+        ["unixcoder-base", "InfoNCE", "", "trained on ruby+go", "0.750", "0.750"],
+    ]
+    assert {cell.paper for cell in found.main_cells if len(cell.runs[0].record["languages"]) > 1} == {None}
+
+
+# ---- The paper's figures ----
+
+
+def test_the_paper_s_figure_is_found_by_encoder_language_loss_estimator_and_settings():
+    default = {"alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}
+    assert paper_mrr("unixcoder", "ruby", "soft_info_nce", "bm25", default) == 0.753
+    assert paper_mrr("unixcoder", "ruby", "soft_info_nce", "bm25", default | {"alpha": 1.0}) is None
+    assert paper_mrr("unixcoder", "ruby", "soft_info_nce", "bm25", default | {"cancel": "top_k"}) is None
+    assert paper_mrr("graphcodebert", "go", "info_nce", "none", {}) == 0.896
+    assert (
+        paper_mrr("codebert", "overall", "kl_regularization", "simcse", {"infonce_weight": 1.3, "kl_weight": 0.7})
+        == 0.648
+    )
+    assert paper_mrr("graphcodebert", "python", "info_nce", "bm25", {"cancel": "ratio", "cancel_ratio": 0.7}) == 0.689
+    assert paper_mrr("auto", "ruby", "info_nce", "none", {}) is None
+
+
+def test_the_paper_s_tables_agree_with_one_another():
+    rows = list(csv.DictReader(PAPER.open()))
+    assert {name: sum(row["table"] == name for row in rows) for name in {row["table"] for row in rows}} == {
+        "overall": 72,
+        "compareloss": 12,
+        "appendixloss": 84,
+        "table:fn": 6,
+    }
+    key = ("encoder", "language", "loss", "estimator", "settings")
+    figures = {tuple(row[name] for name in key): row["mrr"] for row in rows}
+    assert all(figures[tuple(row[name] for name in key)] == row["mrr"] for row in rows)
+    for encoder in ("codebert", "graphcodebert", "unixcoder"):
+        for loss in ("bce", "weighted_info_nce", "kl_regularization", "soft_info_nce"):
+            own = [
+                row for row in rows if (row["table"], row["encoder"], row["loss"]) == ("appendixloss", encoder, loss)
+            ]
+            *six, overall = (float(row["mrr"]) for row in own)
+            assert len(six) == 6 and overall == pytest.approx(np.mean(six), abs=6e-4)
+
+
+def test_it_stands_beside_ours_but_not_beside_random_weights(make_run):
+    folder = make_run("one", GOOD)
+    make_run("two", GOOD, base_model=None, encoder={"name": "unixcoder-64x1", "profile": "unixcoder"})
+    rows = results_table(make_report([folder.parent]).main_cells).rows
+    assert [row[-1].note for row in rows] == ["paper 0.740", ""]
+
+
+# ---- Differences ----
+
+
+def test_each_cell_is_compared_with_infonce_over_the_seeds_of_both(study, make_run, soft):
+    make_run("soft-3", BAD, soft(), seed=3)
+    found = make_report([study])
+    ruby = next(one for one in found.differences if one.cell.column.language == "ruby")
+    assert ruby.seeds == (1, 2) and len(ruby.cell.runs) == 3
+    base = (1 / np.array(BAD) + 1 / np.array(FAIR)) / 2
+    assert ruby.comparison == compare_paired(1 / np.array(GOOD), base)
+    assert [one.p for one in found.differences] == holm([one.comparison.p for one in found.differences]).tolist()
+    assert [change.ranks for change in ruby.gained[:1]] == [((1, 1), (2, 2))] and not ruby.lost
+
+
+def test_cancellation_is_compared_with_infonce_and_is_none_itself(make_run):
+    make_run("plain", FAIR)
+    folder = make_run(
+        "cancelled", GOOD, {"loss": "info_nce", "estimator": "BM25Estimator", "cancel": "top_k", "cancel_k": 3}
+    )
+    (one,) = make_report([folder.parent]).differences
+    assert one.cell.row.cancel == "top_k 3" and one.baseline.runs[0].folder.name == "plain"
+
+
+def test_the_baseline_with_the_same_training_is_taken_and_a_difference_is_named(make_run, soft):
+    other = {"codes that each query meets": 64, "epochs": 30.0, "learning rate": 2e-5, "seed": 1}
+    make_run("long", BAD, training=other)
+    folder = make_run("soft", GOOD, soft())
+    (one,) = make_report([folder.parent]).differences
+    assert one.also == ("epochs",)
+    assert "Also differs in" in sections(make_report([folder.parent]))[1].table.headers
+    make_run("short", FAIR)
+    (one,) = make_report([folder.parent]).differences
+    assert one.baseline.runs[0].folder.name == "short" and not one.also
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"dataset": "mined"}, {"language": "go"}])
+def test_without_a_baseline_the_cell_is_named(make_run, soft, change):
+    make_run("plain", FAIR)
+    folder = make_run("soft", GOOD, soft(), **change)
+    found = make_report([folder.parent])
+    assert not found.differences and "is not compared with InfoNCE" in found.left_out[0]
+
+
+def test_lost_ranks_cost_the_comparison_not_the_report(study):
+    (study / "soft-go" / "ranks-test-trained.parquet").unlink()
+    found = make_report([study])
+    assert len(found.differences) == 1 and "no such file" in found.left_out[0]
+
+
+# ---- The files ----
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page, and whether every tag is closed."""
+
+    VOID = {"meta", "img", "br", "link"}
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def written(write_run, soft, tmp_path_factory):
+    """The three files by suffix; "out" and "err" are what the command printed."""
+    folder, printed = tmp_path_factory.mktemp("report"), (io.StringIO(), io.StringIO())
+    study = write_study(partial(write_run, folder / "outputs"), soft)
+    with contextlib.redirect_stdout(printed[0]), contextlib.redirect_stderr(printed[1]):
+        report.main([str(study), "--output_dir", str(folder / "report")])
+    files = {path.suffix[1:]: path.read_text() for path in (folder / "report").iterdir()}
+    return files | {"out": printed[0].getvalue(), "err": printed[1].getvalue()}
+
+
+@pytest.mark.slow
+def test_the_page_is_one_file_with_pictures_and_words_for_them(written):
+    page = Page(written["html"])
+    assert not page.open
+    pictures = [attrs for tag, attrs in page.tags if tag == "img"]
+    assert len(pictures) >= 6
+    assert all(one["src"].startswith("data:image/png;base64,") and len(one["alt"]) > 30 for one in pictures)
+    addresses = {value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href")}
+    assert all(one.startswith(("data:", "#")) for one in addresses)
+    assert {one[1:] for one in addresses if one.startswith("#")} <= {attrs.get("id") for _, attrs in page.tags}
+    assert not re.search(r"https?://|@import|url\(", written["html"])
+    for words in ("prefers-color-scheme: dark", "MRR on cosqa", "Queries gained and lost most", "paper 0.740"):
+        assert words in written["html"]
+    assert any(one["alt"].startswith("Weights of the last logged step") for one in pictures)
+
+
+@pytest.mark.slow
+def test_the_csv_holds_every_cell_in_full(written):
+    rows = list(csv.DictReader(written["csv"].splitlines()))
+    ruby = next(row for row in rows if row["language"] == "ruby" and row["loss"] == "soft_info_nce")
+    assert (ruby["seeds"], float(ruby["mrr"]), ruby["paper_mrr"]) == ("1 2", 0.875, "0.753")
+    assert float(ruby["low"]) < float(ruby["delta"]) < float(ruby["high"]) and float(ruby["p_holm"]) < 0.01
+    assert {row["evaluation"] for row in rows} == {"test", "cosqa"}
+
+
+@pytest.mark.slow
+def test_markdown_has_the_tables_and_the_queries_and_the_table_is_printed(written):
+    assert "| unixcoder-base | Soft-InfoNCE | BM25" in written["md"] and "**0.875†** (paper 0.753)" in written["md"]
+    assert "    +0.500  query 1\n      Soft-InfoNCE, BM25: rank 1, 1\n        => 1. def f1(): pass" in written["md"]
+    assert "**0.875†** (paper 0.753)" in written["out"] and "report.html" in written["err"]
+
+
+@pytest.mark.slow
+def test_texts_are_never_markup(make_run, soft, tmp_path):
+    evil = "<script>alert(1)</script> *a* | `b` $x_{"
+    encoder = {"name": evil, "profile": "auto"}
+    make_run("plain", FAIR, encoder=encoder, dataset=evil)
+    folder = make_run("soft", GOOD, soft(estimator=evil), encoder=encoder, dataset=evil)
+    report.main([str(folder.parent), "--output_dir", str(tmp_path)])
+    page = Page((tmp_path / "report.html").read_text())
+    assert "script" not in {tag for tag, _ in page.tags} and evil in page.text
+    table = markdown(Table(["a"], [[Entry(evil)]]))
+    assert r"\<script>alert(1)\</script> \*a\* \| \`b\` $x\_{" in table and len(table.splitlines()) == 3
+
+
+def test_without_matplotlib_the_extra_is_named_and_nothing_is_written(study, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match=r"pip install 'soft-trainer\[plots\]'"):
+        report.main([str(study), "--output_dir", str(tmp_path / "report")])
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(study):
+    with pytest.raises(UserError, match="/proc/report: cannot be written"):
+        report.main([str(study), "--output_dir", "/proc/report"])
+
+
+def test_all_six_languages_get_an_overall_column(make_run):
+    for language in ("ruby", "python", "java", "javascript", "php", "go"):
+        folder = make_run(language, GOOD if language == "go" else FAIR, language=language)
+    table = results_table(make_report([folder.parent]).main_cells)
+    assert table.headers[-3:] == ["PHP", "Go", "Overall"]
+    assert table.rows[0][-1].text == f"{(5 * np.mean(1 / np.array(FAIR)) + 0.875) / 6:.3f}"
+
+
+def test_alpha_and_beta_make_a_curve(make_run, soft):
+    for alpha in (0.5, 1.0, 1.5):
+        folder = make_run(f"a{alpha}", GOOD if alpha == 1.0 else FAIR, soft(alpha=alpha, beta=2 - alpha))
+    picture = alpha_beta(make_report([folder.parent]).main_cells, ())
+    assert "α + β = 2: 0.750 at α 0.5, 0.875 at α 1, 0.750 at α 1.5" in picture.alt
+    assert alpha_beta(make_report([make_run("other", GOOD, soft(), language="go")]).main_cells, ()) is None

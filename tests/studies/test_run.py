@@ -1,0 +1,131 @@
+"""What a run measures beside its own splits, and what it leaves in its folder."""
+
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.arguments import DataArguments, ModelArguments
+from soft_trainer.evaluation.evaluation_sets import EvaluationSet
+from soft_trainer.studies.run import Run
+
+
+@pytest.fixture
+def graded(rows, dataset):
+    """Two queries over all codes: the first with grades 3 and 1, the second with a grade of 2."""
+    pairs = [(0, 0, 3.0), (0, 1, 1.0), (1, 7, 2.0)]
+    queries = [rows[code] | {"query_number": number, "relevance": grade} for number, code, grade in pairs]
+    queries[1] |= {name: rows[0][name] for name in ("docstring", "docstring_tokens")}
+    return EvaluationSet("human", Dataset.from_list(queries), dataset)
+
+
+@pytest.fixture
+def make_run(model, tokenizer, profile, tmp_path):
+    def make(data, *sets):
+        args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+        args.disable_tqdm = True
+        trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
+        options = DataArguments(language="python", data_dir="rows")
+        return Run(trainer, data, ModelArguments(), options, {}, sets)
+
+    return make
+
+
+def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
+    run = make_run({}, graded)
+    run.measure("untrained")
+    run.measure_lexical()
+    run.finish()
+    embeddings = {side: run.trainer.embed_rows(graded.codebase, side) for side in ("query", "code")}
+    scores = embeddings["query"][[0, 7]] @ embeddings["code"].T
+    places = {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
+    best = min(places[0], places[1])
+    found = json.loads((tmp_path / "all_results.json").read_text())["results"]["human"]["untrained"]
+    assert found["mrr"] == pytest.approx((1 / best + 1 / places[7]) / 2)
+    assert (found["queries"], found["pool_size"]) == (2, 24)
+
+    def gain(grade, place):
+        return (2**grade - 1) / math.log2(place + 1) * (place <= 10)
+
+    ndcg = [
+        (gain(3, places[0]) + gain(1, places[1])) / (gain(3, 1) + gain(1, 2)),
+        gain(2, places[7]) / gain(2, 1),
+    ]
+    assert found["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
+    ranks = pq.read_table(tmp_path / "ranks-human-untrained.parquet").to_pydict()
+    assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
+    # The most relevant code stands for the query, whichever came first, so that runs can be compared.
+    assert ranks["url"] == [graded.queries["url"][0], graded.queries["url"][2]]
+    assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
+    assert "nDCG@10" in capsys.readouterr().err
+
+
+def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
+    signs = dataset.map(lambda row: {"code": "+ - +", "code_tokens": ["+", "-", "+"]})
+    run = make_run({}, EvaluationSet("signs", dataset, signs), EvaluationSet("words", dataset, dataset))
+    run.measure_lexical()
+    assert run.results["signs"] == {} and "lexical" in run.results["words"]
+    assert "signs: no line of lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
+
+
+def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
+    data = {"valid": dataset.select(range(2)), "test": dataset.select(range(4)), "codebase": dataset}
+    run = make_run(data, EvaluationSet("human", graded.queries, dataset))
+    encoded = []
+    embed = run.trainer.embed_rows
+    monkeypatch.setattr(run.trainer, "embed_rows", lambda rows, side: encoded.append(side) or embed(rows, side))
+    run.measure("untrained")
+    assert list(run.results) == ["valid", "test", "human"] and encoded.count("code") == 1
+    assert all("ndcg@10" not in run.results[split]["untrained"] for split in ("valid", "test"))
+
+
+@pytest.fixture
+def folders(tmp_path, rows):
+    """`pairs` with train alone, and `human` with CoSQA's files and judgments."""
+    pairs, human = tmp_path / "pairs", tmp_path / "human"
+    pairs.mkdir()
+    human.mkdir()
+    (pairs / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:16]))
+    (human / "code_idx_map.txt").write_text(json.dumps({row["code"]: number for number, row in enumerate(rows)}))
+    queries = [{"doc": row["docstring"], "retrieval_idx": number} for number, row in enumerate(rows[16:], 16)]
+    (human / "cosqa-retrieval-dev-500.json").write_text(json.dumps(queries))
+    return pairs, human
+
+
+HERE = {"language": "python", "use_cpu": "true", "disable_tqdm": "true"}
+SMALL = {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "output_dir": "out"}
+
+
+def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
+    pairs, human = folders
+    code, lines = script(dataset_name="none", eval_data_dir=human, **SMALL, **HERE)
+    assert code == 2 and "error: no rows of train: name a folder by --data_dir" in lines[-1]
+    code, lines = script(data_dir=pairs, **SMALL, **HERE)
+    assert code == 2 and f"{pairs}: neither valid.jsonl nor valid.jsonl.gz is there" in lines[-1]
+    code, lines = script(data_dir=pairs, eval_data_dir=human, eval_strategy="epoch", **SMALL, **HERE)
+    assert code == 2 and f"{pairs}: neither valid.jsonl" in lines[-1]
+    code, lines = script(data_dir=pairs, eval_data_dir=pairs, **SMALL, **HERE)
+    assert code == 2 and f"eval_data_dir={pairs}: no evaluation set; looked for CoSQA's" in lines[-1]
+
+
+@pytest.mark.slow
+def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folders, tmp_path):
+    pairs, human = folders
+    code, lines = script(
+        data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL, **HERE
+    )
+    assert code == 0, lines
+    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    assert {name: list(systems) for name, systems in results.items()} == {"human": ["untrained", "trained", "lexical"]}
+    assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in "\n".join(lines)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "name: human" in card and "MRR over 24 codes" in card
+    again = {"dataset_name": "none", "do_predict": "true", "model_name_or_path": "out", "output_dir": "again"}
+    code, lines = script(eval_data_dir=human, **again, **HERE)
+    assert code == 0, lines
+    measured = json.loads((tmp_path / "again/all_results.json").read_text())["results"]["human"]
+    assert measured["untrained"]["mrr"] == results["human"]["trained"]["mrr"]
+    assert list(measured) == ["untrained", "lexical"] and not (tmp_path / "again/model.safetensors").exists()

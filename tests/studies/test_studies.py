@@ -1,0 +1,384 @@
+"""Studies: cells in order, run by a stand-in for `accelerate launch`, skipped, cut, failed and gone on with."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import yaml
+
+from soft_trainer.arguments import read_recipe
+from soft_trainer.errors import UserError
+from soft_trainer.studies import cells, planning
+from soft_trainer.studies.__main__ import Session, main
+from soft_trainer.studies.grid import read_study
+
+# Starts the stand-in for a run as a child, as `accelerate launch` does, and ends as that does.
+LAUNCHER = """
+import os, subprocess, sys
+code = subprocess.Popen([sys.executable, "-IS", os.path.dirname(__file__) + "/run.py", *sys.argv[1:]]).wait()
+if code:
+    raise subprocess.CalledProcessError(code, "run.py")
+"""
+# Does what behaviour.json says of its cell; when told to end, leaves a whole checkpoint.
+RUN = """
+import json, os, signal, sys, time
+words, here = sys.argv[1:], os.path.dirname(__file__)
+folder = os.path.dirname(words[words.index("--config") + 1])
+with open(here + "/calls.txt", "a") as calls:
+    calls.write(json.dumps(words) + "\\n")
+told = json.load(open(here + "/behaviour.json"))
+told = next((value for name, value in told.items() if folder.endswith(name)), "train")
+if told == "fail":
+    print("step 1")
+    print("error: beta must be above alpha")
+    sys.exit(2)
+if told == "hang":
+    def save(*_):
+        os.mkdir(folder + "/checkpoint-7")
+        open(folder + "/checkpoint-7/complete.json", "w").write("{}")
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, save)
+    open(here + "/hangs", "w")
+    time.sleep(60)
+if told != "nothing":
+    os.makedirs(folder + "/checkpoint-9", exist_ok=True)
+    results = {"test": {"untrained": {"mrr": 0.1}, "trained": {"mrr": 0.5}}}
+    json.dump({"results": results, "training": {"steps": 10}}, open(folder + "/all_results.json", "w"))
+"""
+STUDY = {
+    "grid": {
+        "language": ["ruby", "go"],
+        "method": [
+            {"name": "trained_model", "estimator": "trained_model", "needs": "infonce"},
+            {"name": "infonce", "loss": "info_nce", "estimator": "none"},
+            {"name": "simcse", "estimator": "simcse", "needs": "simcse-encoder"},
+        ],
+        "seed": [1, 2],
+    },
+    "once": {"simcse-encoder": {"module": "soft_trainer.simcse", "config": "simcse.yaml"}},
+    "options": {"num_train_epochs": 3, "data_dir": "rows/{language}", "save_strategy": "no"},
+}
+
+
+class Here:
+    """A study in an empty folder."""
+
+    def __init__(self, folder):
+        self.folder, self.outputs = folder, folder / "outputs"
+        (folder / "launch.py").write_text(LAUNCHER)
+        (folder / "run.py").write_text(RUN)
+        (folder / "simcse.yaml").write_text("temperature: 0.05\noutput_dir: elsewhere\n")
+        launcher = f"{sys.executable} -IS {folder / 'launch.py'}"
+        (folder / "study.yaml").write_text(
+            yaml.safe_dump(STUDY | {"output_dir": str(self.outputs), "launcher": launcher})
+        )
+        self.behave()
+
+    def behave(self, **cells: str) -> None:
+        (self.folder / "behaviour.json").write_text(
+            json.dumps({name.replace("__", "/"): v for name, v in cells.items()})
+        )
+
+    def main(self, *words: str) -> int:
+        return main(["--config", str(self.folder / "study.yaml"), *words])
+
+    def study(self, **changes):
+        return read_study(self.folder / "study.yaml", changes)
+
+    def calls(self) -> list[list[str]]:
+        """What was started since the last question, as the words after the launcher."""
+        path = self.folder / "calls.txt"
+        calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        path.unlink(missing_ok=True)
+        return calls
+
+    def made(self) -> list[str]:
+        """The cells that were started since the last question."""
+        recipes = [words[words.index("--config") + 1] for words in self.calls()]
+        return [recipe.removeprefix(f"{self.outputs}/").removesuffix("/recipe.yaml") for recipe in recipes]
+
+    def recipe(self, cell: str) -> dict:
+        return yaml.safe_load((self.outputs / cell / "recipe.yaml").read_text())
+
+
+@pytest.fixture
+def here(tmp_path):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield Here(tmp_path)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_what_is_needed_comes_first_and_only_the_rest_keeps_the_order_of_the_grid(here):
+    names = [cell.name for cell in here.study().chosen()]
+    assert names[:4] == ["ruby/infonce/1", "ruby/trained_model/1", "ruby/infonce/2", "ruby/trained_model/2"]
+    assert names[4:6] == ["simcse-encoder", "ruby/simcse/1"]
+    assert len(names) == 13 and len(set(names)) == 13
+
+
+def test_only_chooses_cells_and_takes_what_they_need(here):
+    study = here.study()
+    chosen = [cell.name for cell in study.chosen("method=trained_model,seed=2,language=go")]
+    assert chosen == ["go/infonce/2", "go/trained_model/2"]
+    assert len(study.chosen("method=infonce,method=simcse,seed=1")) == 5
+
+
+def test_a_cell_has_the_options_of_its_entries_over_those_of_the_study(here):
+    study = here.study(data_dir="other/{language}")
+    cell = study.cells["go/trained_model/2"]
+    assert cells.recipe(study, cell) == {
+        "language": "go",
+        "estimator": "trained_model",
+        "seed": 2,
+        "num_train_epochs": 3,
+        "data_dir": "other/go",
+        "save_strategy": "no",
+        "output_dir": str(here.outputs / "go/trained_model/2"),
+        "estimator_model": str(here.outputs / "go/infonce/2"),
+    }
+    encoder = here.study(**{"simcse-encoder.max_steps": "5"}).cells["simcse-encoder"]
+    assert encoder.options == {"temperature": 0.05, "max_steps": "5"}
+    assert "max_steps" not in study.cells["go/infonce/2"].options
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grids": {}}, "unknown key 'grids'"),
+        ({"grid": None}, "no grid"),
+        ({"grid": {"seed": 1}}, "seed: a list of entries"),
+        ({"grid": {"seed": [{"seed": 1}]}}, "give it a name"),
+        ({"grid": {"a": [{"name": "b", "needs": "c"}]}, "options": None}, "b needs c, which is neither"),
+        ({"options": {"data_dir": "rows/{lang}"}}, r"no option 'lang' is given: --set lang="),
+        ({"output_dir": None}, "name an output_dir"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_by_name(here, change, message):
+    path = here.folder / "study.yaml"
+    content = {key: value for key, value in (read_recipe(path) | change).items() if value is not None}
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=message):
+        here.study()
+
+
+def test_cells_that_need_each_other_are_refused(here):
+    entries = [{"name": "a", "needs": "b"}, {"name": "b", "needs": "a"}]
+    (here.folder / "study.yaml").write_text(yaml.safe_dump({"output_dir": "o", "grid": {"method": entries}}))
+    with pytest.raises(UserError, match="a needs b needs a: no order"):
+        here.study().chosen()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "seed=3"], r"only=seed=3: write AXIS=NAME of language=ruby\|go; method="),
+        (["--set", "seed=3"], "set seed: it is an axis"),
+        (["--set", "seed"], "set seed: write OPTION=VALUE"),
+        (["--set", "learning_rat=1"], "unknown option 'learning_rat|unknown option --learning_rat"),
+        (["--set", "loss=softer"], "ruby/infonce/1: loss='softer': use one of"),
+        (["--set", "beta=-1"], "beta"),
+        (["--launcher", "no-such-launcher"], "launcher='no-such-launcher': no command"),
+    ],
+)
+def test_what_no_cell_can_run_with_is_refused_before_the_first(here, words, message):
+    with pytest.raises(UserError, match=message):
+        here.main(*words)
+    assert here.made() == []
+
+
+def test_a_study_runs_its_cells_each_with_its_own_options_and_log(here, capsys):
+    assert here.main("--only", "language=ruby,seed=1") == 0
+    calls = here.calls()
+    names = ["ruby/infonce/1", "ruby/trained_model/1", "simcse-encoder", "ruby/simcse/1"]
+    assert [words[-2:] for words in calls] == [
+        ["--config", str(here.outputs / name / "recipe.yaml")] for name in names
+    ]
+    assert calls[0][0].endswith("run_codesearch.py") and calls[2][:2] == ["-m", "soft_trainer.simcse"]
+    assert here.recipe(names[1])["estimator_model"] == here.recipe(names[0])["output_dir"]
+    assert here.recipe(names[0])["data_dir"] == "rows/ruby"
+    said = capsys.readouterr().err
+    assert "[2/4] ruby/trained_model/1: starts" in said and "to go" in said
+    assert re.search(r"ruby/infonce/1 +\| done +\| +0\.500", said)
+
+
+def test_what_is_done_is_skipped_and_its_checkpoints_are_gone(here):
+    assert here.main("--only", "language=ruby,method=infonce,seed=1") == 0
+    assert here.made() == ["ruby/infonce/1"]
+    assert not list(here.outputs.rglob("checkpoint-*"))
+    assert here.main("--only", "language=ruby,method=infonce", "--keep_checkpoints") == 0
+    assert here.made() == ["ruby/infonce/2"]
+    assert [path.name for path in here.outputs.rglob("checkpoint-*")] == ["checkpoint-9"]
+
+
+def test_a_failed_cell_is_told_of_and_the_others_go_on(here, capsys):
+    here.behave(ruby__infonce__1="fail", ruby__simcse__2="nothing")
+    assert here.main("--only", "language=ruby") == 1
+    assert len(here.made()) == 6
+    said = capsys.readouterr().err
+    assert re.search(r"ruby/infonce/1 +\| failed .* error: beta must be above alpha", said)
+    assert re.search(r"ruby/trained_model/1 +\| not run .* needs ruby/infonce/1, which is failed", said)
+    assert re.search(r"ruby/simcse/2 +\| failed .* ended with exit code 0 and no results", said)
+    assert re.search(r"ruby/trained_model/2 +\| done", said)
+    here.behave()
+    assert here.main("--only", "language=ruby") == 0
+    assert here.made() == ["ruby/infonce/1", "ruby/trained_model/1", "ruby/simcse/2"]
+
+
+def interrupt(here, number: int, times: int = 1) -> None:
+    """Send this process a signal when the stand-in hangs, in the background."""
+
+    def send():
+        deadline = time.monotonic() + 30
+        while not (here.folder / "hangs").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_told_to_end_lets_its_cell_save_and_goes_on_from_there(here, capsys, number):
+    here.behave(ruby__infonce__1="hang")
+    interrupt(here, number)
+    assert here.main("--only", "language=ruby,method=infonce") == 128 + number
+    assert here.made() == ["ruby/infonce/1"]
+    said = capsys.readouterr().err
+    assert re.search(r"ruby/infonce/1 +\| cut ", said) and "the same command goes on from here" in said
+    assert (here.outputs / "ruby/infonce/1/checkpoint-7/complete.json").exists()
+    here.behave()
+    assert here.main("--only", "language=ruby,method=infonce") == 0
+    resumed, other = here.calls()
+    assert resumed[-2:] == ["--resume_from_checkpoint", "last"] and "--resume_from_checkpoint" not in other
+    assert "ruby/infonce/1: goes on" in capsys.readouterr().err
+
+
+def test_other_options_are_refused_and_redo_makes_the_cell_again(here):
+    chosen = ("--only", "language=ruby,method=trained_model,seed=1")
+    assert here.main(*chosen) == 0
+    kept = here.outputs / "ruby/infonce/1/all_results.json"
+    with pytest.raises(UserError, match="2 cells .*num_train_epochs was 3, is 4.*--redo"):
+        here.main(*chosen, "--set", "num_train_epochs=4")
+    assert kept.exists() and len(here.calls()) == 2
+    assert here.main(*chosen, "--set", "num_train_epochs=4", "--redo") == 0
+    assert here.made() == ["ruby/infonce/1", "ruby/trained_model/1"]
+    assert here.recipe("ruby/infonce/1")["num_train_epochs"] == "4"
+
+
+def test_a_number_written_otherwise_is_no_change(here):
+    assert here.main("--only", "language=ruby,method=infonce,seed=1", "--set", "learning_rate=2e-5") == 0
+    study = here.study(learning_rate="0.00002", num_train_epochs="3.0")
+    assert cells.state(study, study.cells["ruby/infonce/1"]) == "done"
+    study = here.study(learning_rate="0.00003")
+    assert cells.state(study, study.cells["ruby/infonce/1"]) == "changed"
+
+
+def test_a_cell_has_changed_when_what_it_needs_has(here):
+    assert here.main("--only", "language=ruby,method=simcse,seed=1") == 0
+    study = here.study(**{"simcse-encoder.temperature": "0.1"})
+    (difference,) = cells.changes(study, study.cells["ruby/simcse/1"])
+    assert difference == "simcse-encoder: temperature was 0.05, is 0.1"
+
+
+def test_a_moved_study_is_still_done(here):
+    assert here.main("--only", "language=ruby,method=trained_model,seed=1") == 0
+    here.outputs.rename(here.folder / "moved")
+    study = read_study(here.folder / "study.yaml", output_dir=str(here.folder / "moved"))
+    assert cells.state(study, study.cells["ruby/trained_model/1"]) == "done"
+
+
+def test_results_that_the_study_did_not_make_are_not_taken_for_its_own(here):
+    folder = here.outputs / "ruby/infonce/1"
+    folder.mkdir(parents=True)
+    (folder / "all_results.json").write_text("{}")
+    with pytest.raises(UserError, match="made without the study"):
+        here.main("--only", "language=ruby,method=infonce")
+
+
+def test_a_cell_that_runs_elsewhere_is_left_alone(here, capsys):
+    folder = here.outputs / "ruby/infonce/1"
+    folder.mkdir(parents=True)
+    with (folder / "log.txt").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert here.main("--only", "language=ruby,method=infonce") == 1
+    assert here.made() == ["ruby/infonce/2"]
+    assert "holds it now" in capsys.readouterr().err
+
+
+def test_a_cell_that_another_study_has_made_meanwhile_is_not_made_again(here):
+    words = ("--only", "language=ruby,method=infonce")
+    session = Session(here.study(), here.study().chosen(words[1]), {})
+    assert set(session.states.values()) == {"new"}
+    assert here.main(*words) == 0
+    session.run()
+    assert [outcome.state for outcome in session.outcomes.values()] == ["done before"] * 2
+    assert cells.run(here.study(), here.study().cells["ruby/infonce/1"]) is None
+    assert here.made() == ["ruby/infonce/1", "ruby/infonce/2"]
+
+
+def test_the_plan_says_steps_and_time_and_runs_nothing(here, capsys):
+    words = ("--dry_run", "--only", "language=ruby,method=infonce", "--set", "data_dir=")
+    assert here.main(*words) == 0
+    plan = capsys.readouterr().out
+    # 24,927 Ruby pairs in batches of 32: 778 whole batches, three epochs, 0.75 s each in the paper.
+    assert re.search(r"1 \| ruby/infonce/1 +\| new +\| +\| +2,?334 \| 29 min", plan)
+    assert "2 runs, 0 of them done" in plan and "expected: 58 min (by Table 8 of the paper" in plan
+    assert here.main(*words, "--seconds_per_step", "0.1") == 0
+    assert "expected: 8 min (at 0.1 s a step" in capsys.readouterr().out
+    assert here.calls() == [] and not here.outputs.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_steps": 5}, 5),
+        ({}, 21),  # 7 batches of 5 from 36 rows, three epochs
+        ({"dataloader_drop_last": False}, 24),
+        ({"gradient_accumulation_steps": 2}, 9),
+        ({"max_train_rows": 12}, 6),
+        ({"data_dir": "none"}, None),
+    ],
+)
+def test_steps_of_a_run_are_counted_from_its_rows(here, tmp_path, options, expected):
+    (tmp_path / "train.jsonl").write_text("{}\n" * 36)
+    changes = {"data_dir": str(tmp_path), "per_device_train_batch_size": 5} | options
+    study = here.study(**changes)
+    assert planning.steps(planning.check(study, study.cells["go/infonce/1"])) == expected
+
+
+def test_an_estimate_takes_the_finished_cells_that_are_most_alike(here):
+    study = here.study(max_steps="100")
+    estimates = planning.Estimates()
+    parsed = planning.check(study, study.cells["go/simcse/1"])
+    estimates.learn(study.cells["ruby/infonce/1"], (100.0, 100))
+    assert estimates.seconds(study.cells["go/simcse/1"], parsed) == 100
+    estimates.learn(study.cells["ruby/simcse/1"], (50.0, 10))
+    estimates.learn(study.cells["ruby/simcse/2"], (20.0, 10))
+    assert estimates.seconds(study.cells["go/simcse/1"], parsed) == 500
+    assert estimates.seconds(study.cells["ruby/simcse/2"], parsed) == 200
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(45, "45 s"), (600, "10 min"), (12_000, "3 h 20 min"), (460_000, "5 d 8 h")]
+)
+def test_durations_read_well(seconds, text):
+    assert planning.duration(seconds) == text
+    assert planning.total([seconds, None]) == f"{text} and 1 runs without an estimate"
+
+
+def test_the_last_error_of_a_log_is_the_runs_and_not_the_launchers(tmp_path):
+    log = tmp_path / "log.txt"
+    old = "error: of the time before\n"
+    log.write_text(
+        old + "50%|###|\rTraceback (most recent call last):\n  File\n"
+        "soft_trainer.training.guard.NotFiniteError: the loss is nan\n"
+        "Traceback\nsubprocess.CalledProcessError: Command died\n"
+    )
+    assert cells._last_error(log, len(old)) == "soft_trainer.training.guard.NotFiniteError: the loss is nan"
+    log.write_text(old + "Killed\n")
+    assert cells._last_error(log, len(old)) == "Killed"

@@ -1,0 +1,136 @@
+"""Every study of the recipes can be planned, every run of one is accepted, and one of each kind trains."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from soft_trainer.arguments import as_argv, read_recipe
+from soft_trainer.studies import planning
+from soft_trainer.studies.__main__ import main
+from soft_trainer.studies.grid import Cell, read_study
+
+ROOT = Path(__file__).parents[2]
+PAPER = sorted(path for path in (ROOT / "recipes/paper").glob("*.yaml") if "grid" in read_recipe(path))
+SMALL = sorted((ROOT / "recipes/smoke").glob("study*.yaml"))
+GIVEN = {"data_dir": "rows/{language}", "model_name_or_path": "encoder"}  # what the small studies leave open
+# The runs that a table or figure of the paper has, and the SimCSE encoder where one is needed.
+RUNS = {
+    "overall": 3 * 6 * 4 * 3 + 1,
+    "losses": 3 * 6 * 4 * 3 + 1,
+    "cancellation": 8 * 3 + 1,
+    "alpha_beta": 8 * 3 + 1,
+    "seeds": 4 * 3 + 1,
+    "time": 4,
+}
+# What makes any run small and local; 6 is a batch that BM25's alpha and beta take.
+TINY = {
+    "from_scratch": "32x1",
+    "model_name_or_path": "",
+    "vocabulary_size": 400,
+    "language": "python",
+    "filters": "",
+    "max_steps": 2,
+    "per_device_train_batch_size": 6,
+    "lexical": False,
+    "model_card": False,
+    "no_estimator_cache": True,
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+# The InfoNCE runs keep the recipes' evaluation and checkpoints; the others are about the loss.
+LOSS_ONLY = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no"}
+
+
+def kinds() -> dict[str, Cell]:
+    """The first cell of each encoder x loss x estimator x kind of cancellation of the paper's studies."""
+    found = {}
+    for path in PAPER:
+        for cell in read_study(path).chosen():
+            if cell.place:
+                kind = (cell.options.get(name, "none") for name in ("loss", "estimator", "cancel"))
+                found.setdefault("-".join((cell.place["encoder"], *kind)), cell)
+    return found
+
+
+def test_the_studies_are_those_of_the_paper():
+    assert sorted(RUNS) == [path.stem for path in PAPER]
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_a_study_has_the_runs_of_its_table_what_is_needed_first(path):
+    names = [cell.name for cell in read_study(path).chosen()]
+    assert len(names) == len(set(names)) == RUNS[path.stem]
+    for cell in read_study(path).chosen():
+        assert all(names.index(needed) < names.index(cell.name) for needed in cell.needs)
+
+
+def test_a_cell_of_two_studies_is_one_run():
+    cells: dict[Path, Cell] = {}
+    for study in map(read_study, PAPER):
+        for cell in study.chosen():
+            assert cells.setdefault(study.folder(cell.name), cell) == cell
+    assert len(cells) == 1 + 216 + 162 + 18 + 21 + 4
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_a_plan_lists_the_runs_and_their_time(path, capsys):
+    language = "python" if path.stem in ("alpha_beta", "cancellation") else "ruby"
+    only = f"seed=1234,language={language}"
+    assert main(["--config", str(path), "--dry_run", "--only", only]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split("|")[2].strip() for line in lines if line.startswith("|")][2:]
+    assert listed == [cell.name for cell in read_study(path).chosen(only)]
+    assert f"{len(listed)} runs, 0 of them done" in lines[-1] and "expected: " in lines[-1]
+
+
+def test_the_small_study_needs_rows_and_an_encoder_only():
+    study = read_study(SMALL[0], GIVEN)
+    assert len(study.chosen()) == 16
+    simcse = study.cells["ruby/simcse/7"]
+    assert simcse.options["estimator_model"] == "encoder" and simcse.options["data_dir"] == "rows/ruby"
+    assert study.cells["python/trained_model/7"].needs == ("python/infonce/7",)
+
+
+@pytest.mark.slow
+def test_every_run_of_every_study_is_accepted():
+    studies = [*map(read_study, PAPER), *(read_study(path, GIVEN) for path in SMALL)]
+    runs = {(study.output_dir, cell.name): (study, cell) for study in studies for cell in study.chosen()}
+    for study, cell in runs.values():
+        parsed = planning.check(study, cell)
+        assert parsed[-1].seed == cell.options["seed"]
+        if cell.module is None:
+            assert parsed[1].language == cell.options["language"] and parsed[1].estimator == cell.options["estimator"]
+
+
+@pytest.fixture(scope="module")
+def trained(script_module, data_dir, tmp_path_factory):
+    """Trains a cell on tiny rows in this process, after those that it needs; returns its folder."""
+    folder, chosen = tmp_path_factory.mktemp("paper"), kinds()
+
+    def train(kind: str) -> Path:
+        output, cell = folder / kind, chosen[kind]
+        if not output.exists():
+            options = {**cell.options, **TINY, "data_dir": data_dir, "output_dir": output}
+            if cell.options["estimator"] in ("simcse", "trained_model"):  # the SimCSE encoder is any encoder here
+                options["estimator_model"] = train(f"{cell.place['encoder']}-info_nce-none-none")
+            if cell.options["estimator"] != "none":
+                options |= LOSS_ONLY
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", ["run_codesearch.py", *as_argv(options)])
+                script_module.main()
+        return output
+
+    return train
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", kinds())
+def test_a_run_of_each_kind_trains(kind, trained):
+    results = json.loads((trained(kind) / "all_results.json").read_text())
+    encoder, loss, estimator, _ = kind.split("-")
+    assert results["training"]["steps"] == 2
+    assert results["results"]["test"]["trained"]["mrr"] > 0
+    names = {"bm25": "BM25Estimator", "simcse": "SimCSEEstimator", "trained_model": "TrainedModelEstimator"}
+    assert results["loss"]["loss"] == loss and results["loss"]["estimator"] == names.get(estimator)

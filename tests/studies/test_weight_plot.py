@@ -1,0 +1,153 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.studies import weight_plot
+from soft_trainer.studies.weight_plot import Estimate, WeightPlotArguments
+
+CASE_STUDY = Path(__file__).parents[2] / "recipes" / "paper" / "case_study.jsonl"
+
+
+@pytest.fixture(scope="module")
+def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
+    return export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command and return its standard output; the picture is `tmp_path / "w.png"`."""
+
+    def call(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["weights", "--output", str(tmp_path / "w.png"), *map(str, options)])
+        weight_plot.main()
+        return capsys.readouterr().out
+
+    return call
+
+
+def estimates(*similarities: torch.Tensor) -> list[Estimate]:
+    return [Estimate(f"e{number}", one, (2 - one).exp()) for number, one in enumerate(similarities)]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_paper_s_case_study_under_bm25(run, tmp_path):
+    out = run("--pairs", CASE_STUDY)
+    assert out.startswith("Query: Extracts encoded genotype data from binary formatted file.")
+    rows = [cells(line) for line in out.splitlines()[4:]]
+    assert len(rows) == 8
+    assert rows[0][0] == "=> Extracts encoded genotype data from binary formatted file." and rows[0][2] == "1.000"
+    assert float(rows[0][1]) == max(float(row[1]) for row in rows)
+    weight = {row[0]: float(row[2]) for row in rows[1:]}
+    # Appendix D.2: BM25 takes the second negative for the most similar.
+    assert min(weight, key=weight.get) == "Read the specified number of bytes from the stream."
+    assert all(0.1 <= value < 2 for value in weight.values())
+    assert (tmp_path / "w.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_each_estimator_s_own_settings_and_model(run, data_dir, encoder_dir):
+    out = run(
+        *("--data_dir", data_dir, "--estimators", "bm25,simcse,trained_model,bm25+simcse", "--query", 3),
+        *("--estimator_model", ",".join([str(encoder_dir)] * 3), "--batch_size", 12, "--negatives", 5),
+    )
+    header, _, *rows = out.splitlines()[2:]
+    assert cells(header)[1::2] == [f"{n} similarity" for n in ("bm25", "simcse", "trained_model", "bm25+simcse")]
+    assert len(rows) == 5 and all(len(cells(row)) == 9 for row in rows)
+
+
+def test_weights_are_those_of_training(dataset):
+    from soft_trainer import BM25Estimator, negative_weights
+
+    one = weight_plot.estimate("bm25", BM25Estimator(), dataset)
+    assert one.label == "bm25 (α 1.5, β 0.5, t 1)"
+    assert torch.equal(one.weights, negative_weights(one.similarity, 1.5, 0.5, 1.0, floor=0.1))
+
+
+def test_mixtures_and_single_names_take_their_models_in_order(encoder_dir):
+    chosen = weight_plot.choose_estimators(
+        WeightPlotArguments(estimators="bm25+simcse,trained_model", estimator_model=f"{encoder_dir},{encoder_dir}")
+    )
+    assert list(chosen) == ["bm25+simcse", "trained_model"]
+    assert isinstance(chosen["bm25+simcse"], MixtureEstimator)
+    assert type(chosen["trained_model"]).__name__ == "TrainedModelEstimator"
+
+
+def test_the_batch_is_drawn_by_the_seed(data_dir):
+    drawn = [
+        weight_plot.batch_rows(WeightPlotArguments(data_dir=str(data_dir), batch_size=8, seed=seed))["url"][:]
+        for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 8
+
+
+def test_the_negatives_shown_are_those_that_some_estimator_finds_similar():
+    first, second = torch.zeros(6, 6), torch.zeros(6, 6)
+    first[0], second[0] = torch.tensor([9.0, 1, 5, 2, 3, 0]), torch.tensor([9.0, 1, 0, 2, 3, 5])
+    assert set(weight_plot.chosen_negatives(estimates(first, second), 0, 2)) == {2, 5}
+    assert weight_plot.chosen_negatives(estimates(first), 0, 3) == [2, 4, 3]
+    assert 0 not in weight_plot.chosen_negatives(estimates(first, second), 0, 10)
+
+
+def test_the_query_shown_is_where_weights_differ_most():
+    similarity = torch.zeros(4, 4)
+    similarity[2, 3] = 5.0
+    assert weight_plot.most_varied_query(estimates(similarity)) == 2
+
+
+def test_long_texts_and_signs_of_formulas_are_drawn_as_they_are():
+    texts = ["sets $name to $value | " + "word " * 200, "a" * 500, "x_{", "short"]
+    figure = weight_plot.draw(estimates(torch.rand(4, 4)), texts, 0, [1, 2, 3])
+    left, right = figure.axes
+    labels = [label.get_text() for label in right.get_yticklabels()]
+    assert labels[1:] == ["x_{", "short"] and labels[0].endswith("…")
+    assert all(len(line) <= 60 for text in (*labels, right.get_title("left")) for line in text.splitlines())
+    figure.canvas.draw()  # a formula that does not parse raises here
+    box = figure.get_tightbbox()
+    assert box.width <= figure.get_figwidth() + 0.01 and box.x0 >= -0.01
+    assert r"sets $name to $value \| word" in weight_plot.negatives_table(
+        ["e"], estimates(torch.rand(4, 4)), texts, 1, [0]
+    )
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ([], "data_dir and pairs: give one of them"),
+        (["--pairs", "no.jsonl"], "no.jsonl: no such file"),
+        (["--pairs", CASE_STUDY, "--query", "8"], "query=8: use 0 to 7"),
+        (["--pairs", CASE_STUDY, "--estimators", "bm26"], "estimator='bm26'"),
+        (["--pairs", CASE_STUDY, "--estimators", "none"], "none weighs nothing"),
+        (["--pairs", CASE_STUDY, "--estimators", "bm25,bm25"], "different names"),
+        (["--pairs", CASE_STUDY, "--output", "/proc/w.png"], "cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_named(run, options, says):
+    with pytest.raises(UserError, match=says):
+        run(*options)
+
+
+def test_files_with_too_few_or_nameless_rows(run, data_dir, tmp_path):
+    with pytest.raises(UserError, match="16 training rows, batch_size=32"):
+        run("--data_dir", data_dir)
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"docstring": f"text {n}", "code": "x"}) + "\n" for n in range(3)))
+    with pytest.raises(UserError, match="3 rows are too few for bm25: take at least 5"):
+        run("--pairs", pairs)
+    pairs.write_text(json.dumps({"code": "x"}) + "\n")
+    with pytest.raises(UserError, match="no column for the query"):
+        run("--pairs", pairs)
+
+
+def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match=r"soft-trainer\[plots\]"):
+        run("--pairs", CASE_STUDY)
+    assert "| => Extracts encoded" in run("--pairs", CASE_STUDY, "--output", "none")

@@ -1,0 +1,86 @@
+"""The rooms of the package stand in the order of the way of the data: nothing imports what stands above it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import soft_trainer
+
+PACKAGE = Path(soft_trainer.__file__).parent
+# From the top to the bottom; rooms of one line may not import each other.
+ORDER = [
+    ("cli",),
+    ("studies", "search"),
+    ("sentence_transformers", "simcse"),
+    ("trainer",),
+    ("callbacks",),
+    ("training",),
+    ("hub",),
+    ("evaluation",),
+    ("estimators",),
+    ("data",),
+    ("arguments",),
+    ("mining",),
+    ("encoders",),
+    ("dataflow",),
+    ("objective",),
+    ("losses", "weights"),
+    ("metrics",),
+    ("files",),
+    ("terminal",),
+    ("distributed",),
+    ("errors",),
+]
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported_rooms(tree: ast.AST) -> set[str]:
+    """The rooms that a module imports."""
+    found = set()
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "soft_trainer":
+            names = [f"soft_trainer.{alias.name}" for alias in node.names] if node.module == "soft_trainer" else []
+            names = names or [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("soft_trainer.")}
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_nothing_imports_what_stands_above_it(path):
+    own = room_of(path)
+    if own == "__init__":
+        return
+    for room in imported_rooms(ast.parse(path.read_text())) - {own}:
+        assert room in LEVEL, f"{path}: {room} is in no room of ORDER"
+        assert LEVEL[own] < LEVEL[room], f"{own} imports {room}, which stands above it or beside it"
+
+
+def test_every_room_has_its_place():
+    assert {room_of(path) for path in FILES} - {"__init__"} <= LEVEL.keys()
+
+
+def test_the_package_is_small_enough_to_read():
+    modules = [path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= 12
+    for path in FILES:
+        assert len(path.read_text().splitlines()) <= 400, f"{path} is too long"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{path}: {node.name} is too long"
+
+
+def test_docstrings_begin_with_what_they_speak_of():
+    for path in [*FILES, *PACKAGE.parent.glob("benchmarks/*.py"), *PACKAGE.parent.glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                first = (ast.get_docstring(node) or "").split(" ")[0]
+                assert first not in ("What", "Which", "Who", "Where", "How"), f"{path}: {ast.get_docstring(node)}"

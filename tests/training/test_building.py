@@ -1,0 +1,130 @@
+"""The encoder that a command line asks for."""
+
+import pytest
+
+from soft_trainer.arguments import ModelArguments
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.errors import UserError
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.training import building
+from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_label
+
+
+@pytest.fixture
+def folder(model, tokenizer, profile, tmp_path):
+    """A saved encoder."""
+    return export_encoder(model, tokenizer, profile, tmp_path / "encoder")
+
+
+def test_from_scratch_is_the_plain_profile():
+    assert build_profile(ModelArguments(from_scratch="32x1")) == PROFILES["auto"]
+
+
+def test_from_scratch_can_take_another_profile():
+    assert build_profile(ModelArguments(from_scratch="32x1", profile="unixcoder")) == PROFILES["unixcoder"]
+
+
+def test_the_command_line_changes_a_profile():
+    arguments = ModelArguments(
+        from_scratch="32x1",
+        pooling="cls",
+        query_prefix="",
+        code_prefix="code: ",
+        query_length=20,
+        code_length=30,
+        data_flow_length=5,
+        score_function="cosine",
+        score_scale=20.0,
+        query_columns="title,docstring",
+        profile="unixcoder",
+    )
+    assert build_profile(arguments) == PROFILES["unixcoder"].replace(
+        pooling="cls",
+        query_prefix="",
+        code_prefix="code: ",
+        query_length=20,
+        code_length=30,
+        data_flow_length=5,
+        score_function="cosine",
+        score_scale=20.0,
+        query_columns=("title", "docstring"),
+    )
+
+
+def test_columns_may_be_written_with_spaces():
+    profile = build_profile(ModelArguments(from_scratch="32x1", code_columns="body, code"))
+    assert profile.code_columns == ("body", "code")
+
+
+def test_a_saved_encoder_brings_its_own_profile(folder, profile):
+    assert build_profile(ModelArguments(model_name_or_path=str(folder))) == profile
+    changed = build_profile(ModelArguments(model_name_or_path=str(folder), score_scale=5.0))
+    assert changed == profile.replace(score_scale=5.0)
+
+
+def test_the_default_is_unixcoder(monkeypatch):
+    asked = []
+
+    def resolve_profile(name_or_path, **_):
+        asked.append(name_or_path)
+        return PROFILES["unixcoder"]
+
+    monkeypatch.setattr(building, "resolve_profile", resolve_profile)
+    assert build_profile(ModelArguments()) == PROFILES["unixcoder"]
+    assert asked == ["microsoft/unixcoder-base"]
+
+
+def test_a_saved_encoder_has_its_tokenizer_and_weights(folder, model, tokenizer, profile, dataset):
+    arguments = ModelArguments(model_name_or_path=str(folder))
+    loaded = build_tokenizer(arguments, profile, dataset)
+    assert loaded("sort a list")["input_ids"] == tokenizer("sort a list")["input_ids"]
+    weights = dict(build_model(arguments, profile, loaded).named_parameters())
+    assert weights and all((weights[name] == value).all() for name, value in model.named_parameters())
+
+
+def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
+    arguments = ModelArguments(from_scratch="32x1", vocabulary_size=600)
+    profile = build_profile(arguments)
+    tokenizer = build_tokenizer(arguments, profile, dataset)
+    assert len(tokenizer) <= 600
+    words = tokenizer.convert_ids_to_tokens(tokenizer(" connection return")["input_ids"])
+    assert words[1:-1] == ["Ġconnection", "Ġreturn"]
+    model = build_model(arguments, profile, tokenizer)
+    assert model.config.hidden_size == 32 and model.config.vocab_size == len(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"from_scratch": "32x1", "model_name_or_path": "a/b"}, ["from_scratch", "model_name_or_path"]),
+        ({"from_scratch": "tiny"}, ["from_scratch='tiny'", "256x4"]),
+        ({"from_scratch": "32x1", "profile": "bert"}, ["profile='bert'", "codebert, graphcodebert, unixcoder, auto"]),
+        ({"from_scratch": "32x1", "pooling": "max"}, ["pooling='max'", "mean, cls, pooler"]),
+        ({"from_scratch": "32x1", "score_scale": 0.0}, ["score_scale=0.0"]),
+        ({"from_scratch": "32x1", "code_length": 1}, ["code_length=1", "at least 3"]),
+    ],
+)
+def test_what_cannot_work_is_one_line(values, words):
+    with pytest.raises(UserError) as caught:
+        build_profile(ModelArguments(**values))
+    message = str(caught.value)
+    assert "\n" not in message and all(word in message for word in words)
+
+
+def test_texts_longer_than_the_model_reads_are_refused(folder, tokenizer):
+    arguments = ModelArguments(model_name_or_path=str(folder), code_length=5000)
+    with pytest.raises(UserError, match="code_length=5000"):
+        build_model(arguments, build_profile(arguments), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "values, label",
+    [
+        ({}, "unixcoder-base"),
+        ({"model_name_or_path": "microsoft/codebert-base"}, "codebert-base"),
+        ({"model_name_or_path": "outputs/mine/"}, "mine"),
+        ({"from_scratch": "32x1"}, "scratch-32x1"),
+    ],
+)
+def test_a_short_name_for_folders(values, label):
+    assert model_label(ModelArguments(**values)) == label
