@@ -28,7 +28,7 @@ def main() -> None:
     from soft_trainer.data.codesearchnet import check_languages
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
-    from soft_trainer.estimators.choosing import choose_estimator
+    from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
@@ -53,7 +53,7 @@ def main() -> None:
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
         check_run(args, estimator, data.get("train"), data_args.early_stopping_patience)
-        checkpoint = last_checkpoint(args)
+        checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
     push_data(data, data_args, args)

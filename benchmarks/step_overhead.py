@@ -75,7 +75,7 @@ def step(trainer: SoftInfoNCETrainer, batch: dict) -> float:
 def loss_seconds(trainer: SoftInfoNCETrainer, batch: dict, width: int) -> float:
     """Seconds from embeddings to their gradients: all that differs between the losses."""
     generator = torch.Generator().manual_seed(0)
-    size = len(batch["rows"])
+    size = len(batch.rows)
     q, c = (torch.randn(size, width, generator=generator, requires_grad=True) for _ in range(2))
 
     def run():
@@ -99,9 +99,9 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     batches = [next(loader) for _ in range(min(pairs, len(soft.get_train_dataloader())))]
     width = soft.model.config.hidden_size
     added = loss_seconds(soft, batches[0], width) - loss_seconds(plain, batches[0], width)
-    rows = batches[0]["rows"]
-    positives, negatives = batches[0]["positives"], batches[0].get("negatives")
-    worker = seconds(lambda: soft._estimate(rows, rows, positives, negatives), 50)
+    rows = batches[0].rows
+    positives, negatives = batches[0].positives, batches[0].negatives
+    worker = seconds(lambda: soft.weigher(rows, rows, positives, negatives), 50)
     times = []
     for place, batch in enumerate(batches):
         order = (plain, soft) if place % 2 else (soft, plain)

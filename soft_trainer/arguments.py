@@ -1,4 +1,4 @@
-"""Everything a run can be told: model, data, training. Field names are the command line's options."""
+"""The options of a run: model, data, training. Field names are the options of the command line and of recipes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def option(default, help: str, **metadata):
 
 @dataclass
 class ModelArguments:
-    """Which encoder, and how it reads texts. What is not given comes from the encoder's profile."""
+    """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
     model_name_or_path: str | None = option(
         None, "Encoder to fine-tune: a Hub name or a folder. Default: microsoft/unixcoder-base."
@@ -53,7 +53,7 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """Which rows to train and evaluate on."""
+    """The rows to train and evaluate on, and the estimator of the weights."""
 
     language: str = option("ruby", f"Programming languages, by comma: {', '.join(LANGUAGES)}.")
     dataset_name: str = option(
@@ -81,11 +81,11 @@ class DataArguments:
     push_data_to_hub: str | None = option(
         None, "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set."
     )
-    max_train_rows: int | None = option(None, "Train on the first so many rows only.")
+    max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.")
     lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")
     model_card: bool = option(True, "Write README.md, the model card, into the output folder.")
     examples: int = option(5, "Test queries to show with their top functions at the end.")
-    early_stopping_patience: int | None = option(None, "Stop after so many evaluations without a better metric.")
+    early_stopping_patience: int | None = option(None, "Stop after this many evaluations without a better metric.")
     estimator: str | None = option(
         "bm25", "Estimator of the weights: bm25, simcse, trained_model, none, a mixture a+b, or module:Class."
     )
@@ -120,7 +120,7 @@ class DataArguments:
 
 @dataclass
 class SoftInfoNCEOptions:
-    """Loss and weights. None: the estimator's default."""
+    """The loss and its weights. None means the estimator's default."""
 
     loss: str | None = option(
         None,
@@ -143,9 +143,9 @@ class SoftInfoNCEOptions:
     )
     gradient_cache_chunk_size: int | None = option(
         None,
-        "Encode so many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
+        "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
     )
-    chunk_by_length: bool = option(True, "Encode a batch in chunks of like length, with the same result.")
+    chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
 
 
 @dataclass
@@ -171,7 +171,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
     train_sampling_strategy: str = option(
         "random",
-        "Which rows meet in a batch: random, sequential, no_duplicates (of a query or a code), group_by_length or "
+        "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length or "
         "one_language.",
     )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")

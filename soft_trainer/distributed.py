@@ -87,6 +87,20 @@ def any_process(flag: bool) -> bool:
     return bool(found.item())
 
 
+def gather_numbers(number: int) -> list[int]:
+    """The number that each process has, in the order of the processes."""
+    return gather(torch.tensor([number], device=device())).tolist() if _many() else [number]
+
+
+def largest(numbers: Sequence[int]) -> list[int]:
+    """The largest of each of `numbers` over all processes."""
+    if not _many():
+        return list(numbers)
+    values = torch.tensor(numbers, device=device())
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.tolist()
+
+
 def _many() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 

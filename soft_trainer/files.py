@@ -122,22 +122,21 @@ def newest_complete(output_dir: str | Path) -> str | None:
     return None
 
 
-def last_checkpoint(args) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the last of the output folder for `last`.
+def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
+    """The checkpoint that `resume_from_checkpoint` names: a folder, or the newest complete one for `last` or `true`.
 
     Raises:
         UserError: a folder that does not exist.
     """
-    wanted = args.resume_from_checkpoint
     if wanted is None or str(wanted).lower() in ("false", "no"):
         return None
     if str(wanted).lower() in ("true", "last", "yes"):
-        found = newest_complete(args.output_dir)
-        if found is None:
-            print_on_main(f"{args.output_dir} holds no whole checkpoint to resume from: starting at the first step")
-        return found
+        checkpoint = newest_complete(output_dir)
+        if checkpoint is None:
+            print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
+        return checkpoint
     if not Path(wanted).is_dir():
         raise UserError(
-            f"resume_from_checkpoint={wanted}: no such folder; `last` takes the newest of the output folder"
+            f"resume_from_checkpoint={wanted}: no such folder; `last` takes the newest checkpoint of the output folder"
         )
     return str(wanted)

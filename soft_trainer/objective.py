@@ -1,4 +1,4 @@
-"""Which loss a run minimises and with what settings: a table over `losses` and `weights`."""
+"""The loss that a run minimises, with its settings, and the object that weighs the negatives of a batch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from torch import Tensor
 
 from soft_trainer import losses
 from soft_trainer.errors import UserError
-from soft_trainer.weights import cancel_above_ratio, cancel_top_k, check_settings, negative_weights, smallest_batch
+from soft_trainer.weights import (
+    cancel_above_ratio,
+    cancel_top_k,
+    check_settings,
+    checked_similarity,
+    negative_weights,
+    smallest_batch,
+)
 
 CANCELLATIONS = ("none", "top_k", "ratio")
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss with its settings: from the scores and similarities of a batch to a scalar.
+    """A loss with its settings: from the scores of a batch to a scalar.
 
     Args:
         loss: a key of `LOSSES`.
         alpha, beta, temperature, floor: of Eq. 4 and of the softmax before it.
         infonce_weight, kl_weight: of `kl_regularization`.
-        cancel: "none", "top_k" or "ratio": which negatives do not count at all (Section 4.4).
-        cancel_k, cancel_ratio: how many of the most similar, or above what share of the positive's similarity.
+        cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
+        cancel_k: the number of most similar negatives that "top_k" leaves out.
+        cancel_ratio: the share of the positive's similarity above which "ratio" leaves a negative out.
         clamp_negative_scores: raise every score below 0 to 0, without gradient there, as the proof of Theorem 1 does.
 
     Raises:
@@ -57,12 +65,12 @@ class Objective:
 
     @property
     def needs_similarity(self) -> bool:
-        """Whether an estimator is asked at all."""
+        """True if the loss needs an estimator."""
         return self.loss != "info_nce" or self.cancel != "none"
 
     @property
     def uses_weights(self) -> bool:
-        """Whether Eq. 4 is used."""
+        """True if the loss uses the weights of Eq. 4."""
         return self.loss == "soft_info_nce"
 
     @property
@@ -79,31 +87,34 @@ class Objective:
         negatives: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """The loss of B queries against N codes, a scalar.
+        """Computes the loss of B queries against N codes, a scalar.
 
         Args:
             scores: Tensor[B, N].
             positives: LongTensor[B], column of each query's own code.
-            similarity: raw, Tensor[B, N]; needed where `needs_similarity`.
-            negatives: BoolTensor[B, N], the columns that count, all but the positive when None.
-            weights: Tensor[B, N] of Soft-InfoNCE, where they are known already: nothing else is then read.
+            similarity: raw, Tensor[B, N]; needed if `needs_similarity`, unless `weights` are given.
+            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
+            weights: Tensor[B, N] of Soft-InfoNCE. They already say which columns count.
         """
         if self.clamp_negative_scores:
             scores = scores.clamp_min(0)
         if weights is not None:
             return losses.soft_info_nce(scores, weights, positives)
-        negatives = self.counted(similarity, positives, negatives)
+        negatives = self.valid_negatives(similarity, positives, negatives)
         return LOSSES[self.loss](self, scores, positives, similarity, negatives)
 
-    def prepared(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
-        """What of the estimator the loss reads, ahead of the scores: `weights` of Soft-InfoNCE after cancellation, or
-        `similarity` as it is for the other losses."""
+    def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
+        """Computes the weights (or similarities) that the loss needs, before the scores are known.
+
+        Returns:
+            `weights` of Soft-InfoNCE after cancellation, or the raw `similarity` for the other losses.
+        """
         if not self.uses_weights:
             return {"similarity": similarity}
-        return {"weights": self.weights(similarity, positives, self.counted(similarity, positives, negatives))}
+        return {"weights": self.weights(similarity, positives, self.valid_negatives(similarity, positives, negatives))}
 
-    def counted(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
-        """`negatives` after cancellation."""
+    def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
+        """The columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
         if self.cancel == "none":
             return negatives
         if negatives is not None:
@@ -159,3 +170,36 @@ LOSSES: dict[str, Callable] = {
     "bce": _bce,
     "kl_regularization": _kl_regularization,
 }
+
+
+@dataclass(frozen=True)
+class Weigher:
+    """Turns rows of the training set into the weights (or similarities) of a batch.
+
+    Data workers and the step use the same object. It can be pickled if the estimator can.
+
+    Args:
+        objective: the loss.
+        estimator: an object with `similarity(query_rows, code_rows)`.
+    """
+
+    objective: Objective
+    estimator: object
+
+    def __call__(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
+        """Computes `weights` or `similarity` of B queries against N codes, on the device of `positives`.
+
+        Args:
+            query_rows, code_rows: training rows, int64[B] and int64[N].
+            positives: LongTensor[B], column of each query's own code.
+            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
+
+        Returns:
+            The keyword arguments of `Objective.__call__`, Tensor[B, N] in float32: float64 would double what a worker
+            sends, and some devices have none.
+        """
+        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
+        similarity = checked_similarity(self.estimator, *rows).to(positives.device)
+        with torch.no_grad():
+            inputs = self.objective.loss_inputs(similarity, positives, negatives)
+        return {name: tensor.float() for name, tensor in inputs.items()}

@@ -3,9 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
+    """Asks `estimator.similarity` for Tensor[Q, C], without gradient, in float32 or higher.
+
+    Raises:
+        ValueError: the estimator returned something that is not Tensor[Q, C], or NaN.
+    """
+    name = type(estimator).__name__
+    with torch.no_grad():
+        similarity = estimator.similarity(query_rows, code_rows)
+    expected = (len(query_rows), len(code_rows))
+    shape = tuple(similarity.shape) if isinstance(similarity, Tensor) else None
+    if shape != expected:
+        found = f"shape {shape}" if shape is not None else type(similarity).__name__
+        raise ValueError(
+            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} "
+            f"codes: it must return a Tensor of shape {expected}"
+        )
+    if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
+        raise ValueError(
+            f"{name}.similarity returned NaN for the rows {_first_nan(similarity, query_rows, code_rows)}"
+        )
+    return similarity if similarity.dtype == torch.float64 else similarity.float()
+
+
+def _first_nan(similarity: Tensor, query_rows: Sequence[int], code_rows: Sequence[int]) -> str:
+    query, code = similarity.isnan().nonzero()[0].tolist()
+    return f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
 
 
 def negative_weights(

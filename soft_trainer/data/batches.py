@@ -1,41 +1,116 @@
-"""One process's part of a global batch, with all that its loss needs beside the embeddings, made in a data worker."""
+"""The batch: one process's share of a global batch, made in a data worker with everything that its loss needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from soft_trainer import distributed
+from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.tokens import SIDES, TokenColumn
+
+Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tensor]]
+
+
+@dataclass
+class Batch:
+    """B queries of one process and the N codes that they meet.
+
+    With gathered negatives the codes are those of all processes, in the order of the processes.
+
+    Args:
+        query, code: the model inputs of this process's queries and codes.
+        rows: int64[B], the training row of each query. A NumPy array, so that it stays on the host.
+        code_rows: int64[N], the training row of each column of the scores.
+        positives: LongTensor[B], the column of each query's own code.
+        sizes: the number of queries of each process.
+        negatives: BoolTensor[B, N], True on the columns that count as negatives. None: all but the positive count.
+        duplicates: the number of columns that are masked as duplicates.
+        loss_inputs: `weights` or `similarity` of the loss, Tensor[B, N] each. None: the step computes them.
+    """
+
+    query: Side
+    code: Side
+    rows: np.ndarray
+    code_rows: np.ndarray
+    positives: Tensor
+    sizes: tuple[int, ...]
+    negatives: Tensor | None = None
+    duplicates: int = 0
+    loss_inputs: dict[str, Tensor] | None = None
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Returns the batch with every tensor on `device`."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """Returns the batch in pinned memory; called by `DataLoader`."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Applies `change` to every tensor."""
+        inputs = self.loss_inputs
+        return dataclasses.replace(
+            self,
+            query=self.query.mapped(change),
+            code=self.code.mapped(change),
+            positives=change(self.positives),
+            negatives=None if self.negatives is None else change(self.negatives),
+            loss_inputs=None if inputs is None else {name: change(tensor) for name, tensor in inputs.items()},
+        )
+
+    def loss_scale(self, queries: int) -> float:
+        """The factor on the mean loss of `queries` of this process's queries.
+
+        With it the gradients that processes average are those of one process on the global batch: processes x
+        queries / queries of the global batch.
+        """
+        return queries * len(self.sizes) / sum(self.sizes)
+
+    def count_tokens(self, padding: bool) -> int:
+        """The number of tokens of both sides, with or without padding."""
+        total = 0
+        for chunk in (*self.query.chunks, *self.code.chunks):
+            mask = chunk["attention_mask"]
+            # A mask with data flow has a row for every token; the first row shows the tokens that are there.
+            total += chunk["input_ids"].numel() if padding else int((mask if mask.dim() == 2 else mask[:, 0]).sum())
+        return total
 
 
 class TrainBatches(Dataset):
-    """Turns the rows of a global batch into this process's inputs.
+    """Turns the rows of a global batch into this process's `Batch`.
+
+    It is sent to the data workers, so it holds only what can be pickled, and the process's number from the start.
 
     Args:
-        tokens: the token ids of "query" and of "code".
-        collator: features -> model inputs.
-        estimate: (query rows, code rows, positives, negatives) -> tensors of B rows for the loss, when those are to be
-            computed ahead of the step.
-        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, when duplicates are to
-            be masked.
-        gather: whether the codes of every process are negatives, or this process's alone.
+        tokens: the token ids of "query" and of "code", by training row.
+        collator: features -> `{"query": ..., "code": ...}`.
+        weigh: (query rows, code rows, positives, negatives) -> `Batch.loss_inputs`, when workers compute them.
+        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, when duplicates are
+            masked.
+        gather: True if the codes of every process are negatives, False if only this process's are.
+        rank, world_size: this process's number and the number of processes.
     """
 
     def __init__(
         self,
-        tokens: dict[str, TokenColumn],
+        tokens: Mapping[str, TokenColumn],
         collator: Callable,
-        estimate: Callable | None = None,
-        text_ids: dict[str, np.ndarray] | None = None,
+        weigh: Weigh | None = None,
+        text_ids: Mapping[str, np.ndarray] | None = None,
         gather: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
     ):
-        self.tokens, self.collator, self.estimate = tokens, collator, estimate
-        self.text_ids, self.gather = text_ids, gather
+        self.tokens, self.collator, self.weigh = tokens, collator, weigh
+        self.text_ids, self.gather, self.rank, self.world_size = text_ids, gather, rank, world_size
 
     def __len__(self) -> int:
         return len(self.tokens["query"])
@@ -44,37 +119,45 @@ class TrainBatches(Dataset):
         return {"row": row} | {f"{side}_ids": self.tokens[side][row] for side in SIDES}
 
     def lengths(self) -> np.ndarray:
-        """Tokens of every row, both sides, int64[rows]."""
+        """Tokens of every row, both sides together, int64[rows]."""
         return sum(self.tokens[side].lengths.astype(np.int64) for side in SIDES)
 
-    def __getitems__(self, joined: Sequence[int]) -> dict:
-        """The collated inputs of this process's part, and of the loss:
+    def __getitems__(self, global_rows: Sequence[int]) -> Batch:
+        """Returns this process's share of the global batch with these rows."""
+        global_rows = np.asarray(global_rows)
+        shards = [distributed.shard(len(global_rows), rank, self.world_size) for rank in range(self.world_size)]
+        rows = global_rows[shards[self.rank]]
+        code_rows = global_rows if self.gather else rows
+        start = shards[self.rank].start if self.gather else 0
+        positives = torch.arange(start, start + len(rows))
+        negatives = self._without_duplicates(rows, code_rows, positives)
+        return Batch(
+            **self._sides(rows, [global_rows[shard] for shard in shards]),
+            rows=rows,
+            code_rows=code_rows,
+            positives=positives,
+            sizes=tuple(shard.stop - shard.start for shard in shards),
+            negatives=negatives,
+            duplicates=0 if negatives is None else int(negatives.numel() - negatives.sum()),
+            loss_inputs=None if self.weigh is None else self.weigh(rows, code_rows, positives, negatives),
+        )
 
-        `rows` int64[B] and `code_rows` int64[N] (those whose codes meet these queries), NumPy arrays so that they stay
-        on the host; `positives` LongTensor[B]; `sizes`, the rows of each process; `negatives` BoolTensor[B, N] where a
-        duplicate is masked; `duplicates`, how many are; what `estimate` gives.
-        """
-        rank, processes = distributed.rank_and_world_size()
-        joined = np.asarray(joined)
-        parts = [distributed.shard(len(joined), process, processes) for process in range(processes)]
-        rows = joined[parts[rank]]
-        code_rows = joined if self.gather else rows
-        start = parts[rank].start if self.gather else 0
-        batch = self.collator([self[int(row)] for row in rows])
-        batch["rows"], batch["code_rows"] = rows, code_rows
-        batch["positives"] = torch.arange(start, start + len(rows))
-        batch["sizes"] = [part.stop - part.start for part in parts]
-        negatives = self._negatives(rows, code_rows, batch["positives"])
-        batch["duplicates"] = 0
-        if negatives is not None:
-            batch["negatives"] = negatives
-            batch["duplicates"] = int(negatives.numel() - negatives.sum())
-        if self.estimate is not None:
-            batch |= self.estimate(rows, code_rows, batch["positives"], negatives)
-        return batch
+    def _sides(self, rows: np.ndarray, rows_of_processes: Sequence[np.ndarray]) -> dict[str, Side]:
+        """The model inputs of both sides, in as many chunks on every process."""
+        # A process without rows encodes a row of another process and uses none of its embeddings.
+        features = [self[int(row)] for row in (rows if len(rows) else rows_of_processes[0][:1])]
+        if isinstance(self.collator, PairCollator):
+            passes = {
+                side: max(self.collator.count_chunks(self.tokens[side].lengths[part]) for part in rows_of_processes)
+                for side in SIDES
+            }
+            sides = self.collator(features, passes)
+        else:
+            sides = {side: Side.of(inputs) for side, inputs in self.collator(features).items()}
+        return {side: inputs if len(rows) else inputs.without_rows() for side, inputs in sides.items()}
 
-    def _negatives(self, rows, code_rows, positives) -> torch.Tensor | None:
-        """False where a negative's query or code text equals the positive's; None when no negative's does."""
+    def _without_duplicates(self, rows: np.ndarray, code_rows: np.ndarray, positives: Tensor) -> Tensor | None:
+        """BoolTensor[B, N], False where a negative has the query's or the code's text; None if nothing is masked."""
         if self.text_ids is None:
             return None
         same = np.zeros((len(rows), len(code_rows)), dtype=bool)
@@ -89,6 +172,6 @@ class TrainBatches(Dataset):
 def text_ids(texts: Iterable[str]) -> np.ndarray:
     """A number for every text, equal for equal texts, uint64[rows].
 
-    It is a hash: of 250,000 texts two unequal ones share theirs with a chance of 2 in a thousand million.
+    The number is a hash. Among 250,000 texts, two different ones share a number with a probability of 2e-9.
     """
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64)

@@ -72,3 +72,14 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost | None) -> list[np.ndarray]:
         chunks.append(rows[starts[cut[i]] : ends[i - 1]])
         i = cut[i]
     return chunks[::-1]
+
+
+def split_chunks(chunks: list[np.ndarray], number: int) -> list[np.ndarray]:
+    """Splits the chunks with most rows until there are `number` of them, or until every chunk is one row."""
+    chunks = list(chunks)
+    while len(chunks) < number:
+        largest = max(range(len(chunks)), key=lambda place: len(chunks[place]))
+        if len(chunks[largest]) < 2:
+            break
+        chunks[largest : largest + 1] = np.array_split(chunks[largest], 2)
+    return chunks

@@ -62,10 +62,12 @@ def embed_sharded(
     rank, processes = distributed.rank_and_world_size()
     # Dealt out by length, every process has as many tokens to encode as the others.
     order = np.argsort(-tokens.lengths, kind="stable")
-    local = [tokens[int(row)] for row in order[rank::processes]]
-    joined = distributed.gather(
-        embed(model, profile, local, pad_token_id, batch_size, progress if rank == 0 else None)
-    )
+    rows = order[rank::processes]
+    # A collective inside a forward pass waits for all processes, so all encode as many texts: some one text too many.
+    added = order[-1:] if len(rows) < -(-len(order) // processes) else order[:0]
+    local = [tokens[int(row)] for row in (*rows, *added)]
+    label = progress if rank == 0 else None
+    joined = distributed.gather(embed(model, profile, local, pad_token_id, batch_size, label)[: len(rows)])
     embeddings = torch.empty_like(joined)
     dealt = np.concatenate([order[process::processes] for process in range(processes)])
     embeddings[torch.from_numpy(dealt).to(joined.device)] = joined

@@ -45,13 +45,18 @@ def cached_rows(
         return build().cpu().numpy().astype(dtype)
     path = Path(folder) / f"{key}.npy"
     if distributed.from_main(_problem(path) is None):
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return load_rows(path)
     refusal = distributed.from_main(_refusal(path.parent, rows * width * np.dtype(dtype).itemsize))
     if refusal:
         raise UserError(f"estimator cache {path.parent}: {refusal}; {REMEDY}")
     values = build().cpu().numpy().astype(dtype)
     stored = distributed.from_main(distributed.rank_and_world_size()[0] != 0 or _store(path, values))
-    return np.load(path, mmap_mode="r", allow_pickle=False) if stored and path.exists() else values
+    return load_rows(path) if stored and path.exists() else values
+
+
+def load_rows(path: str | Path) -> np.ndarray:
+    """The memory-mapped rows of a file of the cache."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def row_key(tokens: TokenColumn | GraphColumn, model: nn.Module, *settings) -> str:
@@ -77,7 +82,7 @@ def _problem(path: Path) -> str | None:
         return "missing"
     try:
         recorded = json.loads(path.with_suffix(".json").read_text())
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        values = load_rows(path)
         if zlib.crc32(values.reshape(-1).view(np.uint8)) == recorded["crc32"]:
             return None
         problem = "its checksum is wrong"

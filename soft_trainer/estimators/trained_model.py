@@ -1,4 +1,4 @@
-"""A trained model: how a frozen code-search encoder scores query against code."""
+"""A trained model: the scores that a frozen code-search encoder gives query and code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from soft_trainer.estimators.encoded import EncodedRowsEstimator, dot_products
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):
-    """Scores of a checkpoint trained with InfoNCE (Section 3.2, "Trained Model"), really frozen.
+    """Scores of a checkpoint trained with InfoNCE (Section 3.2, "Trained Model"), kept frozen.
 
-    It may be another encoder than the one in training, with its own tokenizer, lengths, pooling, score function and
-    scale, all read from its folder.
+    It may be another encoder than the one in training. Tokenizer, lengths, pooling, score function and scale are read
+    from its folder.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 5.0
 
     def fit(self, dataset) -> None:
-        """Encode queries and codes of every row, or take them from the cache."""
+        """Encodes queries and codes of every row, or reads them from the cache."""
         encoder = self.load()
         self._scale = encoder.profile.score_scale
         self._queries, self._codes = (self.encode_rows(dataset, side, encoder) for side in ("query", "code"))

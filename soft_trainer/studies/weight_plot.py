@@ -23,13 +23,12 @@ from soft_trainer.arguments import DataArguments, option, parse
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import checked_similarity
-from soft_trainer.estimators.choosing import choose_estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure, save_png
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.terminal import exit_on_user_error, table
-from soft_trainer.weights import negative_weights, smallest_batch
+from soft_trainer.weights import checked_similarity, negative_weights, smallest_batch
 
 FLOOR = 0.1
 WRAP = 52  # characters in a line of a label, of which there are two
