@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -13,11 +12,11 @@ from transformers import TrainingArguments
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination
-from soft_trainer.data.batches import Batch, TrainBatches, text_ids
+from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
-from soft_trainer.data.sampling import EpochDataLoader, GlobalBatchSampler, languages_of
-from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+from soft_trainer.data.sampling import EpochDataLoader, training_sampler
+from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import encode, score
 from soft_trainer.encoders.loading import register_prefix_tokens, resolve_profile
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
@@ -105,12 +104,10 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         register_prefix_tokens(processing_class, self.encoder)
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
-        scaler = self.accelerator.scaler
-        self._overflows = OverflowCounter(scaler) if scaler is not None else None
-        if self._overflows is not None:
-            self.add_callback(self._overflows)
+        self._overflows = OverflowCounter(self.accelerator.scaler) if self.accelerator.scaler else None
         self._termination = SaveOnTermination()
-        self.add_callback(self._termination)
+        for callback in filter(None, (self._overflows, self._termination)):
+            self.add_callback(callback)
         if self.estimator_callback is not None:
             self.estimator_callback.bind(train_dataset)
 
@@ -170,21 +167,10 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         if self.train_dataset is None:
             raise UserError("train_dataset: training needs rows")
         check_batches(self.args, self.objective, self.train_dataset, self._train_batch_size)
-        args, strategy, batches = self.args, self.args.train_sampling_strategy, self._train_batches()
-        inputs_of = {
-            "no_duplicates": lambda: {"text_ids": tuple((batches.text_ids or self._text_ids()).values())},
-            "group_by_length": lambda: {"lengths": batches.lengths()},
-            "one_language": lambda: {"languages": languages_of(self.train_dataset)},
-        }
-        sampler = GlobalBatchSampler(
-            len(self.train_dataset),
-            self._train_batch_size * args.world_size,
-            strategy=strategy,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            drop_last=args.dataloader_drop_last,
-            **inputs_of.get(strategy, dict)(),
-        )
-        return EpochDataLoader.for_training(batches, sampler, args)
+        rows, batches = self.train_dataset, self._train_batches()
+        size = self._train_batch_size * self.args.world_size
+        sampler = training_sampler(self.args, rows, batches, lambda: text_ids_of(rows, self.encoder), size)
+        return EpochDataLoader.for_training(batches, sampler, self.args)
 
     def _train_batches(self) -> TrainBatches:
         """The training rows as token ids, with what the workers compute beside them."""
@@ -192,7 +178,7 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         return self._batches(
             {side: self._tokens(self.train_dataset, side) for side in SIDES},
             weigh=self.weigher if precompute else None,
-            text_ids=self._text_ids() if self.options.mask_duplicates else None,
+            text_ids=text_ids_of(self.train_dataset, self.encoder) if self.options.mask_duplicates else None,
         )
 
     def _batches(self, tokens: dict, **inputs) -> TrainBatches:
@@ -207,12 +193,6 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         return TrainBatches(
             tokens, self.data_collator, gather=self.gathers, rank=rank, world_size=world_size, **inputs
         )
-
-    def _text_ids(self) -> dict[str, np.ndarray]:
-        """For either side a number for every row's text, equal for equal texts."""
-        rows = self.train_dataset
-        columns = {side: text_column(rows, side_settings(self.encoder, side)["columns"], side) for side in SIDES}
-        return {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves the batch to this process's device; with a user's collator, equalises the forward passes too."""
@@ -335,9 +315,7 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         self.check_evaluation()
         checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
-        rows = self.train_dataset
-        named = rows is not None and "url" in rows.column_names
-        self._guard = FiniteGuard(rows["url"] if named else range(len(rows or ())))
+        self._guard = FiniteGuard(self.train_dataset)
         try:
             output = super().train(checkpoint, *args, **kwargs)
         finally:

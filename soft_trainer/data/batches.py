@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import datasets
 import numpy as np
 import torch
 import xxhash
@@ -14,7 +15,8 @@ from torch.utils.data import Dataset
 
 from soft_trainer import distributed
 from soft_trainer.data.collator import PairCollator, Side
-from soft_trainer.data.tokens import SIDES, TokenColumn
+from soft_trainer.data.tokens import SIDES, TokenColumn, column_texts, side_settings, text_column
+from soft_trainer.encoders.profiles import EncoderProfile
 
 Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tensor]]
 
@@ -167,6 +169,12 @@ class TrainBatches(Dataset):
             return None
         negatives = torch.from_numpy(~same)
         return negatives.scatter_(1, positives.unsqueeze(1), True)
+
+
+def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:
+    """For "query" and "code" the `text_ids` of every row."""
+    columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
+    return {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, Dataset
@@ -149,6 +149,32 @@ STRATEGIES: dict[str, Callable[[GlobalBatchSampler, np.random.Generator], Iterat
 def languages_of(dataset) -> Sequence[str]:
     """The language of every row; empty if the rows have no such column."""
     return dataset["language"] if "language" in dataset.column_names else ()
+
+
+def training_sampler(
+    args: TrainingArguments, rows, batches, text_ids: Callable[[], Mapping[str, np.ndarray]], batch_size: int
+) -> GlobalBatchSampler:
+    """Makes the sampler that `args.train_sampling_strategy` names, with the inputs that it needs.
+
+    Args:
+        rows: the training rows.
+        batches: the `TrainBatches` of these rows.
+        text_ids: computes a number for every row's texts, by side, if `batches` has none.
+        batch_size: rows of a global batch.
+    """
+    inputs_of = {
+        "no_duplicates": lambda: {"text_ids": tuple((batches.text_ids or text_ids()).values())},
+        "group_by_length": lambda: {"lengths": batches.lengths()},
+        "one_language": lambda: {"languages": languages_of(rows)},
+    }
+    return GlobalBatchSampler(
+        len(rows),
+        batch_size,
+        strategy=args.train_sampling_strategy,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        drop_last=args.dataloader_drop_last,
+        **inputs_of.get(args.train_sampling_strategy, dict)(),
+    )
 
 
 class EpochDataLoader(DataLoader):

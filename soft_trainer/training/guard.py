@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -38,11 +38,11 @@ class FiniteGuard:
     """Checks every loss one step late, when its device has computed it anyway, so that no step waits.
 
     Args:
-        names: the url (or the number) of every training row, for the message.
+        rows: the training rows, for the message.
     """
 
-    def __init__(self, names: Sequence):
-        self.names = names
+    def __init__(self, rows: Dataset | None):
+        self.rows = rows
         self._last_finite: tuple[int, float] | None = None
         self._pending: tuple[int, DelayedNumber, np.ndarray] | None = None
 
@@ -71,7 +71,8 @@ class FiniteGuard:
 
     def _message(self, step: int, value: float, rows: list[int]) -> str:
         before = "no step before it" if self._last_finite is None else "step {} had {:.4g}".format(*self._last_finite)
-        shown = "\n  ".join(str(self.names[row]) for row in rows)
+        named = self.rows is not None and "url" in self.rows.column_names
+        shown = "\n  ".join(str(self.rows[row]["url"]) if named else f"row {row + 1}" for row in rows)
         return (
             f"the loss of step {step} is {value} ({before}): no checkpoint is written from here on. Lower the "
             f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {shown}"
