@@ -302,4 +302,3 @@ def _rows(places: Sequence[int]) -> str:
     shown = ", ".join(str(place + 1) for place in places[:SHOWN])
     more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
     return f"{'row' if len(places) == 1 else 'rows'} {shown}{more}"
-

@@ -37,9 +37,7 @@ class TokenColumn:
         origin: the data set and the column that the chunks are from, None for a column in memory.
     """
 
-    def __init__(
-        self, chunks: Sequence[tuple[np.ndarray, np.ndarray]], origin: tuple[Dataset, str] | None = None
-    ):
+    def __init__(self, chunks: Sequence[tuple[np.ndarray, np.ndarray]], origin: tuple[Dataset, str] | None = None):
         self._chunks, self._origin = list(chunks), origin
         self._starts = np.cumsum([0, *(len(offsets) - 1 for _, offsets in self._chunks)])
         self.lengths = np.concatenate([np.diff(offsets) for _, offsets in self._chunks] or [np.zeros(0, np.int64)])

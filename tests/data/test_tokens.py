@@ -61,7 +61,8 @@ def test_a_column_on_disk_pickles_as_its_path(tmp_path):
 
 
 def test_a_column_in_memory_pickles_with_its_values():
-    for column in (TokenColumn.from_lists(RAGGED), TokenColumn.from_dataset(Dataset.from_dict({"ids": RAGGED}), "ids")):
+    rows = Dataset.from_dict({"ids": RAGGED})
+    for column in (TokenColumn.from_lists(RAGGED), TokenColumn.from_dataset(rows, "ids")):
         assert lists(pickle.loads(pickle.dumps(column))) == RAGGED
 
 
