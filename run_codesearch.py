@@ -25,7 +25,6 @@ def main() -> None:
     from transformers import EarlyStoppingCallback, set_seed
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, distributed
-    from soft_trainer.data.codesearchnet import check_languages
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
@@ -44,7 +43,6 @@ def main() -> None:
     distributed.use_the_cores()
 
     # ---- Rows ----
-    check_languages(data_args.languages)
     check_pushes(data_args, args)
     profile = build_profile(model_args)
     estimator = choose_estimator(data_args, profile.query_columns)
