@@ -27,10 +27,10 @@ from soft_trainer.data.tokens import (
     side_settings,
     text_column,
 )
-from soft_trainer.encoders.embedding import embed_sharded
-from soft_trainer.encoders.encoding import comparable, encode, score
-from soft_trainer.encoders.loading import register_prefix_tokens, resolve_profile
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.encoders.encoding import embed_sharded, encode
+from soft_trainer.encoders.loading import register_prefix_tokens
+from soft_trainer.encoders.pooling import comparable, score
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows

@@ -9,7 +9,7 @@ import torch
 
 from soft_trainer.data.chunks import ChunkCost, chunk_by_length
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.padding import pad, token_count
+from soft_trainer.encoders.encoding import pad, token_count
 
 
 class PairCollator:

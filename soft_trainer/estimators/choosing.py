@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 
 from soft_trainer.arguments import DataArguments
-from soft_trainer.encoders.loading import resolve_profile
+from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator

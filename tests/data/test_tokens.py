@@ -7,7 +7,7 @@ from datasets import Dataset, concatenate_datasets
 from soft_trainer.data import tokens
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.data.tokens import TokenColumn, text_column, texts, tokenized
-from soft_trainer.encoders.padding import pad
+from soft_trainer.encoders.encoding import pad
 from soft_trainer.errors import UserError
 
 

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from soft_trainer.encoders.embedding import embed
-from soft_trainer.encoders.encoding import encode, pool, score, tokenize, tokenize_with_lengths
-from soft_trainer.encoders.padding import pad
+from soft_trainer.encoders.encoding import embed, encode, pad, tokenize, tokenize_with_lengths
+from soft_trainer.encoders.pooling import pool, score
 from soft_trainer.encoders.profiles import EncoderProfile
 
 TEXTS = ["sort a list with quick sort", "", "read", "def mean(numbers): return sum(numbers) / len(numbers) " * 4]

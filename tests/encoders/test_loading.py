@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
-from soft_trainer.encoders.loading import Encoder, load_encoder, load_model, register_prefix_tokens, resolve_profile
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.encoders.loading import Encoder, load_encoder, load_model, load_tokenizer, register_prefix_tokens
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
 

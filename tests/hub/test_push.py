@@ -1,3 +1,4 @@
+import shlex
 import sys
 from pathlib import Path
 
@@ -219,7 +220,9 @@ def test_what_shows_rows_stays_here(here, folder):
 
 @pytest.mark.slow
 def test_command_that_the_message_names_works_in_a_new_process(hub, folder):
-    command = later_command(folder, REPO, revision="dev").split()[1:]
+    program, subcommand, *options = shlex.split(later_command(folder, REPO, revision="dev"))
+    assert (program, subcommand) == ("soft-trainer", "push")
+    command = ("-m", "soft_trainer.hub.push", *options)
     failed = hub.run(*command, token="hf_wrong")
     assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
     assert "token is not valid" in failed.stderr
