@@ -43,7 +43,10 @@ def export_encoder(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
             _write(model, tokenizer, profile, Path(aside), state_dict)
-            _move(Path(aside), folder)
+            for path in [path for path in Path(aside).rglob("*") if path.is_file()]:
+                target = folder / path.relative_to(aside)
+                target.parent.mkdir(exist_ok=True)
+                path.replace(target)
     return folder
 
 
@@ -57,14 +60,6 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict) -
         (aside / file).parent.mkdir(exist_ok=True)
         write_json(aside / file, content)
     profile.save(aside)
-
-
-def _move(aside: Path, folder: Path) -> None:
-    """Renames every file below `aside` into `folder`."""
-    for path in [path for path in aside.rglob("*") if path.is_file()]:
-        target = folder / path.relative_to(aside)
-        target.parent.mkdir(exist_ok=True)
-        path.replace(target)
 
 
 def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile) -> dict[str, object]:

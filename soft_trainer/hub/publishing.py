@@ -50,8 +50,8 @@ class Publisher:
         self.hub_model_id = _model_id(args)
         check_push(self.hub_model_id, args.hub_token, args.hub_private_repo)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
-        self._pushes: list[tuple[Future, str | Path, str, tuple[str | None, ...]]] = []
-        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # by path in the repository
+        self._pushes: list[Future] = []
+        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # path in the repository -> folder, message
 
     def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
         """Pushes `folder` now and returns the address of the commit.
@@ -70,25 +70,18 @@ class Publisher:
 
         Does nothing while another push is under way, unless `hub_always_push` is set.
         """
-        self._report()
-        if self._pushes and not self.args.hub_always_push:
+        if not all(push.done() for push in self._pushes) and not self.args.hub_always_push:
             return
         try:
             staged = _staged(folder, self.args.output_dir)
         except OSError as error:
             self._fail(error, folder, message, paths)
-            return
-
-        def push_staged():
-            with staged:
-                return [self.push(staged.name, message, path) for path in paths]
-
-        self._pushes.append((self._executor.submit(push_staged), folder, message, paths))
+        else:
+            self._pushes.append(self._executor.submit(self._push_staged, staged, folder, message, paths))
 
     def finish(self) -> None:
-        """Waits for the pushes that are under way and logs those that failed."""
-        wait([push for push, *_ in self._pushes])
-        self._report()
+        """Waits for the pushes that are under way."""
+        wait(self._pushes)
 
     def conclude(self, message: str) -> str:
         """Pushes the output folder, then again every checkpoint whose push failed.
@@ -106,15 +99,15 @@ class Publisher:
                 self.push(folder, step, path)
         return url
 
-    def _report(self) -> None:
-        """Logs every push that failed."""
-        done = [push for push in self._pushes if push[0].done()]
-        self._pushes = [push for push in self._pushes if push not in done]
-        for push, folder, message, paths in done:
-            if error := push.exception():
-                self._fail(error, folder, message, paths)
-            else:
-                self._failed = {path: failure for path, failure in self._failed.items() if path not in paths}
+    def _push_staged(self, staged: tempfile.TemporaryDirectory, folder, message: str, paths) -> None:
+        """Pushes the staged files of `folder` to each of `paths`; a failure is logged."""
+        try:
+            with staged:
+                for path in paths:
+                    self.push(staged.name, message, path)
+                    self._failed.pop(path, None)
+        except Exception as error:  # no caller reads the error of this thread
+            self._fail(error, folder, message, paths)
 
     def _fail(self, error: BaseException, folder: str | Path, message: str, paths: tuple[str | None, ...]) -> None:
         """Logs a push that failed and remembers it for the end."""

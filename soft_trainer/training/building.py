@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from datasets import Dataset
 
 from soft_trainer.arguments import ModelArguments
@@ -13,16 +15,6 @@ from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_robe
 from soft_trainer.errors import UserError
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
-OVERRIDES = (
-    "pooling",
-    "query_prefix",
-    "code_prefix",
-    "query_length",
-    "code_length",
-    "data_flow_length",
-    "score_function",
-    "score_scale",
-)
 
 
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
@@ -39,12 +31,12 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
     else:
         name = model_name(arguments)
         profile = resolve_profile(name, name=arguments.profile, revision=arguments.model_revision)
-    columns = {
-        f"{side}_columns": tuple(name.strip() for name in value.split(","))
-        for side in SIDES
-        if (value := getattr(arguments, f"{side}_columns")) is not None
-    }
-    return profile.replace(**{name: getattr(arguments, name) for name in OVERRIDES}, **columns)
+    # An argument with the name of a profile's field overrides that field. Columns are separated by commas.
+    changes = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(EncoderProfile)}
+    for columns in (f"{side}_columns" for side in SIDES):
+        if changes[columns] is not None:
+            changes[columns] = tuple(name.strip() for name in changes[columns].split(","))
+    return profile.replace(**changes)
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):

@@ -99,6 +99,22 @@ def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(
     assert header["model-index"][0]["results"][0]["dataset"]["type"] == "code-search"
 
 
+def test_a_base_from_the_cache_of_the_hub_has_its_published_name(encoder_of, record, tmp_path):
+    base = tmp_path / "models--microsoft--unixcoder-base" / "snapshots" / "5604af"
+    base.mkdir(parents=True)
+    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
+    header, body = header_and_body(write_model_card(folder, record | {"base_model": f"{base}/"}))
+    assert header["base_model"] == "microsoft/unixcoder-base"
+    assert "`microsoft/unixcoder-base`" in body and str(tmp_path) not in body.replace(str(folder), "")
+
+
+def test_no_line_of_the_template_is_left_in_the_card(encoder_of, record, tmp_path):
+    for profile in PROFILES_IN_CARDS.values():
+        folder = exported(encoder_of(profile), tmp_path / "encoder")
+        text = write_model_card(folder, record).read_text()
+        assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and text.endswith("```\n")
+
+
 def test_body_says_what_the_record_says(encoder_of, record, tmp_path):
     folder = exported(encoder_of(PROFILES_IN_CARDS["unixcoder"]), tmp_path / "encoder")
     _, body = header_and_body(write_model_card(folder, record))
