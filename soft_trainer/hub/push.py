@@ -26,7 +26,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", 
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 PUSHED_ROWS = "pushed_rows"
 # A run's output folder also holds ranks and rows, which show source code that may be private.
-NOT_PUSHED = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*")}
+NOT_PUSHED_WITH = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*")}
 WAITS = (1, 2, 4, 8, 16)  # seconds before each further try
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
@@ -93,7 +93,7 @@ def push_folder(
     """
     _check_name(hub_model_id, repo_type)
     folder, token = Path(folder), _token(token)
-    ignored = [*NEVER_PUSHED, *NOT_PUSHED.get(repo_type, ())]
+    ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, token, ignored)
     api = HfApi(token=token)
 
@@ -124,17 +124,18 @@ def retry(push: Callable[[], str], repo_id: str) -> str:
     """Calls `push` until it returns, waiting `WAITS` in between; raises an error that is final or lasts too long."""
     # `huggingface_hub.utils.http_backoff` repeats single requests. The client uses it for uploads, but not for the
     # commit: a 500 there, or a commit by someone else in between, ends `upload_folder`.
-    for wait in (*WAITS, None):
+    waits = iter(WAITS)
+    while True:
         try:
             return push()
         except (HTTPError, OSError, RuntimeError) as error:
             # The client wraps a failed upload into a RuntimeError.
             cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
+            wait = next(waits, None)
             if wait is None or not is_retryable(cause):
                 raise cause from None
             logger.warning("Push to %s failed (%s); next try in %d s.", repo_id, reason(cause), wait)
             time.sleep(wait)
-    raise AssertionError("the last try returns or raises")
 
 
 def is_retryable(error: Exception) -> bool:

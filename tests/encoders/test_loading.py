@@ -13,7 +13,7 @@ TEXTS = ["read a file", "def f(): pass", "x", "a much longer text than all of th
 
 
 def sentence_transformer(folder, pooling=None, normalize=True, transformer=None, **settings):
-    """A folder with the files of sentence-transformers that say how it pools, without weights."""
+    """Makes a folder with the settings of sentence-transformers, without weights."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     if not normalize:
         del kinds["2_Normalize"]
@@ -26,7 +26,7 @@ def sentence_transformer(folder, pooling=None, normalize=True, transformer=None,
     return folder
 
 
-# Profiles
+# ---- Profiles ----
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -91,8 +91,8 @@ def test_own_profile_comes_before_all_others(tmp_path):
 
 
 def test_sentence_transformers_profile(tmp_path):
-    found = resolve_profile(sentence_transformer(tmp_path, prompts={"query": "q: ", "passage": "p: "}))
-    assert found == EncoderProfile(
+    resolved = resolve_profile(sentence_transformer(tmp_path, prompts={"query": "q: ", "passage": "p: "}))
+    assert resolved == EncoderProfile(
         pooling="mean",
         normalize=True,
         query_prefix="q: ",
@@ -108,15 +108,20 @@ def test_lengths_come_from_the_tokenizer_where_the_module_has_none(tmp_path):
     folder = sentence_transformer(tmp_path, transformer={"query_length": 32})
     for saved, expected in ((200, (32, 200)), (10**30, (32, PROFILES["auto"].code_length))):
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": saved}))
-        found = resolve_profile(folder)
-        assert (found.query_length, found.code_length) == expected
+        resolved = resolve_profile(folder)
+        assert (resolved.query_length, resolved.code_length) == expected
 
 
 def test_unbounded_dot_products_are_not_scaled(tmp_path):
-    found = resolve_profile(
+    resolved = resolve_profile(
         sentence_transformer(tmp_path, {"pooling_mode": "cls"}, normalize=False, similarity_fn_name="dot")
     )
-    assert (found.pooling, found.normalize, found.score_function, found.score_scale) == ("cls", False, "dot", 1.0)
+    assert (resolved.pooling, resolved.normalize, resolved.score_function, resolved.score_scale) == (
+        "cls",
+        False,
+        "dot",
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +139,7 @@ def test_what_no_profile_expresses_is_refused(tmp_path, changes):
         resolve_profile(sentence_transformer(tmp_path, **changes))
 
 
-# Tokens
+# ---- Tokens ----
 
 
 def test_prefix_token_keeps_its_id(tokenizer, tmp_path):
@@ -156,7 +161,7 @@ def test_missing_prefix_token_is_refused(tokenizer):
         register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
 
 
-# Encoding
+# ---- Encoding ----
 
 
 @pytest.fixture
@@ -191,7 +196,7 @@ def test_nothing_to_encode(encoder):
     assert encoder.encode_queries([]).shape == (0, 32)
 
 
-# Data flow
+# ---- Data flow ----
 
 
 @pytest.fixture
@@ -221,7 +226,7 @@ def test_data_flow_needs_a_language(graph_encoder, language, message):
         graph_encoder.encode_codes(CODES, language=language)
 
 
-# What is missing
+# ---- Missing and damaged files ----
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder"])

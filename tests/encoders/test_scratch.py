@@ -1,4 +1,4 @@
-"""A tokenizer and an encoder from nothing."""
+"""A new tokenizer, and a small encoder with random weights."""
 
 import pytest
 import torch

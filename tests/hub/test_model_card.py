@@ -52,14 +52,14 @@ def test_snippets_run_as_printed_and_agree(profile, encoder_of, record, tmp_path
     _, body = header_and_body(write_model_card(folder, record))
     snippets = re.findall(r"```python\n(.*?)```", body, re.S)
     assert len(snippets) == 3
-    found = []
+    embeddings = []
     for snippet in snippets:
         names: dict = {}
         exec(snippet, names)
         assert "tensor(" in capsys.readouterr().out
-        found.append([torch.as_tensor(names[side]) for side in ("queries", "codes")])
-    for others in found[1:]:
-        for ours, theirs in zip(found[0], others, strict=True):
+        embeddings.append([torch.as_tensor(names[side]) for side in ("queries", "codes")])
+    for others in embeddings[1:]:
+        for ours, theirs in zip(embeddings[0], others, strict=True):
             if profile.score_function == "cosine":
                 ours, theirs = (torch.nn.functional.normalize(side, dim=-1) for side in (ours, theirs))
             torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=1e-5, rtol=0)
