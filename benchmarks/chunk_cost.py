@@ -27,9 +27,8 @@ from start import Start, add_encoder_options, begin, label
 
 from soft_trainer.data.chunks import STEP, ChunkCost, chunk_by_length
 from soft_trainer.data.tokens import SIDES, column_of
-from soft_trainer.encoders.encoding import encode
+from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.encoders.loading import Encoder, load_encoder
-from soft_trainer.encoders.padding import pad
 from soft_trainer.terminal import table
 
 Cut = Callable[[np.ndarray], list[np.ndarray]]

@@ -12,8 +12,8 @@ from measuring import numbers
 
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.data.tokens import SIDES, side_settings, text_column, texts
-from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.scratch import small_roberta, train_tokenizer
 from soft_trainer.hub.export import export_encoder
 

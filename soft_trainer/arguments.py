@@ -113,7 +113,7 @@ class DataArguments:
 
     @property
     def rows_name(self) -> str:
-        """What the rows are called: their name on the Hub, or that of their folder."""
+        """The name of the rows: their name on the Hub, or that of their folder."""
         own = self.data_dir or self.source_dir
         return self.push_data_to_hub or (Path(own.replace("{language}", "")).name if own else self.dataset_name)
 
@@ -183,7 +183,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         folder = self.output_dir
         super().__post_init__()
-        self.output_dir = folder  # None, which the script fills in, and not Trainer's own default
+        self.output_dir = folder  # stays None, so that the script can fill it in
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
 

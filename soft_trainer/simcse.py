@@ -26,9 +26,9 @@ from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option, parse
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
-from soft_trainer.encoders.embedding import embed_sharded
-from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png

@@ -17,9 +17,10 @@ from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.sampling import EpochDataLoader, training_sampler
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.encoding import encode, score
-from soft_trainer.encoders.loading import register_prefix_tokens, resolve_profile
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.encoders.encoding import encode
+from soft_trainer.encoders.loading import register_prefix_tokens
+from soft_trainer.encoders.pooling import score
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.files import last_checkpoint
 from soft_trainer.objective import Objective, Weigher

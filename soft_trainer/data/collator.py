@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soft_trainer.data.chunks import ChunkCost, chunk_by_length, split_chunks
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.padding import pad, token_count
+from soft_trainer.encoders.encoding import pad, token_count
 
 
 @dataclass

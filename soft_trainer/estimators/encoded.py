@@ -11,9 +11,9 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.tokens import column_of
-from soft_trainer.encoders.embedding import embed_sharded
-from soft_trainer.encoders.encoding import comparable
+from soft_trainer.encoders.encoding import embed_sharded
 from soft_trainer.encoders.loading import Encoder, load_encoder
+from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, cached_rows, load_rows, row_key

@@ -13,8 +13,8 @@ from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.data.tokens import GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.embedding import embed_sharded
-from soft_trainer.encoders.encoding import comparable
+from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows

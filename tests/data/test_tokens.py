@@ -9,7 +9,7 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from soft_trainer.data import tokens
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.data.tokens import TokenColumn, column_of, text_column, texts, tokenized
-from soft_trainer.encoders.padding import pad
+from soft_trainer.encoders.encoding import pad
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 

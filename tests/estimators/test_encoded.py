@@ -89,8 +89,8 @@ def test_a_damaged_cache_is_built_again(dataset, encoder_dir, tmp_path, count_en
 def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_dir, tmp_path, monkeypatch):
     import soft_trainer.estimators.row_cache as row_cache
 
-    def killed(path, values, **kwargs):
-        path.write_bytes(b"half")
+    def killed(file, values, **kwargs):
+        file.write(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
