@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 import torch
@@ -40,6 +41,9 @@ def close() -> None:
     """Ends the process group; without this a process sometimes aborts at exit."""
     if dist.is_available() and dist.is_initialized():
         barrier()
+        # Gloo's thread still needs the GIL to free the barrier. The destructor of DDP's reducer may hold it while it
+        # waits for that thread: a deadlock, seen with torch 2.13. A sleep gives the GIL away first.
+        time.sleep(0.2)
         dist.destroy_process_group()
 
 
