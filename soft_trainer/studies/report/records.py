@@ -1,4 +1,4 @@
-"""What the report knows of each run: its record, its log and its ranks, found below the folders that it is given."""
+"""Reads the runs of a report, each from its record, its log and its ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from functools import cached_property
 from pathlib import Path
 
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
 
 RECORD, STATE = "all_results.json", "trainer_state.json"
 _NEEDED = ("base_model", "dataset", "languages", "loss", "training", "results")
-# What two seeds, or two languages, of one setting may differ in.
+# Entries of a record that seeds or languages of one setting may differ in.
 _NOT_SETTINGS = ("loss", "estimator", "name", "profile", "seed", "steps", "train runtime, s", "seconds a step")
-_ESTIMATORS = {"BM25Estimator": "bm25", "SimCSEEstimator": "simcse", "TrainedModelEstimator": "trained_model"}
+_ESTIMATOR_NAMES = {
+    entry.estimator_class.__name__: name for name, entry in ESTIMATORS.items() if entry.estimator_class
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +28,7 @@ class ReportedRun:
     Args:
         folder: the output folder.
         record: `all_results.json`, of `Run.record`.
-        log: `log_history` of `trainer_state.json`, empty where it was not trained.
+        log: `log_history` of `trainer_state.json`, empty if the run did not train.
     """
 
     folder: Path
@@ -40,35 +43,38 @@ class ReportedRun:
 
     @property
     def profile(self) -> str | None:
-        """The encoder's profile, None for random weights: they are not what the paper measured."""
+        """The encoder's profile; None for random weights, which the paper did not measure."""
         return self.record.get("encoder", {}).get("profile") if self.record["base_model"] else None
 
     @cached_property
     def sets(self) -> dict[tuple[str, str], str]:
-        """Evaluation set and language -> key of the results: "test", or "test-ruby" of a run in several languages."""
-        languages, found = self.record["languages"], {}
+        """(evaluation set, language) -> key of the results: "test", or "test-ruby" of a run in several languages."""
+        languages, sets = self.record["languages"], {}
         for key in self.record["results"]:
             own = [name for name in languages if len(languages) > 1 and key.endswith(f"-{name}")]
-            found[(key.removesuffix(f"-{own[0]}"), own[0]) if own else (key, "+".join(languages))] = key
-        return found
+            sets[(key.removesuffix(f"-{own[0]}"), own[0]) if own else (key, "+".join(languages))] = key
+        return sets
 
     @property
     def loss(self) -> str:
-        """The loss, with its cancellation where there is one."""
+        """The name of the loss."""
         return self.record["loss"]["loss"]
 
     @property
-    def cancels(self) -> bool:
-        """Whether false negatives are cancelled."""
-        return self.record["loss"].get("cancel", "none") != "none"
+    def cancel(self) -> str:
+        """The kind of false-negative cancellation and its number, such as "top_k 3"; empty if there is none."""
+        loss = self.record["loss"]
+        kind = loss.get("cancel", "none")
+        number = loss.get({"top_k": "cancel_k", "ratio": "cancel_ratio"}.get(kind, ""), "")
+        return "" if kind == "none" else f"{kind} {number}"
 
     @property
     def estimator(self) -> str:
-        """The name on the command line of the estimator in use, "none" where the loss asks none."""
-        if self.loss == "info_nce" and not self.cancels:
+        """The estimator's name on the command line; "none" if the loss does not use one."""
+        if self.loss == "info_nce" and not self.cancel:
             return "none"
         kind = self.record["loss"].get("estimator")
-        return self.record.get("estimator", {}).get("name") or _ESTIMATORS.get(kind, kind or "none")
+        return self.record.get("estimator", {}).get("name") or _ESTIMATOR_NAMES.get(kind, kind or "none")
 
     @property
     def seed(self) -> int | None:
@@ -77,39 +83,37 @@ class ReportedRun:
 
     @cached_property
     def settings(self) -> dict[str, object]:
-        """All that was chosen of encoder, loss, estimator and training, flat; no seed, no times."""
+        """The settings of encoder, loss, estimator and training in one dict, without seed and times."""
         record = self.record
-        parts = (record.get("encoder", {}), record["loss"], record.get("estimator", {}), record["training"])
-        flat = {"base model": record["base_model"], "trained on": "+".join(record["languages"])}
-        for part in parts:
-            flat |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
-        plain = (str, int, float)  # anything else compares by its text
-        return {name: v if isinstance(v, plain) else str(v) for name, v in flat.items() if v is not None}
+        settings = {"base model": record["base_model"], "trained on": "+".join(record["languages"])}
+        for part in (record.get("encoder", {}), record["loss"], record.get("estimator", {}), record["training"]):
+            settings |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
+        plain = (str, int, float)  # anything else is compared by its text
+        return {name: v if isinstance(v, plain) else str(v) for name, v in settings.items() if v is not None}
 
-    def ranks(self, key: str, system: str = "trained") -> RankedQueries:
-        """Every query's rank; read anew each time, since many runs do not fit into memory.
+    def ranks(self, key: str) -> RankedQueries:
+        """The trained encoder's rank of every query, read anew each time, since many runs do not fit into memory.
 
         Raises:
             UserError: the file is missing or cannot be read.
         """
-        return load_ranks(self.folder / f"ranks-{key}-{system}.parquet")
+        return load_ranks(self.folder / f"ranks-{key}-trained.parquet")
 
 
 def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[str, str]]:
-    """All runs below `folders`, and for each folder that is left out the reason.
+    """All runs below `folders`, and the reason for each folder that is left out.
 
     Raises:
-        UserError: a folder that does not exist, or not one readable run.
+        UserError: a folder does not exist, or no run can be read.
     """
-    found: dict[Path, Path] = {}  # by its real place, so that a folder named twice counts once
+    places: dict[Path, Path] = {}  # real path -> path as named: a folder that is named twice counts once
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        begun = {path.parent for name in (RECORD, "ranks-*.parquet") for path in folder.rglob(name)}
-        for place in sorted(begun):
-            found.setdefault(place.resolve(), place)
+        for place in sorted({path.parent for name in (RECORD, "ranks-*.parquet") for path in folder.rglob(name)}):
+            places.setdefault(place.resolve(), place)
     runs, left_out = [], {}
-    for folder in found.values():
+    for folder in places.values():
         try:
             runs.append(read_run(folder))
         except UserError as error:
@@ -121,16 +125,15 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[st
 
 
 def read_run(folder: Path) -> ReportedRun:
-    """One run.
+    """Reads one run.
 
     Raises:
-        UserError: it did not finish, or its record cannot be read; the message says what is wrong.
+        UserError: it did not finish, or its record cannot be read.
     """
     if not (folder / RECORD).is_file():
         raise UserError(f"not finished: it has ranks but no {RECORD}")
     record = _read_json(folder / RECORD)
-    missing = [name for name in _NEEDED if name not in record]
-    if missing:
+    if missing := [name for name in _NEEDED if name not in record]:
         raise UserError(f"{RECORD} is not that of a code-search run: it lacks {', '.join(missing)}")
     if not (isinstance(record["loss"], dict) and record["loss"].get("loss") and isinstance(record["training"], dict)):
         raise UserError(f"{RECORD}: loss and training must be tables")
