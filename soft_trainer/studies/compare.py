@@ -26,19 +26,12 @@ WIDTH = 100  # characters shown of a query or a code
 
 @dataclass(frozen=True)
 class Change:
-    """One query under two systems, a and b.
+    """One query under two systems, a and b; `ranks` and `tops` have an entry for each of the two."""
 
-    Args:
-        query: its text, or the url of its code where the files have no texts.
-        delta: reciprocal rank under a minus that under b, averaged over seeds.
-        ranks: for a and for b, the rank under each seed.
-        tops: for a and for b, the first three codes under the first seed: (is it the query's own code, text).
-    """
-
-    query: str
-    delta: float
-    ranks: tuple[tuple[int, ...], ...]
-    tops: tuple[list[tuple[bool, str]], ...]
+    query: str  # its text, or the url of its code if the files have no texts
+    delta: float  # reciprocal rank under a minus that under b, averaged over seeds
+    ranks: tuple[tuple[int, ...], ...]  # under each seed
+    tops: tuple[list[tuple[bool, str]], ...]  # the first three codes under the first seed: (is it the own code, text)
 
 
 class Pairing:
@@ -86,9 +79,8 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     places = {url: row for row, url in enumerate(ranked.urls)}
     if len(places) != len(ranked.urls) or sorted(places) != sorted(reference.urls):
         shared = len(places.keys() & set(reference.urls))
-        raise UserError(
-            f"{files}: the queries differ ({len(reference.urls)} and {len(ranked.urls)}, {shared} in both)"
-        )
+        counts = f"{len(reference.urls)} and {len(ranked.urls)}, {shared} in both"
+        raise UserError(f"{files}: the queries differ ({counts})")
     return np.array([places[url] for url in reference.urls])
 
 
@@ -112,7 +104,9 @@ def change_text(change: Change, names: Sequence[str] = ("A", "B")) -> str:
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
-        lines += [f"    {'=>' if own else '  '} {place}. {shortened(code)}" for place, (own, code) in enumerate(top, 1)]
+        lines += [
+            f"    {'=>' if own else '  '} {place}. {shortened(code)}" for place, (own, code) in enumerate(top, 1)
+        ]
     return "\n".join(lines)
 
 

@@ -43,21 +43,13 @@ class RunningElsewhere(Exception):
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run's folder.
+    """The state of a run's folder."""
 
-    Args:
-        state: `new`, `stopped` (a whole checkpoint is there), `done`, or `changed` (made with other options).
-        changes: the differences between the options now and those that the folder was made with.
-        spent: seconds so far.
-        finished: seconds and steps of the whole run, None before its end.
-        mrr: of the trained encoder on test.
-    """
-
-    state: str
-    changes: tuple[str, ...] = ()
-    spent: float = 0.0
-    finished: tuple[float, int | None] | None = None
-    mrr: float | None = None
+    state: str  # `new`, `stopped` (a whole checkpoint is there), `done`, or `changed` (made with other options)
+    changes: tuple[str, ...] = ()  # differences between the options now and those that the folder was made with
+    spent: float = 0.0  # seconds
+    finished: tuple[float, int | None] | None = None  # seconds and steps of the whole run, None before its end
+    mrr: float | None = None  # of the trained encoder on test
 
 
 def progress(study: Study, run: PlannedRun) -> Progress:

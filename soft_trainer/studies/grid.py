@@ -18,21 +18,13 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study.
+    """One run of a study."""
 
-    Args:
-        name: its folder below the study's folder.
-        place: axis -> name of the run's entry; empty for a run outside of the grid.
-        options: of the run, without its output folder.
-        needs: names of the runs whose output folders are its `estimator_model`.
-        module: the module that is started instead of the training script, for example `soft_trainer.simcse`.
-    """
-
-    name: str
-    place: Mapping[str, str]
-    options: Mapping[str, object]
-    needs: tuple[str, ...] = ()
-    module: str | None = None
+    name: str  # its folder below the study's folder
+    place: Mapping[str, str]  # axis -> name of the run's entry; empty for a run outside of the grid
+    options: Mapping[str, object]  # without the output folder
+    needs: tuple[str, ...] = ()  # names of the runs whose output folders are its `estimator_model`
+    module: str | None = None  # is started instead of the training script, for example `soft_trainer.simcse`
 
 
 @dataclass(frozen=True)

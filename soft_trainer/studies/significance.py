@@ -31,19 +31,12 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two systems on the same queries.
+    """The comparison of two systems on the same queries."""
 
-    Args:
-        delta: MRR of a minus MRR of b.
-        interval: paired bootstrap interval of `delta`.
-        p: two-sided p of the randomisation test, before any correction for many comparisons.
-        wins, losses, ties: number of queries that a ranks better, worse, the same.
-    """
-
-    delta: float
-    interval: Interval
-    p: float
-    wins: int
+    delta: float  # MRR of a minus MRR of b
+    interval: Interval  # paired bootstrap interval of `delta`
+    p: float  # two-sided p of the randomisation test, before any correction for many comparisons
+    wins: int  # number of queries that a ranks better
     losses: int
     ties: int
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -39,61 +39,46 @@ BASELINES = {"untrained": "none (zero-shot)", "lexical": "none (lexical BM25)"}
 
 @dataclass(frozen=True)
 class Column:
-    """The place where queries are ranked: a language, the data set, and the number of codes in the corpus."""
+    """The place where queries are ranked."""
 
     language: str
     dataset: str
-    pool: int
+    pool: int  # codes in the corpus
 
     @property
     def order(self) -> tuple:
-        """Sorts columns: Ruby to Go, then other languages."""
+        """Sorts columns from Ruby to Go; other languages follow."""
         return (_position(self.language, LANGUAGES), self.language, self.dataset, self.pool)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The method that was measured.
-
-    Args:
-        encoder: its short name.
-        system: "trained", "untrained" or "lexical".
-        loss, cancel, estimator: names on the command line; empty unless trained.
-        settings: (name, value) of all else that differs among the runs of this encoder, loss and estimator.
-    """
+    """The method that was measured; loss, cancel and estimator are names on the command line, empty unless trained."""
 
     encoder: str
-    system: str
+    system: str  # "trained", "untrained" or "lexical"
     loss: str = ""
     cancel: str = ""
     estimator: str = ""
-    settings: tuple[tuple[str, object], ...] = ()
+    settings: tuple[tuple[str, object], ...] = ()  # all else that differs among the runs of this method
 
     @property
-    def loss_label(self) -> str:
-        """The loss and its cancellation in words."""
-        loss = BASELINES.get(self.system) or LOSSES.get(self.loss, self.loss)
-        return loss + (f", {self.cancel} cancelled".replace("_", "-") if self.cancel else "")
-
-    @property
-    def estimator_label(self) -> str:
-        """The estimator in words."""
-        return estimator_label(self.estimator)
-
-    @property
-    def settings_label(self) -> str:
-        """The settings in words."""
-        return ", ".join(f"{name} {value_text(value)}" for name, value in self.settings if value is not None)
+    def labels(self) -> tuple[str, str, str]:
+        """Loss, estimator and settings in words."""
+        cancel = f", {self.cancel} cancelled".replace("_", "-") if self.cancel else ""
+        settings = ", ".join(f"{name} {value_text(value)}" for name, value in self.settings if value is not None)
+        loss, estimator = method_labels(self.loss, self.estimator)
+        return BASELINES.get(self.system, loss + cancel), estimator, settings
 
     @property
     def label(self) -> str:
         """The row in one line, without its encoder."""
-        return ", ".join(filter(None, (self.loss_label, self.estimator_label, self.settings_label)))
+        return ", ".join(filter(None, self.labels))
 
 
-def estimator_label(name: str) -> str:
-    """The label of an estimator of the registry, else its name."""
-    return ESTIMATORS[name].label if name in ESTIMATORS else name
+def method_labels(loss: str, estimator: str) -> tuple[str, str]:
+    """The labels of a loss and an estimator, their names if they have none."""
+    return LOSSES.get(loss, loss), ESTIMATORS[estimator].label if estimator in ESTIMATORS else estimator
 
 
 def value_text(value) -> str:
@@ -103,42 +88,31 @@ def value_text(value) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """The runs of one row in one column.
-
-    Args:
-        split: the evaluation set, "test" for example.
-        runs: one for each seed, by seed.
-        paper: the MRR in the paper, None if the paper has none for these settings.
-    """
+    """The runs of one row in one column of an evaluation set."""
 
     row: Row
     column: Column
-    split: str
-    runs: tuple[ReportedRun, ...]
-    paper: float | None = None
-
-    @cached_property
-    def mrrs(self) -> list[float]:
-        """The MRR under each seed."""
-        return [self.metrics(run)["mrr"] for run in self.runs]
-
-    @property
-    def mrr(self) -> float:
-        """The MRR, averaged over seeds."""
-        return float(np.mean(self.mrrs))
+    split: str  # the evaluation set, "test" for example
+    runs: tuple[ReportedRun, ...]  # one for each seed, by seed
+    paper: float | None = None  # the MRR in the paper, if it has one for these settings
 
     def key(self, run: ReportedRun) -> str:
         """The name of this evaluation set and language in a run's results."""
         return run.sets[self.split, self.column.language]
 
-    def metrics(self, run: ReportedRun) -> Mapping:
-        """The metrics of one of the runs."""
-        return run.record["results"][self.key(run)][self.row.system]
+    def values(self, metric: str) -> list:
+        """A metric under each seed; None under a seed that lacks it."""
+        return [run.record["results"][self.key(run)][self.row.system].get(metric) for run in self.runs]
 
-    def mean(self, name: str) -> float | None:
+    def mean(self, metric: str) -> float | None:
         """A metric, averaged over seeds, None if a run did not measure it."""
-        values = [self.metrics(run).get(name) for run in self.runs]
+        values = self.values(metric)
         return None if None in values else float(np.mean(values))
+
+    @cached_property
+    def mrr(self) -> float:
+        """The MRR, averaged over seeds."""
+        return self.mean("mrr")
 
     @property
     def is_baseline(self) -> bool:
@@ -168,8 +142,10 @@ def make_cells(runs: Iterable[ReportedRun], split: str) -> tuple[list[Cell], dic
                 if first is not run and row.system == "trained":
                     repeated[str(run.folder)] = f"the settings and the seed of {first.folder}"
             for full_row, seeds in by_row.items():
-                chosen = tuple(seeds.values())
-                cells.append(Cell(full_row, column, split, chosen, _paper_of(full_row, column.language, chosen[0])))
+                run, language = next(iter(seeds.values())), column.language
+                in_paper = row.system == "trained" and run.record["languages"] == [language]
+                paper = paper_mrr(run.profile, language, run.loss, run.estimator, run.settings) if in_paper else None
+                cells.append(Cell(full_row, column, split, tuple(seeds.values()), paper))
     return sorted(cells, key=_order), repeated
 
 
@@ -218,26 +194,17 @@ def _position(name: str | None, names: Iterable[str]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """A cell against the InfoNCE of its encoder and column.
-
-    Args:
-        seeds: those that both have; only they are compared.
-        comparison: of the queries' reciprocal ranks, averaged over these seeds.
-        differences: float64[Q], one for each query.
-        gained, lost: the queries that changed most.
-        also: settings, beside loss and weights, in which the two differ.
-        p: after Holm's correction over all differences of the report.
-    """
+    """A cell against the InfoNCE of its encoder and column."""
 
     cell: Cell
     baseline: Cell
-    seeds: tuple
-    comparison: Comparison
-    differences: np.ndarray = field(repr=False)
-    gained: Sequence[Change]
+    seeds: tuple  # those that both have; only they are compared
+    comparison: Comparison  # of the queries' reciprocal ranks, averaged over these seeds
+    differences: np.ndarray  # float64[Q], one for each query
+    gained: Sequence[Change]  # the queries that gained most
     lost: Sequence[Change]
-    also: tuple[str, ...] = ()
-    p: float = 1.0
+    also: tuple[str, ...]  # settings, beside loss and weights, in which the two differ
+    p: float = 1.0  # after Holm's correction over all differences of the report
 
 
 def make_differences(cells: Sequence[Cell]) -> tuple[list[Difference], list[str]]:
@@ -246,20 +213,31 @@ def make_differences(cells: Sequence[Cell]) -> tuple[list[Difference], list[str]
     for cell in cells:
         if cell.row.system == "trained" and not cell.is_baseline:
             try:
-                differences.append(_difference(cell, _baseline(cell, cells)))
+                differences.append(_difference(cell, cells))
             except UserError as error:
                 problems.append(f"{cell.runs[0].folder} is not compared with InfoNCE: {error}")
     corrected = holm([difference.comparison.p for difference in differences])
     return [replace(difference, p=float(p)) for difference, p in zip(differences, corrected, strict=True)], problems
 
 
-def _baseline(cell: Cell, cells: Sequence[Cell]) -> Cell:
-    """InfoNCE of the same encoder and column; the one that shares most settings, then most seeds."""
+def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
+    """A cell against InfoNCE of its encoder and column; of several, the one that shares most settings, then seeds.
+
+    Raises:
+        UserError: there is no InfoNCE, the two share no seed or rank other queries, or ranks cannot be read.
+    """
     place = (cell.row.encoder, cell.column)
     candidates = [other for other in cells if other.is_baseline and (other.row.encoder, other.column) == place]
     if not candidates:
         raise UserError("no run of InfoNCE with this encoder, language, data set and corpus")
-    return min(candidates, key=lambda other: (len(_also(cell, other)), -len(_common_seeds(cell, other))))
+    baseline = min(candidates, key=lambda other: (len(_also(cell, other)), -len(_common_seeds(cell, other))))
+    seeds, also = _common_seeds(cell, baseline), _also(cell, baseline)
+    if not seeds:
+        raise UserError("no seed in common")
+    sides = ([run.ranks(each.key(run)) for run in each.runs if run.seed in seeds] for each in (cell, baseline))
+    pairing = Pairing(*sides)
+    gained, lost = (pairing.changes(CHANGES, sign) for sign in (1, -1))
+    return Difference(cell, baseline, seeds, pairing.compare(), pairing.differences, gained, lost, also)
 
 
 def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
@@ -273,19 +251,6 @@ def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
 def _common_seeds(cell: Cell, other: Cell) -> tuple:
     theirs = {run.seed for run in other.runs}
     return tuple(run.seed for run in cell.runs if run.seed in theirs)
-
-
-def _difference(cell: Cell, baseline: Cell) -> Difference:
-    """The paired comparison of two cells; a UserError if they share no seed or queries, or ranks cannot be read."""
-    seeds = _common_seeds(cell, baseline)
-    if not seeds:
-        raise UserError("no seed in common")
-    pairing = Pairing(
-        *([run.ranks(each.key(run)) for run in each.runs if run.seed in seeds] for each in (cell, baseline))
-    )
-    gained, lost = (pairing.changes(CHANGES, sign) for sign in (1, -1))
-    also = _also(cell, baseline)
-    return Difference(cell, baseline, seeds, pairing.compare(), pairing.differences, gained, lost, also)
 
 
 # ---- The paper's figures ----
@@ -312,9 +277,3 @@ def paper_mrr(profile: str | None, language: str, loss: str, estimator: str, set
             if all(value_text(settings.get(name, "none")) == value for name, value in stated.items()):
                 return float(row["mrr"])
     return None
-
-
-def _paper_of(row: Row, language: str, run: ReportedRun) -> float | None:
-    if row.system != "trained" or run.record["languages"] != [language]:
-        return None
-    return paper_mrr(run.profile, language, run.loss, row.estimator, run.settings)

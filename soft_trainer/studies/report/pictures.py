@@ -25,17 +25,11 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture and its description.
-
-    Args:
-        title: a line above it.
-        alt: the picture in words.
-        uri: the picture itself, as a data address.
-    """
+    """A picture with its title and description."""
 
     title: str
-    alt: str
-    uri: str
+    alt: str  # the picture in words
+    uri: str  # the picture itself, as a data address
 
 
 def pictures(cells: Sequence[Cell], differences: Sequence[Difference]) -> dict[str, list[Picture]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from soft_trainer.errors import UserError
@@ -23,73 +22,19 @@ _ESTIMATOR_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """A run as its output folder describes it.
-
-    Args:
-        folder: the output folder.
-        record: `all_results.json`, of `Run.record`.
-        log: `log_history` of `trainer_state.json`, empty if the run did not train.
-    """
+    """A run as its output folder describes it."""
 
     folder: Path
-    record: Mapping
-    log: Sequence[Mapping]
-
-    @property
-    def encoder(self) -> str:
-        """A short name of the encoder that was fine-tuned."""
-        base = self.record["base_model"] or "random weights"
-        return self.record.get("encoder", {}).get("name") or base.rstrip("/").rsplit("/", 1)[-1]
-
-    @property
-    def profile(self) -> str | None:
-        """The encoder's profile; None for random weights, which the paper did not measure."""
-        return self.record.get("encoder", {}).get("profile") if self.record["base_model"] else None
-
-    @cached_property
-    def sets(self) -> dict[tuple[str, str], str]:
-        """(evaluation set, language) -> key of the results: "test", or "test-ruby" of a run in several languages."""
-        languages, sets = self.record["languages"], {}
-        for key in self.record["results"]:
-            own = [name for name in languages if len(languages) > 1 and key.endswith(f"-{name}")]
-            sets[(key.removesuffix(f"-{own[0]}"), own[0]) if own else (key, "+".join(languages))] = key
-        return sets
-
-    @property
-    def loss(self) -> str:
-        """The name of the loss."""
-        return self.record["loss"]["loss"]
-
-    @property
-    def cancel(self) -> str:
-        """The kind of false-negative cancellation and its number, such as "top_k 3"; empty if there is none."""
-        loss = self.record["loss"]
-        kind = loss.get("cancel", "none")
-        number = loss.get({"top_k": "cancel_k", "ratio": "cancel_ratio"}.get(kind, ""), "")
-        return "" if kind == "none" else f"{kind} {number}"
-
-    @property
-    def estimator(self) -> str:
-        """The estimator's name on the command line; "none" if the loss does not use one."""
-        if self.loss == "info_nce" and not self.cancel:
-            return "none"
-        kind = self.record["loss"].get("estimator")
-        return self.record.get("estimator", {}).get("name") or _ESTIMATOR_NAMES.get(kind, kind or "none")
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the training."""
-        return self.record["training"].get("seed")
-
-    @cached_property
-    def settings(self) -> dict[str, object]:
-        """The settings of encoder, loss, estimator and training in one dict, without seed and times."""
-        record = self.record
-        settings = {"base model": record["base_model"], "trained on": "+".join(record["languages"])}
-        for part in (record.get("encoder", {}), record["loss"], record.get("estimator", {}), record["training"]):
-            settings |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
-        plain = (str, int, float)  # anything else is compared by its text
-        return {name: v if isinstance(v, plain) else str(v) for name, v in settings.items() if v is not None}
+    record: Mapping  # `all_results.json`, of `Run.record`
+    log: Sequence[Mapping]  # `log_history` of `trainer_state.json`, empty if the run did not train
+    encoder: str  # a short name
+    profile: str | None  # None for random weights, which the paper did not measure
+    loss: str
+    cancel: str  # kind and number of the false-negative cancellation, such as "top_k 3"; empty if there is none
+    estimator: str  # name on the command line; "none" if the loss does not use one
+    seed: int | None
+    settings: Mapping[str, object]  # of encoder, loss, estimator and training, without seed and times
+    sets: Mapping[tuple[str, str], str]  # (evaluation set, language) -> key of the results, such as "test-ruby"
 
     def ranks(self, key: str) -> RankedQueries:
         """The trained encoder's rank of every query, read anew each time, since many runs do not fit into memory.
@@ -142,7 +87,41 @@ def read_run(folder: Path) -> ReportedRun:
             if not {"mrr", "pool_size"} <= metrics.keys():
                 raise UserError(f"{RECORD}: the results of {system} on {split} lack mrr or pool_size")
     log = _read_json(folder / STATE).get("log_history", []) if (folder / STATE).is_file() else []
-    return ReportedRun(folder, record, log)
+    return _described(folder, record, log)
+
+
+def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRun:
+    encoder, loss, estimator = record.get("encoder", {}), record["loss"], record.get("estimator", {})
+    base, languages, training = record["base_model"], record["languages"], record["training"]
+    kind = loss.get("cancel", "none")
+    cancel = (
+        "" if kind == "none" else f"{kind} {loss.get({'top_k': 'cancel_k', 'ratio': 'cancel_ratio'}.get(kind), '')}"
+    )
+    used = loss["loss"] != "info_nce" or cancel
+    class_name = loss.get("estimator")
+    settings = {"base model": base, "trained on": "+".join(languages)}
+    for part in (encoder, loss, estimator, training):
+        settings |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
+    plain = (str, int, float)  # anything else is compared by its text
+    sets = {}
+    for key in record["results"]:
+        own = [name for name in languages if len(languages) > 1 and key.endswith(f"-{name}")]
+        sets[(key.removesuffix(f"-{own[0]}"), own[0]) if own else (key, "+".join(languages))] = key
+    return ReportedRun(
+        folder=folder,
+        record=record,
+        log=log,
+        encoder=encoder.get("name") or (base or "random weights").rstrip("/").rsplit("/", 1)[-1],
+        profile=encoder.get("profile") if base else None,
+        loss=loss["loss"],
+        cancel=cancel,
+        estimator=(estimator.get("name") or _ESTIMATOR_NAMES.get(class_name, class_name or "none"))
+        if used
+        else "none",
+        seed=training.get("seed"),
+        settings={name: v if isinstance(v, plain) else str(v) for name, v in settings.items() if v is not None},
+        sets=sets,
+    )
 
 
 def _read_json(path: Path) -> dict:

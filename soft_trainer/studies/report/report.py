@@ -17,21 +17,11 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.figures import new_figure
 from soft_trainer.files import write_text
 from soft_trainer.studies.compare import change_text
+from soft_trainer.studies.report import tables
 from soft_trainer.studies.report.cells import Cell, Difference, make_cells, make_differences
 from soft_trainer.studies.report.pictures import pictures
 from soft_trainer.studies.report.records import ReportedRun, find_runs
-from soft_trainer.studies.report.tables import (
-    SIGNIFICANT,
-    Table,
-    column_labels,
-    csv_text,
-    data_table,
-    differences_table,
-    escaped,
-    markdown,
-    mrr_table,
-    runs_table,
-)
+from soft_trainer.studies.report.tables import SIGNIFICANT, Table, markdown
 from soft_trainer.terminal import exit_on_user_error
 
 MAIN = "test"
@@ -63,19 +53,12 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The content of a report.
-
-    Args:
-        runs: the runs that were read.
-        cells: by evaluation set, "test" first.
-        differences: of the test cells to InfoNCE.
-        left_out: a line for each run that was not read or not compared, with the reason.
-    """
+    """The content of a report."""
 
     runs: Sequence[ReportedRun]
-    cells: Mapping[str, Sequence[Cell]]
-    differences: Sequence[Difference]
-    left_out: Sequence[str] = ()
+    cells: Mapping[str, Sequence[Cell]]  # by evaluation set, "test" first
+    differences: Sequence[Difference]  # of the test cells to InfoNCE
+    left_out: Sequence[str] = ()  # a line for each run that was not read or not compared, with the reason
 
     @property
     def main_cells(self) -> Sequence[Cell]:
@@ -109,14 +92,14 @@ def make_report(folders: Sequence[str | Path]) -> Report:
 def sections(report: Report) -> list[Section]:
     """The tables with their notes, in the order of the report."""
     (main, cells), *others = report.cells.items()
-    made = [Section("results", f"MRR on {main}", mrr_table(cells, report.differences), _mrr_notes(report))]
+    made = [Section("results", f"MRR on {main}", tables.mrr_table(cells, report.differences), _mrr_notes(report))]
     if report.differences:
-        table = differences_table(report.differences)
+        table = tables.differences_table(report.differences)
         made.append(Section("differences", "Differences to InfoNCE", table, [TEST_NOTE]))
     for number, (split, split_cells) in enumerate(others):
-        made.append(Section(f"on-{number}", f"MRR on {split}", mrr_table(split_cells)))
-    made.append(Section("data", "Data", data_table(cells)))
-    made.append(Section("runs", "Runs", runs_table(report.runs), [TIME_NOTE]))
+        made.append(Section(f"on-{number}", f"MRR on {split}", tables.mrr_table(split_cells)))
+    made.append(Section("data", "Data", tables.data_table(cells)))
+    made.append(Section("runs", "Runs", tables.runs_table(report.runs), [TIME_NOTE]))
     if report.left_out:
         made.append(Section("left-out", "Left out or not compared", items=report.left_out))
     return made
@@ -133,7 +116,7 @@ def _mrr_notes(report: Report) -> list[str]:
 
 def _changes(report: Report) -> list[dict]:
     """The queries that changed most under each difference, as the templates show them."""
-    labels = column_labels(report.main_cells)
+    labels = tables.column_labels(report.main_cells)
     return [
         {
             "title": f"{cell.row.encoder}, {labels[cell.column]}: {cell.row.label}",
@@ -169,7 +152,7 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"markdown": markdown, "escaped": escaped, "change_text": change_text}
+    environment.filters |= {"markdown": markdown, "escaped": tables.escaped, "change_text": change_text}
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before the pictures, which take time
         made = sections(report)
@@ -183,7 +166,9 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
         }
         texts = {
             "report.md": environment.get_template("report.md.jinja").render(content),
-            "report.csv": csv_text([cell for cells in report.cells.values() for cell in cells], report.differences),
+            "report.csv": tables.csv_text(
+                [cell for cells in report.cells.values() for cell in cells], report.differences
+            ),
             "report.html": environment.get_template("report.html").render(content),
         }
         for name, text in texts.items():

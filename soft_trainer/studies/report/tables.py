@@ -14,19 +14,11 @@ from soft_trainer.arguments import LANGUAGES
 from soft_trainer.data.statistics import PAPER_ROWS
 from soft_trainer.evaluation.results import GRADED
 from soft_trainer.studies.compare import p_text
-from soft_trainer.studies.report.cells import (
-    LOSSES,
-    Cell,
-    Column,
-    Difference,
-    Row,
-    estimator_label,
-    paper_mrr,
-    value_text,
-)
+from soft_trainer.studies.report.cells import Cell, Column, Difference, Row, method_labels, paper_mrr, value_text
 from soft_trainer.studies.report.records import ReportedRun
 
 LANGUAGE_LABELS = dict(zip(LANGUAGES, ("Ruby", "Python", "Java", "JavaScript", "PHP", "Go"), strict=True))
+METHOD = ("Loss", "Estimator", "Settings")  # headers of `Row.labels`
 SIGNIFICANT = 0.05
 
 
@@ -47,10 +39,10 @@ class Table:
     left: int = 1
 
 
-def make_table(rows: Iterable[Mapping[str, Entry | str]], left: int) -> Table:
-    """A table from a mapping for each row, header -> entry; a column without any text is left out."""
+def make_table(rows: Iterable[Mapping[str, Entry | str]], left: int, keep: Sequence[str] = ()) -> Table:
+    """A table from a mapping for each row, header -> entry; an empty column is left out unless it is in `keep`."""
     rows = [{name: v if isinstance(v, Entry) else Entry(v) for name, v in row.items()} for row in rows]
-    headers = [name for name in rows[0] if any(row[name].text for row in rows)]
+    headers = [name for name in rows[0] if name in keep or any(row[name].text for row in rows)]
     left = len(set(headers) & set(list(rows[0])[:left]))
     return Table(headers, [[row[name] for name in headers] for row in rows], left)
 
@@ -97,18 +89,15 @@ def mrr_table(cells: Sequence[Cell], differences: Sequence[Difference] = ()) -> 
     """
     labels = column_labels(cells)
     by_place = {(cell.row, cell.column): cell for cell in cells}
-    rows = list(dict.fromkeys(cell.row for cell in cells))
     significant = {difference.cell for difference in differences if difference.p < SIGNIFICANT}
-    with_settings = any(row.settings_label for row in rows)
-    body = []
-    for row in rows:
-        names = [row.encoder, row.loss_label, row.estimator_label, *([row.settings_label] if with_settings else [])]
-        in_row = [by_place.get((row, column)) for column in labels]
-        body.append([*map(Entry, names), *(_mrr_entry(cell, cells, significant) for cell in in_row)])
+    rows = []
+    for row in dict.fromkeys(cell.row for cell in cells):
+        in_row = {label: by_place.get((row, column)) for column, label in labels.items()}
+        rows.append({"Encoder": row.encoder} | dict(zip(METHOD, row.labels, strict=True)))
+        rows[-1] |= {label: _mrr_entry(cell, cells, significant) for label, cell in in_row.items()}
         if [column.language for column in labels] == list(LANGUAGES):
-            body[-1].append(_overall_entry(row, in_row))
-    headers = ["Encoder", "Loss", "Estimator", *(["Settings"] if with_settings else []), *labels.values()]
-    return Table([*headers, "Overall"][: len(body[0])], body, left=3 + with_settings)
+            rows[-1]["Overall"] = _overall_entry(row, list(in_row.values()))
+    return make_table(rows, left=4, keep=["Estimator"])
 
 
 def _mrr_entry(cell: Cell | None, cells: Sequence[Cell], significant: set[Cell]) -> Entry:
@@ -137,9 +126,7 @@ def differences_table(differences: Sequence[Difference]) -> Table:
         rows.append(
             {
                 "Encoder": row.encoder,
-                "Loss": row.loss_label,
-                "Estimator": row.estimator_label,
-                "Settings": row.settings_label,
+                **dict(zip(METHOD, row.labels, strict=True)),
                 "Language": labels[difference.cell.column],
                 "Seeds": ", ".join(str(seed) for seed in difference.seeds if seed is not None),
                 "Also differs in": ", ".join(difference.also),
@@ -162,8 +149,8 @@ def data_table(cells: Sequence[Cell]) -> Table:
         cell = next(cell for cell in cells if cell.column == column)
         _, _, paper_queries, paper_codes = PAPER_ROWS.get(column.language, (None,) * 4)
         counts = {
-            "Queries": cell.metrics(cell.runs[0]).get("queries"),
-            "Codes": column.pool,
+            "Queries": cell.values("queries")[0],
+            "Codes in the corpus": column.pool,
             "Queries in the paper": paper_queries,
             "Codes in the paper": paper_codes,
         }
@@ -183,8 +170,7 @@ def runs_table(runs: Sequence[ReportedRun]) -> Table:
                 "Folder": str(run.folder),
                 "Encoder": run.encoder,
                 "Language": "+".join(run.record["languages"]),
-                "Loss": LOSSES.get(run.loss, run.loss),
-                "Estimator": estimator_label(run.estimator),
+                **dict(zip(METHOD, method_labels(run.loss, run.estimator), strict=False)),
                 "α / β / t / floor": " / ".join(map(value_text, weights)),
                 "Seed": value_text(run.seed),
                 "N": value_text(training.get("codes that each query meets")),
@@ -211,9 +197,9 @@ def csv_text(cells: Sequence[Cell], differences: Sequence[Difference]) -> str:
     writer.writeheader()
     for cell in cells:
         line = asdict(cell.row) | asdict(cell.column)
-        line |= {"evaluation": cell.split, "settings": cell.row.settings_label}
+        line |= {"evaluation": cell.split, "settings": cell.row.labels[-1]}
         line |= {"seeds": " ".join(str(run.seed) for run in cell.runs), "mrr": cell.mrr, "paper_mrr": cell.paper}
-        line |= {"mrr_of_seeds": " ".join(f"{mrr:.6f}" for mrr in cell.mrrs)}
+        line |= {"mrr_of_seeds": " ".join(f"{mrr:.6f}" for mrr in cell.values("mrr"))}
         if difference := by_cell.get(cell):
             comparison = difference.comparison
             line |= asdict(comparison) | comparison.interval._asdict() | {"p_holm": difference.p}
