@@ -104,9 +104,8 @@ def change_text(change: Change, names: Sequence[str] = ("A", "B")) -> str:
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
-        lines += [
-            f"    {'=>' if own else '  '} {place}. {shortened(code)}" for place, (own, code) in enumerate(top, 1)
-        ]
+        for place, (own, code) in enumerate(top, 1):
+            lines.append(f"    {'=>' if own else '  '} {place}. {shortened(code)}")
     return "\n".join(lines)
 
 

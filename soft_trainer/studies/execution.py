@@ -222,7 +222,7 @@ def _terminate(process: subprocess.Popen) -> None:
 
 
 def last_error(path: Path, offset: int) -> str | None:
-    """The last line of a log, from `offset` on, that names an error, else its last line. The launcher's do not count."""
+    """The last line of a log, from `offset` on, that names an error of the run, else its last line."""
     with path.open("rb") as log:
         log.seek(offset)
         lines = re.split(r"[\r\n]+", log.read().decode(errors="replace"))

@@ -114,9 +114,9 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
     for entries in itertools.product(*axes.values()):
         runs.append(_run_of_grid(dict(zip(axes, entries, strict=True)), content.get("options") or {}, changes, once))
     by_name = {run.name: run for run in runs}
-    for run, needed in ((run, needed) for run in runs for needed in run.needs):
-        if needed not in by_name:
-            raise UserError(f"{run.name} needs {needed}, which is neither in the grid nor under once")
+    for run in runs:
+        if missing := set(run.needs) - set(by_name):
+            raise UserError(f"{run.name} needs {min(missing)}, which is neither in the grid nor under once")
     return Study(
         output_dir=Path(content["output_dir"]),
         launcher=content.get("launcher") or "accelerate launch",

@@ -51,9 +51,9 @@ def _pictures_of(cells: Sequence[Cell], differences: Sequence[Difference]) -> It
 def curves(cells: Sequence[Cell], title: str, unit: str, name: str) -> Picture | None:
     """A logged figure by step, a line for each run; None if no log has it or it is 0 throughout."""
     lines = []
-    for cell, run in ((cell, run) for cell in cells for run in cell.runs):
-        points = [(entry["step"], entry[name]) for entry in run.log if isinstance(entry.get(name), int | float)]
-        lines += [(cell.row, *zip(*points, strict=True))] if points else []
+    for row, log in [(cell.row, run.log) for cell in cells for run in cell.runs]:
+        points = [(entry["step"], entry[name]) for entry in log if isinstance(entry.get(name), int | float)]
+        lines += [(row, *zip(*points, strict=True))] if points else []
     if not any(any(values) for _, _, values in lines):
         return None
     figure, axes = _figure("step", unit)

@@ -94,11 +94,10 @@ def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRu
     encoder, loss, estimator = record.get("encoder", {}), record["loss"], record.get("estimator", {})
     base, languages, training = record["base_model"], record["languages"], record["training"]
     kind = loss.get("cancel", "none")
-    cancel = (
-        "" if kind == "none" else f"{kind} {loss.get({'top_k': 'cancel_k', 'ratio': 'cancel_ratio'}.get(kind), '')}"
-    )
-    used = loss["loss"] != "info_nce" or cancel
-    class_name = loss.get("estimator")
+    number = loss.get({"top_k": "cancel_k", "ratio": "cancel_ratio"}.get(kind), "")
+    cancel = "" if kind == "none" else f"{kind} {number}"
+    class_name = loss.get("estimator") or "none"
+    name = estimator.get("name") or _ESTIMATOR_NAMES.get(class_name, class_name)
     settings = {"base model": base, "trained on": "+".join(languages)}
     for part in (encoder, loss, estimator, training):
         settings |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
@@ -115,9 +114,7 @@ def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRu
         profile=encoder.get("profile") if base else None,
         loss=loss["loss"],
         cancel=cancel,
-        estimator=(estimator.get("name") or _ESTIMATOR_NAMES.get(class_name, class_name or "none"))
-        if used
-        else "none",
+        estimator=name if cancel or loss["loss"] != "info_nce" else "none",
         seed=training.get("seed"),
         settings={name: v if isinstance(v, plain) else str(v) for name, v in settings.items() if v is not None},
         sets=sets,

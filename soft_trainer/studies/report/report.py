@@ -166,9 +166,7 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
         }
         texts = {
             "report.md": environment.get_template("report.md.jinja").render(content),
-            "report.csv": tables.csv_text(
-                [cell for cells in report.cells.values() for cell in cells], report.differences
-            ),
+            "report.csv": tables.csv_text(report.cells.values(), report.differences),
             "report.html": environment.get_template("report.html").render(content),
         }
         for name, text in texts.items():

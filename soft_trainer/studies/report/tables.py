@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -189,13 +190,13 @@ CSV_COLUMNS = (
 )
 
 
-def csv_text(cells: Sequence[Cell], differences: Sequence[Difference]) -> str:
-    """One line for each cell, with all digits."""
+def csv_text(groups: Iterable[Sequence[Cell]], differences: Sequence[Difference]) -> str:
+    """One line for each cell of every evaluation set, with all digits."""
     by_cell = {difference.cell: difference for difference in differences}
     file = io.StringIO()
     writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for cell in cells:
+    for cell in itertools.chain.from_iterable(groups):
         line = asdict(cell.row) | asdict(cell.column)
         line |= {"evaluation": cell.split, "settings": cell.row.labels[-1]}
         line |= {"seeds": " ".join(str(run.seed) for run in cell.runs), "mrr": cell.mrr, "paper_mrr": cell.paper}
