@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from soft_trainer.arguments import as_argv, read_recipe
-from soft_trainer.studies import planning
+from soft_trainer.studies import plan
 from soft_trainer.studies.__main__ import main
-from soft_trainer.studies.grid import Cell, read_study
+from soft_trainer.studies.grid import PlannedRun, read_study
 
 ROOT = Path(__file__).parents[2]
 PAPER = sorted(path for path in (ROOT / "recipes/paper").glob("*.yaml") if "grid" in read_recipe(path))
@@ -43,7 +43,7 @@ TINY = {
 LOSS_ONLY = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no"}
 
 
-def kinds() -> dict[str, Cell]:
+def kinds() -> dict[str, PlannedRun]:
     """The first cell of each encoder x loss x estimator x kind of cancellation of the paper's studies."""
     found = {}
     for path in PAPER:
@@ -67,7 +67,7 @@ def test_a_study_has_the_runs_of_its_table_what_is_needed_first(path):
 
 
 def test_a_cell_of_two_studies_is_one_run():
-    cells: dict[Path, Cell] = {}
+    cells: dict[Path, PlannedRun] = {}
     for study in map(read_study, PAPER):
         for cell in study.chosen():
             assert cells.setdefault(study.folder(cell.name), cell) == cell
@@ -88,9 +88,9 @@ def test_a_plan_lists_the_runs_and_their_time(path, capsys):
 def test_the_small_study_needs_rows_and_an_encoder_only():
     study = read_study(SMALL[0], GIVEN)
     assert len(study.chosen()) == 16
-    simcse = study.cells["ruby/simcse/7"]
+    simcse = study.runs["ruby/simcse/7"]
     assert simcse.options["estimator_model"] == "encoder" and simcse.options["data_dir"] == "rows/ruby"
-    assert study.cells["python/trained_model/7"].needs == ("python/infonce/7",)
+    assert study.runs["python/trained_model/7"].needs == ("python/infonce/7",)
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_every_run_of_every_study_is_accepted():
     studies = [*map(read_study, PAPER), *(read_study(path, GIVEN) for path in SMALL)]
     runs = {(study.output_dir, cell.name): (study, cell) for study in studies for cell in study.chosen()}
     for study, cell in runs.values():
-        parsed = planning.check(study, cell)
+        parsed = plan.check(study, cell)
         assert parsed[-1].seed == cell.options["seed"]
         if cell.module is None:
             assert parsed[1].language == cell.options["language"] and parsed[1].estimator == cell.options["estimator"]
