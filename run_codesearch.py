@@ -4,24 +4,29 @@
 accelerate launch run_codesearch.py --language ruby
 python run_codesearch.py --config recipes/quickstart.yaml
 python run_codesearch.py --help
+
+`soft-trainer train` is the same code.
 """
 
 from __future__ import annotations
 
-import gc
+from collections.abc import Sequence
 from pathlib import Path
 
-from soft_trainer.arguments import parse
-from soft_trainer.terminal import exit_on_user_error
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments, parse
+from soft_trainer.terminal import exit_on_user_error, print_on_main
+
+OPTIONS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 
 
-def main() -> None:
-    """Parse, load, measure, train, measure again, report, push. Imports wait until the options are known good."""
-    from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the options of the command line and run."""
+    run(*parse(OPTIONS, argv, description=__doc__))
 
-    # ---- Options ----
-    model_args, data_args, args = parse((ModelArguments, DataArguments, SoftInfoNCETrainingArguments))
 
+def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
+    """Load, measure, train, measure again, report, push."""
+    # Imported here, so that --help and a wrong option need not wait for them.
     from transformers import EarlyStoppingCallback, set_seed
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, distributed
@@ -34,11 +39,9 @@ def main() -> None:
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.studies.run import Run, default_output_dir
-    from soft_trainer.terminal import print_on_main
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer
     from soft_trainer.training.checks import check_run
 
-    gc.enable()
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
@@ -94,9 +97,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # importing makes no garbage, and looking for some would take a tenth of its time
-    try:
-        with exit_on_user_error():
-            main()
-    finally:
-        gc.freeze()  # nor does the end of the process need to look for any
+    with exit_on_user_error():
+        main()

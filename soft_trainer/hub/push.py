@@ -1,12 +1,10 @@
-"""Push a folder to the Hub; `python -m soft_trainer.hub.push DIR USER/NAME` pushes one after the run."""
+"""Pushes a folder to the Hub."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -142,7 +140,7 @@ def later_command(
     path_in_repo: str | None = None,
 ) -> str:
     """The command line that pushes `folder` later, quoted for a shell."""
-    command = ["python", "-m", "soft_trainer.hub.push", str(folder), hub_model_id]
+    command = ["soft-trainer", "push", str(folder), hub_model_id]
     command += ["--private"] if private else []
     command += ["--revision", revision] if revision else []
     command += ["--repo_type", repo_type] if repo_type != "model" else []
@@ -212,33 +210,9 @@ def reason(error: Exception) -> str:
     return f"{known[status]} ({status}: {message})" if status in known else f"the Hub answered {status}: {message}"
 
 
-def _name_in_card(folder: Path, repo_id: str, revision: str | None) -> None:
+def name_in_card(folder: str | Path, repo_id: str, revision: str | None) -> None:
     """Let the snippets of a card that was written for another place load the encoder from this one."""
-    path = folder / "README.md"
+    path = Path(folder) / "README.md"
     card = path.read_text(encoding="utf-8") if path.is_file() else ""
     if written := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)\)', card):
         path.write_text(card.replace(f"({written[1]}", f"({named(repo_id, revision)}"), encoding="utf-8")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m soft_trainer.hub.push", description="Push a folder to the Hub.")
-    parser.add_argument("folder", metavar="DIR", help="the folder that a run left")
-    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository; created where it is missing")
-    parser.add_argument("--private", action="store_true", default=None, help="create it private")
-    parser.add_argument("--revision", help="branch to push to (default: main)")
-    parser.add_argument("--repo_type", choices=REPO_TYPES, default="model")
-    parser.add_argument("--path_in_repo", help="folder of the repository to put the files into")
-    options = vars(parser.parse_args(arguments))
-    try:
-        _name_in_card(Path(options["folder"]), options["hub_model_id"], options["revision"])
-        url = push_folder(**options)
-    except UserError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-    print(url)  # noqa: T201
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

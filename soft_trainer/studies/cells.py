@@ -23,7 +23,8 @@ from soft_trainer.studies.grid import Cell, Study
 from soft_trainer.terminal import print_on_main
 
 RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
-SCRIPT = "run_codesearch.py"
+# The command of a cell, by its module.
+COMMANDS = {None: "train", "soft_trainer.simcse": "simcse"}
 ERROR = re.compile(r"(error: |[\w.]*(Error|Exception|Interrupt)\b)")
 LAUNCHERS_OWN = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 
@@ -89,16 +90,16 @@ def command(study: Study, cell: Cell, resume: bool = False) -> list[str]:
     """The words that start a cell's run.
 
     Raises:
-        UserError: the launcher or the script is not there.
+        UserError: the launcher is not there.
     """
     launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # that of this Python, also where it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:
         raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
-    script = ["-m", cell.module] if cell.module else [str(_script())]
+    started = ["-m", "soft_trainer.cli", COMMANDS[cell.module]]
     config = ["--config", str(study.folder(cell.name) / RECIPE)]
-    return [*launcher, *script, *config, *(["--resume_from_checkpoint", "last"] if resume else [])]
+    return [*launcher, *started, *config, *(["--resume_from_checkpoint", "last"] if resume else [])]
 
 
 def recipe(study: Study, cell: Cell) -> dict:
@@ -212,14 +213,6 @@ def _read(path: Path) -> dict | None:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _script() -> Path:
-    """`run_codesearch.py`, beside the package or in the current folder."""
-    for folder in (Path(__file__).parents[2], Path.cwd()):
-        if (folder / SCRIPT).is_file():
-            return folder / SCRIPT
-    raise UserError(f"{SCRIPT} is neither beside the package nor in the current folder: start in the checkout")
 
 
 def _last_error(path: Path, offset: int) -> str | None:

@@ -10,13 +10,13 @@ import pytest
 from huggingface_hub import DatasetCard
 
 from soft_trainer.arguments import DataArguments
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
 from soft_trainer.data.codesearchnet import load_folder, load_hub
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.hub.data import write_data
-from soft_trainer.hub.push import main as push_later
 from soft_trainer.hub.push import push_folder
 
 sys.path.append(str(Path(__file__).parent))
@@ -140,8 +140,8 @@ def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
 def test_rows_that_cannot_be_pushed_stop_the_run_and_are_pushed_later(train):
     train.hub.fault(commit=-1)
     code, error = train(push_data_to_hub=REPO)
-    command = f"python -m soft_trainer.hub.push {train.folder / 'pushed_rows'} {REPO} --repo_type dataset"
+    command = f"soft-trainer push {train.folder / 'pushed_rows'} {REPO} --repo_type dataset"
     assert code == 2 and error.endswith(command) and not list(train.folder.rglob("*.safetensors"))
     train.hub.fault(commit=0)
-    assert push_later(command.split()[3:]) == 0
+    assert run_command(command.split()[1:]) == 0
     assert len(load_hub(REPO, "python")["train"]) == 16

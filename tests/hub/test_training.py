@@ -10,13 +10,13 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.estimators.encoded import EncodedRowsEstimator
 from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.hub.push import main as push_later
 from soft_trainer.hub.push import push_folder
 from soft_trainer.trainer import SoftInfoNCETrainer
 
@@ -166,14 +166,14 @@ def stop_at_the_end(train, monkeypatch):
 def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later(train, monkeypatch, fault):
     train.hub.fault(commit=-1) if fault.startswith("commit") else stop_at_the_end(train, monkeypatch)
     code, error = train(**PUSH)
-    command = f"python -m soft_trainer.hub.push {train.folder} {REPO}"
+    command = f"soft-trainer push {train.folder} {REPO}"
     assert code == 2 and error.endswith(f"nothing is lost, push later with: {command}")
     assert json.loads((train.folder / "all_results.json").read_text())["results"]["test"]["trained"]
     load_encoder(train.folder, device="cpu")
     assert train.places_of(WRITE_TOKEN) == []
     if train.hub.running:
         train.hub.fault(commit=0)
-        assert push_later(command.split()[3:]) == 0
+        assert run_command(command.split()[1:]) == 0
         check_whole(train.folder)
 
 

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from soft_trainer.arguments import read_recipe
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.studies import cells, planning
-from soft_trainer.studies.__main__ import Session, main
 from soft_trainer.studies.grid import read_study
+from soft_trainer.studies.session import Session
 
 # Starts the stand-in for a run as a child, as `accelerate launch` does, and ends as that does.
 LAUNCHER = """
@@ -86,7 +87,7 @@ class Here:
         )
 
     def main(self, *words: str) -> int:
-        return main(["--config", str(self.folder / "study.yaml"), *words])
+        return run_command(["study", "--config", str(self.folder / "study.yaml"), *words])
 
     def study(self, **changes):
         return read_study(self.folder / "study.yaml", changes)
@@ -199,7 +200,7 @@ def test_a_study_runs_its_cells_each_with_its_own_options_and_log(here, capsys):
     assert [words[-2:] for words in calls] == [
         ["--config", str(here.outputs / name / "recipe.yaml")] for name in names
     ]
-    assert calls[0][0].endswith("run_codesearch.py") and calls[2][:2] == ["-m", "soft_trainer.simcse"]
+    assert [words[:3] for words in calls[:3:2]] == [["-m", "soft_trainer.cli", name] for name in ("train", "simcse")]
     assert here.recipe(names[1])["estimator_model"] == here.recipe(names[0])["output_dir"]
     assert here.recipe(names[0])["data_dir"] == "rows/ruby"
     said = capsys.readouterr().err

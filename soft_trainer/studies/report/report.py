@@ -1,12 +1,7 @@
-"""What a study found, from the runs' own records: report.md, report.csv and the page report.html with pictures.
-
-python -m soft_trainer.studies.report.report OUTPUT_DIRS --output_dir report
-"""
+"""What a study found, from the runs' own records: report.md, report.csv and the page report.html with pictures."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +10,6 @@ from pathlib import Path
 import jinja2
 
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.figures import new_figure
 from soft_trainer.studies.compare import change_text
 from soft_trainer.studies.report.cells import Cell, Difference, make_cells, make_differences
 from soft_trainer.studies.report.pictures import pictures
@@ -34,7 +28,6 @@ from soft_trainer.studies.report.tables import (
     row_label,
     runs_table,
 )
-from soft_trainer.terminal import exit_on_user_error
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MAIN = "test"
@@ -222,25 +215,3 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
     return [folder / name for name in texts]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m soft_trainer.studies.report.report", description="Report what runs found, from their records."
-    )
-    parser.add_argument("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of them")
-    parser.add_argument("--output_dir", default="report", help="where to write (default: report)")
-    options = parser.parse_args(arguments)
-    new_figure(1, 1)  # a missing matplotlib is told before anything is computed
-    report = make_report(options.folders)
-    for line in report.left_out:
-        sys.stderr.write(f"left out: {line}\n")
-    sys.stdout.write(f"{markdown(sections(report)[0].table)}\n")
-    for path in write_report(report, options.output_dir):
-        sys.stderr.write(f"Written to {path}\n")
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        main()
