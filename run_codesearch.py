@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
     """Load, measure, train, measure again, report, push."""
     # Imported here, so that --help and a wrong option need not wait for them.
-    from transformers import EarlyStoppingCallback, set_seed
+    from transformers import set_seed
 
-    from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, distributed
+    from soft_trainer import distributed
     from soft_trainer.data.codesearchnet import check_languages
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
@@ -38,8 +38,8 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
-    from soft_trainer.studies.run import Run, default_output_dir
-    from soft_trainer.training.building import build_model, build_profile, build_tokenizer
+    from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
+    from soft_trainer.training.building import build_profile, build_tokenizer
     from soft_trainer.training.checks import check_run
 
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
@@ -48,6 +48,9 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
 
     # ---- Rows ----
     check_languages(data_args.languages)
+    checkpoint = last_checkpoint(args)
+    if checkpoint is None:
+        check_output_dir(model_args, data_args, args)
     check_pushes(data_args, args)
     profile = build_profile(model_args)
     estimator = choose_estimator(data_args, profile.query_columns)
@@ -56,29 +59,14 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
         check_run(args, estimator, data.get("train"), data_args.early_stopping_patience)
-        checkpoint = last_checkpoint(args)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
-    push_data(data, data_args, args)
     if statistics:
         print_on_main(statistics_table(statistics, data_args.paper_language))
-
-    # ---- Trainer ----
-    callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
-    if data_args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(data_args.early_stopping_patience))
-    trainer = SoftInfoNCETrainer(
-        model=build_model(model_args, profile, tokenizer),
-        args=args,
-        train_dataset=data.get("train"),
-        eval_dataset=data.get("valid"),
-        codebase=data.get("codebase"),
-        processing_class=tokenizer,
-        encoder=profile,
-        callbacks=callbacks,
-    )
+    push_data(data, data_args, args)
 
     # ---- Before, train, after ----
+    trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
     run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
     run.measure("untrained")
     if args.do_train:
@@ -94,6 +82,29 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     if args.push_to_hub:
         trainer.push_to_hub()
     distributed.close()
+
+
+def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):
+    """The trainer with its model, its rows and its callbacks."""
+    # Imported here for the same reason.
+    from transformers import EarlyStoppingCallback
+
+    from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
+    from soft_trainer.training.building import build_model
+
+    callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
+    if data_args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(data_args.early_stopping_patience))
+    return SoftInfoNCETrainer(
+        model=build_model(model_args, profile, tokenizer),
+        args=args,
+        train_dataset=data.get("train"),
+        eval_dataset=data.get("valid"),
+        codebase=data.get("codebase"),
+        processing_class=tokenizer,
+        encoder=profile,
+        callbacks=callbacks,
+    )
 
 
 if __name__ == "__main__":

@@ -161,6 +161,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     """
 
     output_dir: str | None = option(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
+    overwrite: bool = option(False, "Write into an output folder that holds the results of another run.")
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
     per_device_eval_batch_size: int = option(64, "Texts encoded at once in evaluation, per process.")
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")

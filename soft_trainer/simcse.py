@@ -29,7 +29,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
-from soft_trainer.files import last_checkpoint, write_json
+from soft_trainer.files import last_checkpoint, write_results
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.trainer import SoftInfoNCETrainer
 
@@ -244,9 +244,11 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
 
 
 def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
-    """Write `all_results.json` and the picture, and say how alignment and uniformity changed."""
+    """Write the results and the picture, and say how alignment and uniformity changed."""
     curves, folder = _measured(trainer), Path(trainer.args.output_dir)
-    write_json(folder / "all_results.json", {"train": metrics, "measured": list(curves.values())})
+    measured = list(curves.values())
+    last = {f"eval_{name}": measured[-1][f"eval_{name}"] for name in MEASURES}
+    write_results(folder, {"train": metrics, "measured": measured}, train=metrics, eval=last)
     picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
     ends = [min(curves), max(curves)]
     shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]

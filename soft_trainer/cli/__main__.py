@@ -24,6 +24,7 @@ from soft_trainer.terminal import exit_on_user_error, nearest
 # `run` returns the exit code, None for 0. A module is imported when its command is run: some take seconds.
 COMMANDS = {
     "train": "fine-tune an encoder and measure it before and after",
+    "evaluate": "measure an encoder on a data set, without training",
     "mine": "mine documented functions from a source tree",
     "simcse": "train the sentence encoder of the SimCSE estimator",
     "study": "run a grid of runs, or print its plan",

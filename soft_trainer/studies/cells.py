@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import newest_complete, write_json
+from soft_trainer.files import newest_complete, record_path, write_json
 from soft_trainer.studies.grid import Cell, Study
 from soft_trainer.terminal import print_on_main
 
@@ -44,7 +44,7 @@ class RunningElsewhere(Exception):
 def state(study: Study, cell: Cell) -> str:
     """`done`, `cut` (a whole checkpoint is there), `new`, or `changed` (made with other options)."""
     folder = study.folder(cell.name)
-    before, results = _read(folder / RECORD), _read(folder / "all_results.json")
+    before, results = _read(folder / RECORD), _read(record_path(folder))
     if before is None and results is None:
         return "new"
     if before is None or changes(study, cell):
@@ -77,7 +77,7 @@ def spent(study: Study, cell: Cell) -> tuple[float, int | None] | None:
 
 def mrr_on_test(study: Study, cell: Cell) -> float | None:
     """The trained encoder's MRR on test."""
-    results = _read(study.folder(cell.name) / "all_results.json") or {}
+    results = _read(record_path(study.folder(cell.name))) or {}
     return results.get("results", {}).get("test", {}).get("trained", {}).get("mrr")
 
 
@@ -138,7 +138,7 @@ def run(study: Study, cell: Cell) -> str | None:
         finally:
             record["seconds"] += time.monotonic() - start
             write_json(folder / RECORD, record)
-    results = _read(folder / "all_results.json")
+    results = _read(record_path(folder))
     if code or not _trained(results):
         return _last_error(folder / LOG, offset) or f"ended with exit code {code} and no results"
     write_json(folder / RECORD, record | {"finished": True, "steps": results.get("training", {}).get("steps")})
@@ -203,7 +203,7 @@ def _word(value) -> str:
 
 
 def _trained(results: dict | None) -> bool:
-    """Whether `all_results.json` is that of a run that has trained."""
+    """Whether a record is that of a run that has trained."""
     splits = (results or {}).get("results", {})
     return bool(results) and ("train" in results or any("trained" in systems for systems in splits.values()))
 

@@ -128,7 +128,7 @@ def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
     assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()
     (train.folder / "README.md").unlink()
     assert train(**options, dataset_name=REPO, data_dir=None) == (0, "")
-    statistics = json.loads((train.folder / "all_results.json").read_text())["statistics"]
+    statistics = json.loads((train.folder / "run.json").read_text())["statistics"]
     assert {split: found["rows"] for split, found in statistics.items()} == {
         "train": 12, "valid": 4, "test": 4, "codebase": 24
     }  # fmt: skip

@@ -40,7 +40,7 @@ def pushed(repo=REPO, **kwargs) -> set[str]:
 
 def check_whole(folder: Path, revision: str | None = None) -> None:
     """The repository holds what the folder holds, and both load."""
-    assert COMPLETE | {"README.md", "all_results.json"} <= pushed(revision=revision)
+    assert COMPLETE | {"README.md", "all_results.json", "run.json"} <= pushed(revision=revision)
     here, there = (load_encoder(name, at, "cpu") for name, at in ((folder, None), (REPO, revision)))
     assert torch.equal(here.encode_queries(TEXTS), there.encode_queries(TEXTS))
     for file in ("model.safetensors", "README.md", "all_results.json"):
@@ -168,7 +168,7 @@ def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later
     code, error = train(**PUSH)
     command = f"soft-trainer push {train.folder} {REPO}"
     assert code == 2 and error.endswith(f"nothing is lost, push later with: {command}")
-    assert json.loads((train.folder / "all_results.json").read_text())["results"]["test"]["trained"]
+    assert json.loads((train.folder / "run.json").read_text())["results"]["test"]["trained"]
     load_encoder(train.folder, device="cpu")
     assert train.places_of(WRITE_TOKEN) == []
     if train.hub.running:

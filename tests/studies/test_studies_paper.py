@@ -128,7 +128,7 @@ def trained(script_module, data_dir, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds())
 def test_a_run_of_each_kind_trains(kind, trained):
-    results = json.loads((trained(kind) / "all_results.json").read_text())
+    results = json.loads((trained(kind) / "run.json").read_text())
     encoder, loss, estimator, _ = kind.split("-")
     assert results["training"]["steps"] == 2
     assert results["results"]["test"]["trained"]["mrr"] > 0
