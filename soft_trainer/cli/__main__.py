@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -53,66 +52,76 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def overview() -> argparse.ArgumentParser:
-    """The parser that lists the commands, none of which is imported."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(PROGRAM, description=__doc__, formatter_class=formatter)
+    """The parser that lists the commands, of which it imports none but one that a shell completes."""
+    parser = CommandParser(
+        PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    completed = os.environ.get("COMP_LINE", "").split()[1:2]
     for name, line in COMMANDS.items():
-        commands.add_parser(name, help=line, add_help=False, parents=_completed(name))
+        commands.add_parser(
+            name, help=line, add_help=False, parents=[command_parser(name)] if [name] == completed else []
+        )
     return parser
+
+
+def command_module(name: str) -> ModuleType:
+    """The module of a command.
+
+    Raises:
+        UserError: an unknown command; names the nearest.
+    """
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+    return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
+
+
+def command_parser(name: str, **settings) -> argparse.ArgumentParser:
+    """The parser of a command; `settings` are those of `argparse.ArgumentParser`."""
+    command = command_module(name)
+    if hasattr(command, "OPTIONS"):
+        from soft_trainer.arguments import make_parser  # imports transformers, which takes seconds
+
+        return make_parser(command.OPTIONS, **settings)
+    parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+    command.add_arguments(parser)
+    return parser
+
+
+def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
+    """The module of the command that `argv` begins with, and the arguments of its `run`.
+
+    Raises:
+        UserError: an unknown command or option, which names the nearest, or a value that an option does not take.
+    """
+    name, *words = argv
+    command = command_module(name)
+    settings = {"prog": f"{PROGRAM} {name}", "description": command.__doc__}
+    if hasattr(command, "OPTIONS"):
+        from soft_trainer.arguments import parse  # imports transformers, which takes seconds
+
+        return command, parse(command.OPTIONS, words, **settings)
+    return command, (command_parser(name, **settings).parse_args(words),)
 
 
 def run_command(argv: Sequence[str]) -> int:
     """Run the command that `argv` begins with and return its exit code.
 
     Raises:
-        UserError: an unknown command or option, which names the nearest, or what the command raises.
+        UserError: that of `parse_command`, or of the command.
     """
-    if not argv:
-        sys.stderr.write(overview().format_help())
+    if not argv or argv[0].startswith("-"):
+        parser = overview()
+        parser.parse_args(argv[:1])  # --help and --version end here
+        sys.stderr.write(parser.format_help())
         return 2
-    name, *words = argv
-    if name.startswith("-"):
-        overview().parse_args(["--version" if name == "--version" else "--help"])
-    if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
-    command = _module(name)
-    if hasattr(command, "OPTIONS"):
-        from soft_trainer.arguments import parse  # imports transformers, which takes seconds
-
-        return command.run(*parse(command.OPTIONS, words, command.__doc__, f"{PROGRAM} {name}")) or 0
-    return command.run(_parser(name, command).parse_args(words)) or 0
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
-
-
-def _parser(name: str, command: ModuleType, **settings) -> CommandParser:
-    """The parser of a command that adds its own arguments."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = CommandParser(
-        f"{PROGRAM} {name}", description=command.__doc__, formatter_class=formatter, allow_abbrev=False, **settings
-    )
-    command.add_arguments(parser)
-    return parser
-
-
-def _completed(name: str) -> list[argparse.ArgumentParser]:
-    """The parser of the command that a shell completes now, none at any other time."""
-    if name not in shlex.split(os.environ.get("COMP_LINE", "").replace("'", " "))[1:2]:
-        return []
-    command = _module(name)
-    if hasattr(command, "OPTIONS"):
-        from soft_trainer.arguments import make_parser  # imports transformers, which takes seconds
-
-        return [make_parser(command.OPTIONS, add_help=False)]
-    return [_parser(name, command, add_help=False)]
+    command, arguments = parse_command(argv)
+    return command.run(*arguments) or 0
 
 
 def main() -> None:
-    """The command line: errors are one line on standard error, and exit code 2."""
+    """The command line: an error is one line on standard error, and exit code 2."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete  # the shell asks for completions, so it is installed
 
