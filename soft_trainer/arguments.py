@@ -16,7 +16,11 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import nearest
 
+# A wheel has the recipes inside the package, a checkout beside it.
+_PACKAGE = Path(__file__).parent
+RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
 
@@ -157,6 +161,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     """
 
     output_dir: str | None = option(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
+    overwrite: bool = option(False, "Write into an output folder that holds the results of another run.")
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
     per_device_eval_batch_size: int = option(64, "Texts encoded at once in evaluation, per process.")
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
@@ -191,24 +196,30 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
 # ---- Reading options from the command line and from recipes ----
 
 
-def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, description: str | None = None) -> tuple:
-    """One instance of each of `dataclass_types` from `--option value` and `--config FILE.yaml`.
+def parse(
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None = None,
+    description: str | None = None,
+    prog: str | None = None,
+) -> tuple:
+    """One instance of each of `dataclass_types` from `--option value` and `--config RECIPE`.
 
     What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
-    names another recipe, relative to its own folder, that it changes.
+    names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
+    package.
 
     Raises:
         UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
             cannot be read.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(tuple(dataclass_types), description)
+    parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
     known = {option.lstrip("-") for option in parser._option_string_actions}
     recipe = _take_config(argv)
-    options = read_recipe(recipe) if recipe else {}
+    options = read_recipe(recipe_path(recipe)) if recipe else {}
     for key in options:
         if key not in known:
-            raise UserError(f"{recipe}: unknown option {key!r}{_nearest(str(key), known)}")
+            raise UserError(f"{recipe}: unknown option {key!r}{nearest(str(key), known)}")
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(
             [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
@@ -216,17 +227,42 @@ def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, de
     except (argparse.ArgumentError, ValueError, ImportError) as error:
         raise UserError(str(error)) from error
     if rest:
-        raise UserError(f"unknown option {rest[0]}{_nearest(rest[0].lstrip('-').split('=')[0], known)}")
+        raise UserError(f"unknown option {rest[0]}{nearest(rest[0].lstrip('-').split('=')[0], known)}")
     return tuple(parsed[: len(dataclass_types)])
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option, and leaves the lines of a description as they are."""
+
+
 @functools.cache
-def _parser(dataclass_types: tuple[type, ...], description: str | None) -> HfArgumentParser:
-    """Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that."""
-    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", help="YAML recipe of options; those on the command line win.")
+def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentParser:
+    """The parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
+
+    Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
+    """
+    parser = HfArgumentParser(
+        dataclass_types, formatter_class=_HelpFormatter, allow_abbrev=False, exit_on_error=False, **settings
+    )
+    parser.add_argument("--config", help="YAML file or name of a recipe; options on the command line win.")
     parser.error = _raise
     return parser
+
+
+def recipe_path(name: str | Path) -> Path:
+    """The file of a recipe: `name` if there is such a file, else the recipe of the package with this name.
+
+    Raises:
+        UserError: neither; the message lists the names that are near.
+    """
+    for path in (Path(name), RECIPES / f"{str(name).removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    files = (file for file in sorted(RECIPES.rglob("*.yaml")) if file.parent.name != "accelerate")
+    names = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in files]
+    near = difflib.get_close_matches(str(name), names, n=5) or [key for key in names if str(name) in key.split("/")]
+    listed = f"near are {', '.join(near)}" if near else f"there are {', '.join(names)}"
+    raise UserError(f"{name}: neither a file nor the name of a recipe; {listed}")
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
@@ -273,11 +309,6 @@ def _word(value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, dict) else str(value)
-
-
-def _nearest(key: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
 
 
 def _raise(message: str):

@@ -1,8 +1,5 @@
 """Train the sentence encoder behind the SimCSE estimator, unsupervised, on queries alone (Section 4.1).
 
-accelerate launch -m soft_trainer.simcse --config recipes/simcse.yaml
-accelerate launch -m soft_trainer.simcse --data_dirs DIR [DIR ...] --output_dir outputs/simcse
-
 A text is encoded twice, with another dropout each time, and has to find itself among the texts of its batch. The
 output folder loads with `SimCSEEstimator` and with `SentenceTransformer`.
 """
@@ -22,7 +19,7 @@ from torch.nn import functional as F
 from transformers import TrainingArguments, set_seed
 
 from soft_trainer import distributed
-from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option, parse
+from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
@@ -32,8 +29,8 @@ from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
-from soft_trainer.files import last_checkpoint, write_json
-from soft_trainer.terminal import exit_on_user_error, print_on_main, table
+from soft_trainer.files import last_checkpoint, write_results
+from soft_trainer.terminal import print_on_main, table
 from soft_trainer.trainer import SoftInfoNCETrainer
 
 MEASURES = ("alignment", "uniformity")
@@ -257,9 +254,11 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
 
 
 def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
-    """Write `all_results.json` and the picture, and say how alignment and uniformity changed."""
+    """Write the results and the picture, and say how alignment and uniformity changed."""
     curves, folder = _measured(trainer), Path(trainer.args.output_dir)
-    write_json(folder / "all_results.json", {"train": metrics, "measured": list(curves.values())})
+    measured = list(curves.values())
+    last = {f"eval_{name}": measured[-1][f"eval_{name}"] for name in MEASURES}
+    write_results(folder, {"train": metrics, "measured": measured}, train=metrics, eval=last)
     picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
     ends = [min(curves), max(curves)]
     shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]
@@ -267,9 +266,12 @@ def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
     print_on_main(f"Written to {folder}, the picture to {picture}")
 
 
-def main() -> None:
-    """Train the SimCSE encoder that the command line describes."""
-    arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), description=__doc__)
+def train(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
+    """Train the SimCSE encoder that the options describe.
+
+    Raises:
+        UserError: a temperature that is not above 0, no matplotlib, or data that cannot be had.
+    """
     if not args.temperature > 0:
         raise UserError(f"temperature={args.temperature:g}: must be above 0")
     new_figure(1, 1)  # a missing matplotlib is told now, not after ten epochs
@@ -283,8 +285,3 @@ def main() -> None:
     if distributed.rank_and_world_size()[0] == 0:
         report(trainer, result.metrics)
     distributed.close()
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -125,7 +125,7 @@ def load_ranks(path: str | Path) -> RankedQueries:
     return RankedQueries(path, rows)
 
 
-def results_table(results: dict[str, dict[str, dict]]) -> str:
+def results_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
     """`{split: {system: metrics}}` as a Markdown table, a row for each system on each split."""
     found = [metrics for systems in results.values() for metrics in systems.values()]
     names = METRICS | {name: title for name, title in GRADED.items() if any(name in metrics for metrics in found)}
@@ -134,7 +134,7 @@ def results_table(results: dict[str, dict[str, dict]]) -> str:
         for system in SYSTEMS:
             if system in systems:
                 metrics = systems[system]
-                rows.append([split, LABELS[system], *map(metrics.get, names), int(metrics["pool_size"])])
+                rows.append([split, labels[system], *map(metrics.get, names), int(metrics["pool_size"])])
     return table(["queries of", "ranked by", *names.values(), "codes in the pool"], rows)
 
 

@@ -1,4 +1,4 @@
-"""Mine documented functions from a source tree: `python -m soft_trainer.mining.tree SOURCE_DIR --language go`.
+"""Mines documented functions from a source tree.
 
 The output is a folder in GraphCodeBERT's layout with CodeSearchNet's columns. No package has rows in two splits.
 Duplicates are dropped over the whole tree. The same tree gives the same bytes with any number of workers.
@@ -6,13 +6,11 @@ Duplicates are dropped over the whole tree. The same tree gives the same bytes w
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import multiprocessing
 import os
 import re
 import stat
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -273,28 +271,3 @@ def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped:
     codebase = rows["valid"] + rows["test"] + unseen
     rows["codebase"] = [{**row, "docstring": "", "docstring_tokens": []} for row in codebase]
     return rows
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m soft_trainer.mining.tree", description=__doc__.split("\n\n")[0])
-    parser.add_argument("source_dir", help="root of the source tree")
-    parser.add_argument("--language", required=True, help=", ".join(SOURCE_LANGUAGES))
-    parser.add_argument("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
-    parser.add_argument("--num_workers", type=int, help="processes (default: one a CPU core)")
-    parser.add_argument(
-        "--keep", nargs="+", default=(), metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}"
-    )
-    parser.add_argument("--max_file_bytes", type=int, default=MAX_FILE_BYTES, help="skip larger files (default: 1 MB)")
-    options = vars(parser.parse_args(arguments))
-    try:
-        counts = mine_to(**options)
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(mining_table(counts) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -42,7 +42,7 @@ def run(model, tokenizer, profile, dataset, tmp_path):
 
 
 def test_a_run_s_folder_is_reported(run):
-    record = json.loads((run / "all_results.json").read_text())
+    record = json.loads((run / "run.json").read_text())
     assert record["encoder"] | {"name": "tiny", "code_length": 32, "score_function": "cosine"} == record["encoder"]
     assert record["loss"] | {"loss": "soft_info_nce", "alpha": 1.5, "cancel": "top_k", "cancel_k": 1} == record["loss"]
     assert record["estimator"] == {"name": "bm25", "estimator_model": None}

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from soft_trainer.arguments import read_recipe
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.studies import execution, plan
-from soft_trainer.studies.__main__ import main
 from soft_trainer.studies.grid import read_study
 from soft_trainer.studies.session import Session
 
@@ -87,7 +87,7 @@ class Here:
         )
 
     def main(self, *words: str) -> int:
-        return main(["--config", str(self.folder / "study.yaml"), *words])
+        return run_command(["study", "--config", str(self.folder / "study.yaml"), *words])
 
     def study(self, **changes):
         return read_study(self.folder / "study.yaml", changes)
@@ -200,7 +200,7 @@ def test_a_study_runs_its_cells_each_with_its_own_options_and_log(here, capsys):
     assert [words[-2:] for words in calls] == [
         ["--config", str(here.outputs / name / "recipe.yaml")] for name in names
     ]
-    assert calls[0][0].endswith("run_codesearch.py") and calls[2][:2] == ["-m", "soft_trainer.simcse"]
+    assert [words[:3] for words in calls[:3:2]] == [["-m", "soft_trainer.cli", name] for name in ("train", "simcse")]
     assert here.recipe(names[1])["estimator_model"] == here.recipe(names[0])["output_dir"]
     assert here.recipe(names[0])["data_dir"] == "rows/ruby"
     said = capsys.readouterr().err
@@ -250,7 +250,7 @@ def test_a_study_told_to_end_lets_its_cell_save_and_goes_on_from_there(here, cap
     assert here.main("--only", "language=ruby,method=infonce") == 128 + number
     assert here.made() == ["ruby/infonce/1"]
     said = capsys.readouterr().err
-    assert re.search(r"ruby/infonce/1 +\| stopped ", said) and "the same command goes on from here" in said
+    assert re.search(r"ruby/infonce/1 +\| stopped ", said) and "the same command continues from here" in said
     assert (here.outputs / "ruby/infonce/1/checkpoint-7/complete.json").exists()
     here.behave()
     assert here.main("--only", "language=ruby,method=infonce") == 0

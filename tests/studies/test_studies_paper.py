@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from soft_trainer.arguments import as_argv, read_recipe
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.studies import plan
-from soft_trainer.studies.__main__ import main
 from soft_trainer.studies.grid import PlannedRun, read_study
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_a_cell_of_two_studies_is_one_run():
 def test_a_plan_lists_the_runs_and_their_time(path, capsys):
     language = "python" if path.stem in ("alpha_beta", "cancellation") else "ruby"
     only = f"seed=1234,language={language}"
-    assert main(["--config", str(path), "--dry_run", "--only", only]) == 0
+    assert run_command(["study", "--config", str(path), "--dry_run", "--only", only]) == 0
     lines = capsys.readouterr().out.splitlines()
     listed = [line.split("|")[2].strip() for line in lines if line.startswith("|")][2:]
     assert listed == [cell.name for cell in read_study(path).chosen(only)]
@@ -128,7 +128,7 @@ def trained(script_module, data_dir, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds())
 def test_a_run_of_each_kind_trains(kind, trained):
-    results = json.loads((trained(kind) / "all_results.json").read_text())
+    results = json.loads((trained(kind) / "run.json").read_text())
     encoder, loss, estimator, _ = kind.split("-")
     assert results["training"]["steps"] == 2
     assert results["results"]["test"]["trained"]["mrr"] > 0
