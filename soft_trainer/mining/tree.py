@@ -50,21 +50,11 @@ RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 @dataclass
 class Mined:
-    """The result of mining: rows by split and for the codebase; counts of files and functions by their fate."""
+    """The result of mining: rows of every split and of the codebase; counts of files and functions by their fate."""
 
     rows: dict[str, list[Row]]
     files: Counter[str] = field(default_factory=Counter)
     functions: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-    def counts(self) -> dict[str, Any]:
-        """The counts alone, with the commonest fates first."""
-        return {
-            "rows": {split: len(rows) for split, rows in self.rows.items()},
-            "functions": dict(self.functions.most_common()),
-            "files": dict(self.files.most_common()),
-            "seconds": self.seconds,
-        }
 
 
 def mine(
@@ -93,7 +83,6 @@ def mine(
         UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
             fewer than three packages.
     """
-    started = time.perf_counter()
     _check(source_dir, language, keep)
     mined = Mined({})
     root = Path(source_dir)
@@ -111,7 +100,6 @@ def mine(
         others += undocumented
     mined.rows = _split(pairs, others, root, mined.functions)
     mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
-    mined.seconds = time.perf_counter() - started
     return mined
 
 
@@ -129,7 +117,12 @@ def mine_to(
     started = time.perf_counter()
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
-    return {**mined.counts(), "seconds": time.perf_counter() - started}
+    return {
+        "rows": {split: len(rows) for split, rows in mined.rows.items()},
+        "functions": dict(mined.functions.most_common()),
+        "files": dict(mined.files.most_common()),
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def mining_table(counts: dict[str, Any]) -> str:
@@ -185,11 +178,9 @@ def _each(read: Callable, paths: list[str], num_workers: int | None, progress: b
     """Yields the result of `read` for every path in order, computed in `num_workers` processes."""
     workers = min(num_workers or os.cpu_count() or 1, len(paths))
     with ExitStack() as stack:
+        results: Iterable = map(read, paths)
         if workers > 1:
-            pool = stack.enter_context(multiprocessing.Pool(workers))
-            results: Iterable = pool.imap(read, paths, chunksize=8)
-        else:
-            results = map(read, paths)
+            results = stack.enter_context(multiprocessing.Pool(workers)).imap(read, paths, chunksize=8)
         yield from tqdm(results, total=len(paths), desc="mining", unit="file", disable=None if progress else True)
 
 
