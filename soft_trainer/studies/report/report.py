@@ -107,21 +107,6 @@ def _mrr_notes(report: Report) -> list[str]:
     return notes
 
 
-def _changes(report: Report) -> list[dict]:
-    """The queries that changed most under each difference, as the templates show them."""
-    labels = tables.column_labels(report.main_cells)
-    return [
-        {
-            "title": f"{cell.row.encoder}, {labels[cell.column]}: {cell.row.label}",
-            "names": (cell.row.label, difference.baseline.row.label),
-            "gained": difference.gained,
-            "lost": difference.lost,
-        }
-        for difference in report.differences
-        for cell in (difference.cell,)
-    ]
-
-
 def _summary(report: Report) -> str:
     runs, compared = len(report.runs), len(report.differences)
     significant = sum(difference.p < SIGNIFICANT for difference in report.differences)
@@ -155,7 +140,8 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
             "lead": [section for section in made if section.name not in BACKGROUND],
             "rest": [section for section in made if section.name in BACKGROUND],
             "pictures": pictures(report.main_cells, report.differences),
-            "changes": _changes(report),
+            "differences": report.differences,
+            "labels": tables.column_labels(report.main_cells),
         }
         texts = {
             "report.md": environment.get_template("report.md.jinja").render(content),
