@@ -34,7 +34,7 @@ from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.loading import repository_file
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.results import results_table
+from soft_trainer.evaluation.results import metrics_table
 from soft_trainer.hub.push import named
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     results, statistics = record["results"], record["statistics"]
     sections = {
         "Use": use(named(name, record.get("revision") if record["model_id"] else None), profile, Path(folder)),
-        "Results": any(results.values()) and _RESULTS + results_table(results),
+        "Results": any(results.values()) and _RESULTS + metrics_table(results),
         "Training": _settings({**record["loss"], **record["training"]}),
         "Data": statistics and statistics_table(statistics),
         "Environment": ", ".join(f"{package} {version}" for package, version in record["environment"].items()),
