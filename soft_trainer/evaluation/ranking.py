@@ -265,7 +265,7 @@ def _multiply(codes: Tensor, queries: Tensor) -> Tensor:
 
 
 def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
-    """The number of scores of every chunk that are "greater" or "less" than each query's bound: Tensor[N / chunk, B]."""
+    """The number of scores in each chunk that are "greater" or "less" than a query's bound: Tensor[N / chunk, B]."""
     library = torch
     if scores.device.type == "cpu":  # there NumPy needs a third of torch's time
         library, scores, bounds = np, scores.numpy(), bounds.numpy()

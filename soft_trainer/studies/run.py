@@ -17,7 +17,7 @@ from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import examples, results_table, save_ranks
+from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import graded_ranking, target_rows
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
@@ -164,7 +164,7 @@ class Run:
         if self.data_args.model_card and "model.safetensors" in os.listdir(self.folder):
             write_model_card(self.folder, record)
         if self.results:
-            print_on_main(f"\n{results_table(self.results)}\n")
+            print_on_main(f"\n{metrics_table(self.results)}\n")
         if self.rankings and self.data_args.examples:
             # The examples are those of test, if it was measured.
             self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))

@@ -10,7 +10,7 @@ QUERIES, CODES, DIM = 19, 80, 12
 
 
 def float64_ranking(queries, codes, targets):
-    """Ranks and full order by float64 scores: products of a pair, the upper half added to the lower, until one is left."""
+    """Ranks and order by float64 scores: the upper half of the products is added to the lower until one is left."""
     products = queries.double().numpy()[:, None] * codes.double().numpy()
     while (width := products.shape[2]) > 1:
         half = (width + 1) // 2
