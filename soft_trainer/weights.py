@@ -1,4 +1,4 @@
-"""From raw similarities to weights w_ij (Eq. 4, or relative to the positive), and cancellation as masks of negatives."""
+"""From raw similarities to weights w_ij (Eq. 4, or relative to the positive); cancellation as masks of negatives."""
 
 from __future__ import annotations
 
