@@ -3,17 +3,26 @@ many. Memory is linear in the rows, and the same input and seed give the same ne
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 from scipy import sparse
 from sklearn.cluster import MiniBatchKMeans
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformers.utils import logging
 
 from soft_trainer import distributed
+from soft_trainer.errors import UserError
+from soft_trainer.files import write_json, written_aside
+
+logger = logging.get_logger(__name__)
 
 EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
 ENTRIES = 1 << 24  # similarities held at once
@@ -22,6 +31,7 @@ FITTED = 64  # codes a cell that k-means looks at
 SAMPLE, SAMPLE_K = 512, 10  # queries, and neighbours of each, by which the number of cells to look into is chosen
 RECALL = 0.95  # share of the sample's neighbours that the cells must hold
 COMMON = 0.05  # share of the documents above which a term proposes no neighbour, where not all are compared
+KEY_ROWS = 1 << 16  # rows of an array that its key reads at once
 PROPOSED = 4  # codes that the rarer terms propose, for each neighbour that is kept
 
 
@@ -128,6 +138,83 @@ def nearest_by_terms(
     best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     own = np.asarray(queries.multiply(documents[: len(rows)]).sum(1), np.float32).ravel()
     return Neighbours(np.take_along_axis(proposed, best, 1), np.take_along_axis(scores, best, 1), own)
+
+
+def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings) -> str:
+    """A name that changes with any number of the vectors and with any of `settings`."""
+    digest = xxhash.xxh3_128(repr(sorted(settings.items())).encode())
+    for values in vectors:
+        arrays = (values.indptr, values.indices, values.data) if sparse.issparse(values) else (values,)
+        for array in arrays:
+            digest.update(f"{array.shape} {array.dtype}".encode())
+            for start in range(0, len(array), KEY_ROWS):
+                digest.update(np.ascontiguousarray(array[start : start + KEY_ROWS]).data)
+    return digest.hexdigest()
+
+
+def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], Neighbours]) -> Neighbours:
+    """The neighbours stored under `key`, or what `build` makes of it, stored for the next time.
+
+    The main process alone builds, so that all processes have the same neighbours, however many there are. They read
+    the files of a common folder, memory-mapped, or are sent the arrays.
+
+    Args:
+        folder: where to keep them; None keeps them in memory only.
+
+    Raises:
+        UserError: `build` raised one; on every process.
+    """
+    neighbours, problem = None, None
+    if distributed.rank_and_world_size()[0] == 0:
+        try:
+            neighbours = _load(folder, key, warn=True)
+            if neighbours is None:
+                neighbours = build()
+                _store(folder, key, neighbours)
+        except UserError as error:
+            problem = str(error)
+    problem = distributed.from_main(problem)
+    if problem is not None:
+        raise UserError(problem)
+    kept = _load(folder, key)
+    if distributed.any_process(kept is None):
+        kept = Neighbours(*distributed.from_main(neighbours and astuple(neighbours)))
+    return kept
+
+
+def _load(folder: str | Path | None, key: str, warn: bool = False) -> Neighbours | None:
+    """The stored neighbours, None where they are missing or damaged."""
+    if folder is None or not (Path(folder) / f"{key}.json").exists():
+        return None
+    try:
+        recorded = json.loads((Path(folder) / f"{key}.json").read_text())
+        arrays = {}
+        for name, checksum in recorded.items():
+            arrays[name] = np.load(Path(folder) / f"{key}.{name}.npy", mmap_mode="r", allow_pickle=False)
+            if zlib.crc32(arrays[name].reshape(-1).view(np.uint8)) != checksum:
+                raise ValueError(f"the checksum of {name} is wrong")
+        return Neighbours(**arrays)
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        if warn:
+            logger.warning(f"{Path(folder) / key} is damaged ({error}) and is built again")
+        return None
+
+
+def _store(folder: str | Path | None, key: str, neighbours: Neighbours) -> None:
+    """Write the arrays and then their checksums; a warning where the disk fails: the run goes on with the memory."""
+    if folder is None:
+        return
+    checksums = {}
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for field in fields(neighbours):
+            values = np.ascontiguousarray(getattr(neighbours, field.name))
+            with written_aside(Path(folder) / f"{key}.{field.name}.npy") as aside, open(aside, "wb") as file:
+                np.save(file, values, allow_pickle=False)
+            checksums[field.name] = zlib.crc32(values.reshape(-1).view(np.uint8))
+        write_json(Path(folder) / f"{key}.json", checksums)
+    except OSError as error:
+        logger.warning(f"{folder} could not be written ({error.strerror}): the next run computes it again")
 
 
 def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[np.ndarray], Tensor]:
