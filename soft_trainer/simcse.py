@@ -96,7 +96,10 @@ class SimCSETrainer(SoftInfoNCETrainer):
     @property
     def options(self) -> SoftInfoNCEOptions:
         """The options of the loss. No query occurs twice, so nothing is masked: `load_queries` keeps the first."""
-        return dataclasses.replace(SoftInfoNCEOptions(), mask_duplicates=False)
+        return dataclasses.replace(SoftInfoNCEOptions(), duplicates="ignore")
+
+    def prepare_rows(self) -> None:
+        """Prepares nothing: a query has no negatives of its own."""
 
     def _train_batches(self) -> TrainBatches:
         queries = self._tokens(self.train_dataset, "query")

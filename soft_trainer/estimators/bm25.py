@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soft_trainer.data.neighbours import Neighbours, nearest_by_terms
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.estimators.bm25_scores import IDFS, bm25_weights, count_terms
@@ -18,8 +19,8 @@ SCOPES = ("batch", "corpus")
 class BM25Estimator(Estimator):
     """BM25 scores of one row's tokens against another's (Section 3.2, "BM25").
 
-    Query against query by default: a code is as relevant as its own query is. A token that occurs k times in the
-    query counts k times.
+    By default it scores queries against queries: a code is as relevant as its own query. A token that occurs k times
+    in the query counts k times.
 
     Args:
         column: the tokens of the query side, lists of str or of int ids.
@@ -29,13 +30,14 @@ class BM25Estimator(Estimator):
             formula, negative for a token in over half of the documents) or "lucene" (always positive).
         scope: "batch" takes document frequencies and mean length from `code_rows` alone, as published; "corpus" from
             the whole training set.
-        average_length: mean document length, where it should not come from the scope.
+        average_length: mean document length; by default that of the scope.
 
     Raises:
         UserError: an unknown idf or scope, or (in `fit`) a missing column.
     """
 
     alpha, beta, temperature = 1.5, 0.5, 1.0
+    positive_temperature = 1.0
     in_workers = True
 
     def __init__(
@@ -56,12 +58,12 @@ class BM25Estimator(Estimator):
         self.k1, self.b, self.idf, self.scope, self.average_length = k1, b, idf, scope, average_length
 
     def check(self, dataset) -> None:
-        """Raise UserError for a column that is missing or lacks values."""
+        """Raises UserError if a column is missing or lacks values."""
         for name in {self.column, self.document_column}:
             _column(dataset, name)
 
     def fit(self, dataset) -> None:
-        """Count the tokens of every row, once. A text column is split at white space."""
+        """Counts the tokens of every row, once. A text column is split at white space."""
         terms: dict = {}
         self._queries = count_terms(_tokens(dataset, self.column), terms)
         if self.document_column == self.column:
@@ -75,6 +77,16 @@ class BM25Estimator(Estimator):
                 self._average_length = self._documents.sum() / len(dataset)
             having = np.bincount(self._documents.indices, minlength=self._documents.shape[1])
             self._term_idf = IDFS[self.idf](len(dataset), having)
+
+    @property
+    def compares_codes(self) -> bool:
+        """True if queries are scored against codes, False if against the codes' queries."""
+        return self.document_column != self.column
+
+    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+        """The k rows whose documents score highest for each row's query, with the statistics of all rows."""
+        weights = bm25_weights(self._documents, "lucene", self.k1, self.b)
+        return nearest_by_terms(self._queries, weights, k, text_ids=text_ids, progress=progress)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """BM25 scores, Tensor[Q, C] in float64."""

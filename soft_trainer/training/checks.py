@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -17,10 +18,21 @@ from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import target_rows
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
+from soft_trainer.training.hard_negatives import COLUMN, choice_of
 
 REFUSED_ARGUMENTS = {
     "compute_loss_func": "choose a loss with args.loss, or override compute_loss",
     "preprocess_logits_for_metrics": "there are no logits; compute_metrics gets ranks and the top codes",
+}
+# Options of the loss that have a default of their own, not the estimator's.
+OBJECTIVE_OPTIONS = (
+    *("weighting", "floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio"),
+    *("order_loss_weight", "order_loss_scale", "clamp_negative_scores"),
+)
+CHOICES = {
+    "duplicates": ("mask", "positives", "ignore"),
+    "similar_by": ("estimator", "bm25"),
+    "negatives_meet": ("own", "all"),
 }
 # Option -> its default, and the alternative.
 REFUSED_OPTIONS = {
@@ -117,6 +129,8 @@ def check_run(
             f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
             "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
         )
+    check_weighting(objective, estimator)
+    _check_hard_batches(args, estimator)
     if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
     if args.eval_strategy != "no" and not own_metrics:
@@ -138,12 +152,48 @@ def _check_values(args) -> None:
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
         if getattr(args, name) < 1:
             raise UserError(f"{name}={getattr(args, name)}: must be 1 or more")
+    for name, allowed in CHOICES.items():
+        if getattr(options_of(args), name) not in allowed:
+            raise UserError(f"{name}={getattr(options_of(args), name)!r}: use one of {', '.join(allowed)}")
     chunk = options_of(args).gradient_cache_chunk_size
     if chunk is not None and chunk < 1:
         raise UserError(f"gradient_cache_chunk_size={chunk}: must be 1 or more")
     for name, (default, alternative) in REFUSED_OPTIONS.items():
         if getattr(args, name, default) != default:
             raise UserError(f"{name}={getattr(args, name)}: has no meaning for this training; {alternative}")
+
+
+def _check_hard_batches(args, estimator) -> None:
+    """Refuses own negatives and clustered batches that could not be made."""
+    options = options_of(args)
+    if args.train_sampling_strategy == "similar" and options.similar_by == "estimator":
+        if estimator is None or not isinstance(estimator, Estimator):
+            raise UserError("train_sampling_strategy=similar: it needs an estimator of ours, or --similar_by bm25")
+        if type(estimator).neighbours is Estimator.neighbours:
+            estimator.neighbours(0, (), None)
+    if options.negatives_per_query < 0 or options.negative_candidates < 1 or options.neighbours < 1:
+        raise UserError("negatives_per_query must be 0 or more, negative_candidates and neighbours 1 or more")
+    if not options.negatives_per_query:
+        if options.negatives is not None:
+            raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")
+        return
+    choice_of(options)
+    if options.negatives not in (None, COLUMN) and not Path(options.negatives).exists():
+        raise UserError(f"negatives={options.negatives}: no such file")
+
+
+def check_weighting(objective: Objective, estimator) -> None:
+    """Refuses positive-aware weights by an estimator that compares queries with queries.
+
+    Raises:
+        UserError: names the estimators that fit.
+    """
+    if objective.uses_weights and objective.weighting == "positive_aware" and estimator is not None:
+        if not getattr(estimator, "compares_codes", True):
+            raise UserError(
+                f"weighting=positive_aware: {type(estimator).__name__} does not compare queries with codes; use "
+                "trained_model, initial_model, or bm25 with --bm25_document_column code_tokens"
+            )
 
 
 def check_batches(args, objective: Objective, train_dataset, batch_size: int) -> None:
@@ -209,9 +259,10 @@ def options_of(args) -> SoftInfoNCEOptions:
 
 def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
     """The loss of a run: its options, and the estimator's defaults for options that are None."""
-    names = ("floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio", "clamp_negative_scores")
-    settings = {name: getattr(options, name) for name in names}
-    for name in ("alpha", "beta", "temperature"):
+    settings = {name: getattr(options, name) for name in OBJECTIVE_OPTIONS}
+    prefix = "positive_" if options.weighting == "positive_aware" else ""
+    defaults = {"alpha": ("alpha", 1.0), "beta": ("beta", 1.0), "margin": ("positive_margin", 0.0)}
+    for name, (attribute, value) in (defaults | {"temperature": (f"{prefix}temperature", 1.0)}).items():
         given = getattr(options, name)
-        settings[name] = getattr(estimator, name, 1.0) if given is None else given
+        settings[name] = getattr(estimator, attribute, value) if given is None else given
     return Objective(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)
