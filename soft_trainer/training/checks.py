@@ -47,7 +47,11 @@ REFUSED_OPTIONS = {
 def banner(trainer) -> str:
     """The settings of a training as a table."""
     args, objective = trainer.args, trainer.objective
-    weights = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
+    if objective.weighting == "positive_aware":
+        weights = ("margin / temperature", f"{objective.margin:g} / {objective.temperature:g}, positive-aware")
+    else:
+        values = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
+        weights = ("alpha / beta / temperature", values if objective.needs_similarity else "not used")
     encoder = trainer.encoder
     rows = [
         ("batch per process", args.per_device_train_batch_size),
@@ -57,7 +61,9 @@ def banner(trainer) -> str:
         ("accumulated batches", args.gradient_accumulation_steps),
         ("loss", objective.loss),
         ("estimator", "none" if trainer.estimator is None else type(trainer.estimator).__name__),
-        ("alpha / beta / temperature", weights if objective.needs_similarity else "not used"),
+        weights,
+        ("batches", args.train_sampling_strategy),
+        ("own negatives per query", options_of(args).negatives_per_query),
         ("score", f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"),
         ("precision", trainer.precision),
     ]
