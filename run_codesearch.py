@@ -36,8 +36,10 @@ def main() -> None:
     from soft_trainer.terminal import print_on_main
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer
     from soft_trainer.training.checks import check_run
+    from soft_trainer.training.options import check_options
 
     gc.enable()
+    check_options(args)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 import multiprocessing
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.training_args import OptimizerNames
+from transformers.training_args import OptimizerNames, ParallelMode
 
 from soft_trainer.errors import UserError
 
@@ -74,6 +76,7 @@ def check_options(args: TrainingArguments) -> None:
         UserError: names the option and what works.
     """
     _check_numbers(args)
+    _check_output_dir(args)
     _check_without_meaning(args)
     _check_loader(args)
     _check_together(args)
@@ -116,6 +119,18 @@ def _check_numbers(args) -> None:
         raise UserError(f"save_total_limit={args.save_total_limit}: must be 1 or more; --save_strategy no keeps none")
 
 
+def _check_output_dir(args) -> None:
+    """Refuses an output folder that cannot be written."""
+    if args.output_dir is None:
+        return
+    folder = Path(args.output_dir).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"output_dir={args.output_dir}: {there} is a file, not a folder")
+    if not os.access(there, os.W_OK):
+        raise UserError(f"output_dir={args.output_dir}: {there} cannot be written")
+
+
 def _check_without_meaning(args) -> None:
     """Refuses options of `REFUSED`."""
     accelerator = getattr(args, "accelerator_config", None)
@@ -152,6 +167,8 @@ def _check_together(args) -> None:
         raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP")
     if cached and args.torch_empty_cache_steps is not None:
         raise UserError("torch_empty_cache_steps: has no meaning with gradient_cache_chunk_size, use one of them")
+    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:
+        raise UserError("fsdp: needs several processes, start with `accelerate launch` or torchrun")
     if args.auto_find_batch_size and args.world_size > 1:
         raise UserError(
             "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "
@@ -188,9 +205,7 @@ def _check_optimizer(args) -> None:
         raise UserError(f"optim={OptimizerNames(args.optim).value}: {_one_line(error)}") from error
     name, settings = SchedulerType(args.lr_scheduler_type).value, args.lr_scheduler_kwargs
     if not isinstance(settings, dict | None):
-        raise UserError(
-            f"lr_scheduler_kwargs={settings!r}: a mapping is expected, for example '{{\"num_cycles\": 2}}'"
-        )
+        raise UserError(f"lr_scheduler_kwargs={settings!r}: expected is a mapping such as '{{\"num_cycles\": 2}}'")
     mode = "max" if args.greater_is_better else "min"
     if name in FALLING and (settings or {}).get("mode", "min") != mode:
         raise UserError(
