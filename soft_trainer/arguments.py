@@ -22,6 +22,7 @@ from soft_trainer.terminal import nearest
 _PACKAGE = Path(__file__).parent
 RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
+SMALLEST_VOCABULARY = 300  # the 256 bytes and the special tokens
 CODESEARCHNET = "code-search-net/code_search_net"
 
 
@@ -53,6 +54,10 @@ class ModelArguments:
     score_scale: float | None = option(None, "Factor on every score; 20 is usual with cosine.")
     query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
     code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
+
+    def __post_init__(self):
+        if self.vocabulary_size < SMALLEST_VOCABULARY:
+            raise UserError(f"vocabulary_size={self.vocabulary_size}: must be {SMALLEST_VOCABULARY} or more")
 
 
 @dataclass
@@ -105,6 +110,12 @@ class DataArguments:
     bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.")
     bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.")
     bm25_document_column: str | None = option(None, "Score queries against this column instead of other queries.")
+
+    def __post_init__(self):
+        if self.max_train_rows is not None and self.max_train_rows < 1:
+            raise UserError(f"max_train_rows={self.max_train_rows}: must be 1 or more")
+        if self.examples < 0:
+            raise UserError(f"examples={self.examples}: must be 0 or more")
 
     @property
     def languages(self) -> list[str]:
@@ -238,11 +249,22 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
         if self.mask_duplicates is not None:
             self.duplicates = "mask" if self.mask_duplicates else "ignore"
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
+        for name in self._VALID_DICT_FIELDS:
+            _check_json(name, getattr(self, name, None))
         folder = self.output_dir
         super().__post_init__()
         self.output_dir = folder  # stays None, so that the script can fill it in
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
+
+
+def _check_json(name: str, value) -> None:
+    """Refuses a text that begins as a JSON mapping and is none."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            json.loads(value)
+        except ValueError as error:
+            raise UserError(f"{name}={value}: not valid JSON: {error}") from error
 
 
 # ---- Reading options from the command line and from recipes ----
@@ -276,7 +298,7 @@ def parse(
         *parsed, rest = parser.parse_args_into_dataclasses(
             [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
         )
-    except (argparse.ArgumentError, ValueError, ImportError) as error:
+    except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
     if rest:
         raise UserError(f"unknown option {rest[0]}{nearest(rest[0].lstrip('-').split('=')[0], known)}")

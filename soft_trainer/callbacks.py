@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from soft_trainer import distributed
 from soft_trainer.encoders.loading import Encoder
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
@@ -31,7 +32,8 @@ class SaveOnTermination(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Handles the signal from now on, in the main thread."""
-        if threading.current_thread() is threading.main_thread():
+        # `auto_find_batch_size` begins a training again: the handler that comes back in the end is the first one.
+        if threading.current_thread() is threading.main_thread() and self._before is None:
             self._process = os.getpid()
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -46,6 +48,16 @@ class SaveOnTermination(TrainerCallback):
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
+
+    def exit_if_terminated(self, step: int) -> None:
+        """Ends the process if the run was told to end.
+
+        Raises:
+            SystemExit: with code 143.
+        """
+        if self.terminated:
+            print_on_main(f"stopped by SIGTERM at step {step}: --resume_from_checkpoint last continues from there")
+            raise SystemExit(143)
 
     def _on_signal(self, number, frame):
         if os.getpid() == self._process:
@@ -153,3 +165,15 @@ class EstimatorCallback(TrainerCallback):
         """Equal bins from 0 to the largest weight, or to 1."""
         counts, edges = np.histogram(weights.numpy(force=True), self.BINS, (0.0, max(float(weights.max()), 1.0)))
         return {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
+
+
+def the_estimator_callback(callbacks) -> EstimatorCallback | None:
+    """The `EstimatorCallback` among the callbacks of a trainer, None without one.
+
+    Raises:
+        UserError: there are several.
+    """
+    chosen = [callback for callback in callbacks or () if isinstance(callback, EstimatorCallback)]
+    if len(chosen) > 1:
+        raise UserError("callbacks: one EstimatorCallback is expected; MixtureEstimator joins several estimators")
+    return chosen[0] if chosen else None

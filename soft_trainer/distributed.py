@@ -16,6 +16,11 @@ def rank_and_world_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if _is_distributed() else (0, 1)
 
 
+def is_local_main() -> bool:
+    """True on one process of each machine."""
+    return not _is_distributed() or int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
 def device() -> torch.device:
     """Returns the device of this process."""
     from accelerate import PartialState  # slow to import

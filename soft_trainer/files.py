@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,7 @@ def written_aside(path: str | Path) -> Iterator[Path]:
     file beside it is removed.
     """
     path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.tmp")
     try:
         yield aside
         os.replace(aside, path)
@@ -160,5 +161,9 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
     if not Path(wanted).is_dir():
         raise UserError(
             f"resume_from_checkpoint={wanted}: no such folder; `last` takes the newest checkpoint of the output folder"
+        )
+    if not Path(wanted, "trainer_state.json").is_file():
+        raise UserError(
+            f"resume_from_checkpoint={wanted}: it has no trainer_state.json, so it is no checkpoint of a training"
         )
     return str(wanted)

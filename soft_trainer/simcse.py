@@ -85,13 +85,15 @@ class SimCSETrainer(SoftInfoNCETrainer):
         UserError: also for a model without dropout, whose two views would be one.
     """
 
+    METRICS = MEASURES
+
     def __init__(self, model=None, args: TrainingArguments | None = None, **kwargs):
-        if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
-            raise UserError(
-                f"{model.config._name_or_path or 'the model'} has no dropout, so both views of a query would be the "
-                "same: set its probability in config.json (hidden_dropout_prob, for DistilBERT dropout) to 0.1"
-            )
         super().__init__(model, args, **kwargs)
+        if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()):
+            raise UserError(
+                f"{self.model.config._name_or_path or 'the model'} has no dropout, so both views of a query would be "
+                "the same: set its probability in config.json (hidden_dropout_prob, for DistilBERT dropout) to 0.1"
+            )
 
     @property
     def options(self) -> SoftInfoNCEOptions:

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination
+from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, the_estimator_callback
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
@@ -27,11 +27,11 @@ from soft_trainer.training.batch_trainer import BatchTrainer
 from soft_trainer.training.checks import (
     banner,
     check_batches,
-    check_evaluation,
     check_run,
     check_trainer_arguments,
     check_weighting,
     make_objective,
+    measured_metrics,
     options_of,
     warnings_of,
 )
@@ -82,21 +82,21 @@ class SoftInfoNCETrainer(BatchTrainer):
     ):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
-        check_trainer_arguments(processing_class, kwargs)
-        train_dataset = as_rows(train_dataset, "train_dataset")
-        self.estimator_callback = next((c for c in callbacks or () if isinstance(c, EstimatorCallback)), None)
-        eval_dataset = as_row_sets(eval_dataset, "eval_dataset")
-        eval_keys = tuple(eval_dataset) if isinstance(eval_dataset, dict) else ()
-        own_metrics = kwargs.get("compute_metrics") is not None
-        check_run(args, self.estimator, train_dataset, eval_keys=eval_keys, own_metrics=own_metrics)
-        self._own_collator = data_collator is None
+        check_trainer_arguments(model, processing_class, kwargs)
+        self.estimator_callback = the_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")
+        self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
+        self.train_dataset = as_rows(train_dataset, "train_dataset")
+        self.eval_dataset = as_row_sets(eval_dataset, "eval_dataset")
+        self.check_settings()
+        self._own_collator = data_collator is None
+        self._overflows: OverflowCounter | None = None
         super().__init__(
             model,
             args,
             data_collator=data_collator or PairCollator(processing_class.pad_token_id),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+            train_dataset=self.train_dataset,
+            eval_dataset=self.eval_dataset,
             processing_class=processing_class,
             callbacks=callbacks,
             **kwargs,
@@ -124,11 +124,15 @@ class SoftInfoNCETrainer(BatchTrainer):
         """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
-            if self.estimator_callback is not None and self.estimator_callback is not callback:
-                raise UserError("callbacks: there is an EstimatorCallback already; MixtureEstimator joins estimators")
-            check_run(self.args, callback.estimator, self.train_dataset)
-            self.estimator_callback = callback
+            self.estimator_callback = the_estimator_callback({self.estimator_callback, callback})
+            self.check_settings()
             self._bind_estimator()
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes the accelerator, which a search of hyperparameters does for every trial."""
+        super().create_accelerator_and_postprocess()
+        if self._overflows is not None:
+            self._overflows.scaler = self.accelerator.scaler
 
     # ---- Settings: read when they are used, because args may change between construction and training ----
 
@@ -248,7 +252,7 @@ class SoftInfoNCETrainer(BatchTrainer):
             inputs = self.weigher(batch.rows[block], batch.code_rows, positives, negatives)
         else:
             inputs = {}
-        if "weights" in inputs and block.start == 0 and self._is_logging_step():
+        if "weights" in inputs and block.start == 0:
             self.estimator_callback.observe(inputs["weights"], objective.floor, scores, positives)
         loss = objective(scores, positives, negatives=negatives, also=also, **inputs)
         return loss * batch.loss_scale(len(queries))
@@ -280,9 +284,6 @@ class SoftInfoNCETrainer(BatchTrainer):
         )
         return loss.to(self.args.device)
 
-    def _is_logging_step(self) -> bool:
-        return (self.state.global_step + 1) % max(int(self.state.logging_steps or 1), 1) == 0
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the weights' statistics beside a training loss."""
         if "loss" in logs:
@@ -299,9 +300,10 @@ class SoftInfoNCETrainer(BatchTrainer):
             self._guard.check()
         super()._save_checkpoint(model, trial)
 
-    def check_evaluation(self) -> None:
-        """Refuses evaluations that cannot be made during training."""
-        check_evaluation(self)
+    def check_settings(self) -> None:
+        """Refuses settings that cannot work. They may change between the constructor and `train`, so both call it."""
+        metrics = None if self.compute_metrics else measured_metrics(self.METRICS, self.eval_dataset)
+        check_run(self.args, self.estimator, self.train_dataset, metrics=metrics)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         """Trains, after a table that says what will be trained.
@@ -314,6 +316,7 @@ class SoftInfoNCETrainer(BatchTrainer):
             NotFiniteError: the loss became NaN or infinite.
             SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
         """
+        self.check_settings()
         self.check_evaluation()
         checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
@@ -323,9 +326,6 @@ class SoftInfoNCETrainer(BatchTrainer):
             output = super().train(checkpoint, *args, **kwargs)
         finally:
             self._termination.release()
-        if self._termination.terminated:
-            step = self.state.global_step
-            print_on_main(f"stopped by SIGTERM at step {step}: --resume_from_checkpoint last continues from there")
-            raise SystemExit(143)
+        self._termination.exit_if_terminated(self.state.global_step)
         self._guard.check()
         return output

@@ -6,8 +6,11 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -147,6 +150,46 @@ def script(script_module, monkeypatch, tmp_path, capsys):
         except SystemExit as exit:
             code = exit.code
         return code, capsys.readouterr().err.splitlines()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def launch():
+    """Runs a script as several processes of one training, each with its rank in the environment.
+
+    It ends them all after `timeout` seconds, since a process that waits for another one would wait for ever.
+    """
+
+    def run(argv: list, processes: int, timeout: float, each=lambda rank: {}, **environment) -> list[str]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = os.environ | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+        common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent)} | environment
+        started, logs = [], []
+        for rank in range(processes):
+            logs.append(tempfile.TemporaryFile("w+"))
+            own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | each(rank)
+            command = [sys.executable, *map(str, argv)]
+            started.append(subprocess.Popen(command, env=own, stdout=logs[-1], stderr=logs[-1], text=True))
+        end = time.monotonic() + timeout
+        try:
+            for process in started:
+                process.wait(max(end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            for process in started:
+                process.kill()
+        said = []
+        for log in logs:
+            log.seek(0)
+            said.append(log.read())
+        codes = [process.wait() for process in started]
+        assert codes == [0] * processes, f"exit codes {codes}:\n" + "\n----\n".join(text[-3000:] for text in said)
+        return said
 
     return run
 

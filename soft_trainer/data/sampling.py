@@ -58,6 +58,8 @@ class GlobalBatchSampler(BatchSampler):
         if strategy not in STRATEGIES:
             raise UserError(f"train_sampling_strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
         self.names, self.languages = np.unique(np.asarray(languages, dtype=str), return_inverse=True)
+        if rows < 1:
+            raise UserError("train_dataset: there are no training rows")
         apart = strategy == "one_language"
         if apart and len(self.languages) == 0:
             raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
@@ -212,14 +214,17 @@ class EpochDataLoader(DataLoader):
     @classmethod
     def for_training(cls, batches: Dataset, sampler: GlobalBatchSampler, args: TrainingArguments) -> EpochDataLoader:
         """Makes a loader of whole batches with the data-loader options of `args`."""
+        workers = args.dataloader_num_workers
         return cls(
             batches,
             batch_sampler=sampler,
             collate_fn=_as_is,
-            num_workers=args.dataloader_num_workers,
+            num_workers=workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
+            # An option of newer transformers. A loader without workers takes none.
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None) if workers else None,
         )
 
     def set_epoch(self, epoch: int) -> None:

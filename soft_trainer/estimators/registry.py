@@ -8,14 +8,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from soft_trainer.arguments import DataArguments
+from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
-from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 
@@ -71,12 +73,18 @@ def _initial_model(arguments: DataArguments, models: Iterator[str], query_column
 def _checked_model(model: str) -> str:
     """The name of an encoder that exists."""
     name, _, revision = model.partition("@")
-    resolve_profile(name, revision=revision or None)
+    load_tokenizer(name, resolve_profile(name, revision=revision or None), revision or None)
     return model
 
 
-def _cache_dir(arguments: DataArguments):
-    return None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER
+def _cache_dir(arguments: DataArguments) -> str | Path | None:
+    """The folder that keeps row embeddings, None to keep none."""
+    if arguments.no_estimator_cache:
+        return None
+    folder = arguments.estimator_cache_dir or DEFAULT_FOLDER
+    if refusal := refusal_of(Path(folder)):
+        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
+    return folder
 
 
 # In the order of the paper's tables.

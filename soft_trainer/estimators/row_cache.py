@@ -32,8 +32,8 @@ def cached_rows(
 ) -> np.ndarray:
     """Returns the array of shape [rows, width] that is stored under `key`, or calls `build` and stores its result.
 
-    A damaged file is built again, with a warning. Either every process calls `build` or none does; only the main
-    process writes.
+    A damaged file is built again, with a warning. Either every process calls `build` or none does. One process of
+    each machine reads and writes, because machines may not share a disk.
 
     Args:
         folder: the folder of the cache; None keeps the array in memory only.
@@ -45,14 +45,15 @@ def cached_rows(
     if folder is None:
         return build().cpu().numpy().astype(dtype)
     path = Path(folder) / f"{key}.npy"
-    if distributed.from_main(_problem(path) is None):
+    writes = distributed.is_local_main()
+    if not distributed.any_process(writes and _problem(path) is not None):
         return load_rows(path)
-    refusal = distributed.from_main(_refusal(path.parent, rows * width * np.dtype(dtype).itemsize))
-    if refusal:
-        raise UserError(f"estimator cache {path.parent}: {refusal}; {REMEDY}")
+    refusal = refusal_of(path.parent, rows * width * np.dtype(dtype).itemsize) if writes else None
+    if distributed.any_process(refusal is not None):
+        raise UserError(f"estimator cache {path.parent}: {refusal or 'refused on another process'}; {REMEDY}")
     values = build().cpu().numpy().astype(dtype)
-    stored = distributed.from_main(distributed.rank_and_world_size()[0] != 0 or _store(path, values))
-    return load_rows(path) if stored and path.exists() else values
+    failed = distributed.any_process(writes and not _store(path, values))  # also waits for the file
+    return load_rows(path) if not failed and path.exists() else values
 
 
 def load_rows(path: str | Path) -> np.ndarray:
@@ -77,8 +78,6 @@ def row_key(tokens: TokenColumn | GraphColumn, model: nn.Module, *settings) -> s
 
 def _problem(path: Path) -> str | None:
     """Says why the file cannot be used, None if it can. A warning names a damaged file."""
-    if distributed.rank_and_world_size()[0] != 0:
-        return None
     if not path.exists():
         return "missing"
     try:
@@ -93,7 +92,7 @@ def _problem(path: Path) -> str | None:
     return problem
 
 
-def _refusal(folder: Path, size: int) -> str | None:
+def refusal_of(folder: Path, size: int = 0) -> str | None:
     """Says why `size` bytes cannot be kept in `folder`, None if they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from datasets import Dataset
+from transformers import AutoConfig
 
 from soft_trainer.arguments import ModelArguments
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import published_name
+from soft_trainer.encoders.repository import published_name, reading
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
 from soft_trainer.errors import UserError
 
@@ -40,9 +41,17 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):
-    """Loads the model's tokenizer, or trains one on the training rows."""
+    """Loads the model's tokenizer, or trains one on the training rows.
+
+    Raises:
+        UserError: no tokenizer, or texts that are longer than the model's positions.
+    """
     if not arguments.from_scratch:
-        return load_tokenizer(model_name(arguments), profile, arguments.model_revision)
+        name, revision = model_name(arguments), arguments.model_revision
+        tokenizer = load_tokenizer(name, profile, revision)
+        with reading(name, revision):
+            _check_lengths(AutoConfig.from_pretrained(name, revision=revision or "main"), profile)
+        return tokenizer
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return kept_tokenizer(
         lambda: (text for column in columns for text in column_texts(train, column)),
@@ -55,9 +64,7 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
     """Loads the pretrained model, or makes one with random weights."""
     if arguments.from_scratch:
         return small_roberta(arguments.from_scratch, tokenizer, profile)
-    model = load_model(model_name(arguments), profile, arguments.model_revision)
-    _check_lengths(model.config, profile)
-    return model
+    return load_model(model_name(arguments), profile, arguments.model_revision)
 
 
 def _check_lengths(config, profile: EncoderProfile) -> None:

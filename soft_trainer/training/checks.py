@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.data.sampling import GlobalBatchSampler, languages_of
@@ -15,15 +15,11 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.evaluation.results import METRICS
-from soft_trainer.evaluation.retrieval import target_rows
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
 from soft_trainer.training.hard_negatives import COLUMN, choice_of
+from soft_trainer.training.options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 
-REFUSED_ARGUMENTS = {
-    "compute_loss_func": "choose a loss with args.loss, or override compute_loss",
-    "preprocess_logits_for_metrics": "there are no logits; compute_metrics gets ranks and the top codes",
-}
 # Options of the loss that have a default of their own, not the estimator's.
 OBJECTIVE_OPTIONS = (
     *("weighting", "floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio"),
@@ -33,14 +29,6 @@ CHOICES = {
     "duplicates": ("mask", "positives", "ignore"),
     "similar_by": ("estimator", "bm25"),
     "negatives_meet": ("own", "all"),
-}
-# Option -> its default, and the alternative.
-REFUSED_OPTIONS = {
-    "label_smoothing_factor": (0.0, "Soft-InfoNCE's weights soften the loss"),
-    "fp16_full_eval": (False, "evaluation runs in the precision of training"),
-    "bf16_full_eval": (False, "evaluation runs in the precision of training, use bf16"),
-    "eval_accumulation_steps": (None, "only the ranks of an evaluation are kept"),
-    "batch_eval_metrics": (False, "metrics are computed over all queries at once"),
 }
 
 
@@ -72,7 +60,7 @@ def banner(trainer) -> str:
 
 def warnings_of(trainer) -> list[str]:
     """Lines about settings that work, but hardly as intended."""
-    warnings, encoder = [], trainer.encoder
+    warnings, encoder = ignored_options(trainer.args), trainer.encoder
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "
@@ -86,12 +74,21 @@ def warnings_of(trainer) -> list[str]:
     return warnings
 
 
-def check_trainer_arguments(processing_class, arguments: dict) -> None:
+def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     """Refuses arguments of `transformers.Trainer` that have no meaning here.
+
+    Args:
+        model: the encoder, None if `model_init` makes it.
+        arguments: the keyword arguments that `Trainer` would get.
 
     Raises:
         UserError: names the argument and the alternative.
     """
+    if model is None and arguments.get("model_init") is None:
+        raise UserError("model: pass a PreTrainedModel encoder, or model_init= that makes one")
+    # Adapters of peft are no PreTrainedModel, but have the config of theirs.
+    if not (model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
+        raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
     if processing_class is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
     if processing_class.pad_token_id is None:
@@ -106,8 +103,7 @@ def check_run(
     estimator,
     train_dataset=None,
     early_stopping_patience: int | None = None,
-    eval_keys: Sequence[str] = (),
-    own_metrics: bool = False,
+    metrics: Iterable[str] | None = tuple(METRICS),
 ) -> None:
     """Refuses settings that cannot work, before a model is loaded.
 
@@ -115,14 +111,13 @@ def check_run(
         args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`.
         estimator: of the weights, or None.
         train_dataset: the rows to train on.
-        eval_keys: the keys of a dict of evaluation sets.
-        own_metrics: True if `compute_metrics` adds metrics.
+        metrics: the names of the metrics that an evaluation measures; None if they are not known.
 
     Raises:
         UserError: the setting that cannot work, and values that do.
     """
+    check_options(args)
     objective = make_objective(options_of(args), estimator)
-    _check_values(args)
     if args.n_gpu > 1:
         raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
@@ -139,39 +134,25 @@ def check_run(
     _check_hard_batches(args, estimator)
     if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
-    if args.eval_strategy != "no" and not own_metrics:
-        _check_metric(args, eval_keys)
-    if early_stopping_patience is not None and args.eval_strategy == "no":
-        raise UserError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
+    if args.eval_strategy != "no" and metrics is not None:
+        _check_metric(args, list(metrics))
+    if early_stopping_patience is not None:
+        if args.eval_strategy == "no":
+            raise UserError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
+        if early_stopping_patience < 1:
+            raise UserError(f"early_stopping_patience={early_stopping_patience}: must be 1 or more")
     if train_dataset is not None:
         check_batches(args, objective, train_dataset, args.per_device_train_batch_size)
         if isinstance(estimator, Estimator):
             estimator.check(train_dataset)
 
 
-def _check_values(args) -> None:
-    """Refuses values of `TrainingArguments` that training would stumble over, or ignore."""
-    for name in ("learning_rate", "num_train_epochs", "weight_decay", "max_grad_norm"):
-        value = getattr(args, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UserError(f"{name}={value}: must be a finite number, 0 or more")
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-        if getattr(args, name) < 1:
-            raise UserError(f"{name}={getattr(args, name)}: must be 1 or more")
-    for name, allowed in CHOICES.items():
-        if getattr(options_of(args), name) not in allowed:
-            raise UserError(f"{name}={getattr(options_of(args), name)!r}: use one of {', '.join(allowed)}")
-    chunk = options_of(args).gradient_cache_chunk_size
-    if chunk is not None and chunk < 1:
-        raise UserError(f"gradient_cache_chunk_size={chunk}: must be 1 or more")
-    for name, (default, alternative) in REFUSED_OPTIONS.items():
-        if getattr(args, name, default) != default:
-            raise UserError(f"{name}={getattr(args, name)}: has no meaning for this training; {alternative}")
-
-
 def _check_hard_batches(args, estimator) -> None:
     """Refuses own negatives and clustered batches that could not be made."""
     options = options_of(args)
+    for name, allowed in CHOICES.items():
+        if getattr(options, name) not in allowed:
+            raise UserError(f"{name}={getattr(options, name)!r}: use one of {', '.join(allowed)}")
     if args.train_sampling_strategy == "similar" and options.similar_by == "estimator":
         if estimator is None or not isinstance(estimator, Estimator):
             raise UserError("train_sampling_strategy=similar: it needs an estimator of ours, or --similar_by bm25")
@@ -225,37 +206,28 @@ def check_batches(args, objective: Objective, train_dataset, batch_size: int) ->
         )
 
 
-def check_evaluation(trainer) -> None:
-    """Refuses evaluations during training that could not be made.
-
-    Raises:
-        UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
-    """
-    args = trainer.args
-    if args.eval_strategy == "no" and not args.eval_on_start:
-        return
-    sets = trainer.eval_dataset
-    if sets is None:
-        raise UserError(f"eval_strategy={args.eval_strategy}: pass eval_dataset= (rows with url and a query)")
-    sets = sets if isinstance(sets, Mapping) else {None: sets}
-    for key, queries in sets.items():
-        target_rows(queries, trainer.corpus_of(key))
+def measured_metrics(names: Iterable[str], eval_dataset) -> list[str]:
+    """The metrics of an evaluation: `names`, and with a dict of evaluation sets also those of each set."""
+    keys = eval_dataset if isinstance(eval_dataset, Mapping) else ()
+    return [f"{prefix}{name}" for prefix in ("", *(f"{key}_" for key in keys)) for name in names]
 
 
-def _check_metric(args, keys: Sequence[str]) -> None:
+def _check_metric(args, measured: Sequence[str]) -> None:
     """Refuses a `metric_for_best_model` that evaluation does not measure."""
     metric = args.metric_for_best_model
     if metric is None:
         return
     if metric in ("loss", "eval_loss"):
-        if args.load_best_model_at_end or args.save_strategy == "best":
-            raise UserError("metric_for_best_model='loss': evaluation measures retrieval, use 'mrr'")
+        if args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING:
+            raise UserError(f"metric_for_best_model='loss': evaluation measures retrieval, use {measured[0]!r}")
         return
-    measured = [f"{key}{name}" for key in ("", *(f"{key}_" for key in keys)) for name in METRICS]
-    if metric.removeprefix("eval_") not in measured:
-        nearest = difflib.get_close_matches(metric.removeprefix("eval_"), measured, n=1)
+    name = metric.removeprefix("eval_")
+    if name not in measured:
+        nearest = difflib.get_close_matches(name, measured, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(measured)}"
         raise UserError(f"metric_for_best_model={metric!r}: evaluation does not measure it; {hint}")
+    if name.endswith(tuple(METRICS)) and not args.greater_is_better:
+        raise UserError(f"greater_is_better=False: {name} is better when larger")
 
 
 def options_of(args) -> SoftInfoNCEOptions:

@@ -17,6 +17,7 @@ from soft_trainer.encoders.encoding import embed_sharded
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
 from soft_trainer.training.saving import SavingTrainer
 
@@ -27,11 +28,27 @@ class RetrievalTrainer(SavingTrainer):
     """A `Trainer` whose `evaluate` and `predict` rank codes for queries.
 
     Attributes:
+        METRICS: the metrics that `evaluate` measures.
         encoder: the `EncoderProfile` of the model; a subclass sets it.
         codebase: the corpus, rows with `url` and a code, or a dict with the keys of `eval_dataset`.
     """
 
     codebase: Corpora = None
+    METRICS = tuple(METRICS)
+
+    def check_evaluation(self) -> None:
+        """Refuses evaluations that cannot be made during training.
+
+        Raises:
+            UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
+        """
+        if self.args.eval_strategy == "no" and not self.args.eval_on_start:
+            return
+        sets = self.eval_dataset
+        if sets is None:
+            raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
+        for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
+            target_rows(queries, self.corpus_of(key))
 
     def evaluate(
         self,
@@ -178,5 +195,7 @@ def as_rows(rows, name: str) -> Dataset | None:
 def as_row_sets(rows, name: str) -> Corpora:
     """`as_rows` of one set of rows, or of every set of a dict."""
     if isinstance(rows, Mapping):
+        if not rows:
+            raise UserError(f"{name}: the dict has no data set")
         return {key: as_rows(part, f"{name}[{key!r}]") for key, part in rows.items()}
     return as_rows(rows, name)

@@ -111,10 +111,10 @@ def test_what_cannot_work_is_one_line(values, words):
     assert "\n" not in message and all(word in message for word in words)
 
 
-def test_texts_longer_than_the_model_reads_are_refused(folder, tokenizer):
+def test_texts_longer_than_the_model_reads_are_refused(folder, dataset):
     arguments = ModelArguments(model_name_or_path=str(folder), code_length=5000)
     with pytest.raises(UserError, match="code_length=5000"):
-        build_model(arguments, build_profile(arguments), tokenizer)
+        build_tokenizer(arguments, build_profile(arguments), dataset)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,229 @@
+"""Sixty things that people get wrong: each is one line and exit code 2, before the model is loaded."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from soft_trainer.arguments import as_argv
+from soft_trainer.hub.export import export_encoder
+
+SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
+BASE = {
+    "language": "python",
+    "from_scratch": "32x1",
+    "vocabulary_size": 400,
+    "query_length": 16,
+    "code_length": 32,
+    "per_device_train_batch_size": 8,
+    "use_cpu": "true",
+}
+EVALUATED = {"eval_strategy": "epoch"}
+# Options, and a word that the line must have. A path in braces is one of the folders that `places` makes.
+BAD = [
+    # Numbers.
+    ({"learning_rate": "nan"}, "learning_rate"),
+    ({"learning_rate": -1}, "learning_rate"),
+    ({"learning_rate": "inf"}, "learning_rate"),
+    ({"learning_rate": "fast"}, "learning_rate"),
+    ({"per_device_train_batch_size": 0}, "per_device_train_batch_size"),
+    ({"per_device_train_batch_size": -4}, "per_device_train_batch_size"),
+    ({"per_device_train_batch_size": 17}, "dataloader_drop_last"),
+    ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size"),
+    ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
+    ({"gradient_cache_chunk_size": 0}, "gradient_cache_chunk_size"),
+    ({"num_train_epochs": "nan"}, "num_train_epochs"),
+    ({"num_train_epochs": -1}, "num_train_epochs"),
+    ({"max_steps": 0}, "max_steps"),
+    ({"max_steps": -2}, "max_steps"),
+    ({"weight_decay": "nan"}, "weight_decay"),
+    ({"max_grad_norm": -1}, "max_grad_norm"),
+    ({"warmup_steps": "nan"}, "warmup_steps"),
+    ({"warmup_steps": -1}, "warmup_steps"),
+    ({"adam_beta1": 1.5}, "optim"),
+    ({"adam_epsilon": -1}, "optim"),
+    ({"seed": -1}, "seed"),
+    ({"data_seed": -1}, "data_seed"),
+    ({"save_strategy": "steps", "save_steps": 0}, "save_steps"),
+    ({"save_total_limit": 0}, "save_total_limit"),
+    ({"logging_steps": 0}, "logging_steps"),
+    ({"logging_steps": -5}, "logging_steps"),
+    ({"eval_strategy": "steps", "eval_steps": -1}, "eval_steps"),
+    (EVALUATED | {"early_stopping_patience": 0}, "early_stopping_patience"),
+    ({"early_stopping_patience": 2}, "eval_strategy"),
+    ({"alpha": "nan"}, "alpha"),
+    ({"beta": 0}, "beta"),
+    ({"temperature": -1}, "temperature"),
+    ({"floor": 2}, "floor"),
+    ({"cancel": "top_k", "cancel_k": -1}, "cancel_k"),
+    ({"cancel": "ratio", "cancel_ratio": "nan"}, "cancel_ratio"),
+    ({"loss": "kl_regularization", "kl_weight": "nan"}, "kl_weight"),
+    ({"max_train_rows": 0}, "max_train_rows"),
+    ({"max_train_rows": -3}, "max_train_rows"),
+    ({"vocabulary_size": 0}, "vocabulary_size"),
+    ({"examples": -1}, "examples"),
+    ({"query_length": 0}, "query_length"),
+    ({"score_scale": "nan"}, "score_scale"),
+    ({"data_flow_length": -1}, "data_flow_length"),
+    ({"from_scratch": "0x2"}, "from_scratch"),
+    ({"from_scratch": "33x2"}, "from_scratch"),
+    # Words.
+    ({"learning_rat": 1}, "'learning_rate'"),
+    ({"report_to": "tensorboard"}, "not installed"),
+    ({"report_to": "tensorbord"}, "'tensorboard'"),
+    (EVALUATED | {"metric_for_best_model": "eval_mrrr"}, "'mrr'"),
+    (EVALUATED | {"greater_is_better": "false"}, "greater_is_better"),
+    ({"optim": "adam"}, "optim"),
+    ({"optim": "adamw_bnb_8bit"}, "optim"),
+    ({"optim_args": "fast"}, "optim"),
+    ({"lr_scheduler_type": "sine"}, "lr_scheduler_type"),
+    ({"lr_scheduler_kwargs": '{"num_cycle": 2}', "lr_scheduler_type": "cosine"}, "lr_scheduler_kwargs"),
+    ({"lr_scheduler_kwargs": "two"}, "lr_scheduler_kwargs"),
+    ({"lr_scheduler_kwargs": "{two"}, "lr_scheduler_kwargs"),
+    ({"lr_scheduler_type": "cosine_with_min_lr"}, "min_lr"),
+    (EVALUATED | {"lr_scheduler_type": "reduce_lr_on_plateau"}, '"mode": "max"'),
+    ({"train_sampling_strategy": "batch_rebalance"}, "one_language"),
+    ({"loss": "hinge"}, "info_nce"),
+    ({"cancel": "some"}, "top_k"),
+    ({"pooling": "max"}, "mean"),
+    ({"score_function": "l2"}, "cosine"),
+    ({"profile": "bert"}, "unixcoder"),
+    ({"language": ""}, "language"),
+    ({"language": "perl", "data_dir": None}, "perl"),
+    ({"filters": "short"}, "'short'"),
+    ({"query_columns": "title"}, "title"),
+    ({"eval_strategy": "sometimes"}, "sometimes"),
+    ({"log_level": "loud"}, "log_level"),
+    ({"debug": "everything"}, "everything"),
+    ({"hub_strategy": "never"}, "never"),
+    ({"include_num_input_tokens_seen": "most"}, "include_num_input_tokens_seen"),
+    # Estimators.
+    ({"estimator": "tfidf"}, "bm25"),
+    ({"estimator": "os:getcwd"}, "os:getcwd"),
+    ({"estimator": "nowhere:Estimator"}, "nowhere"),
+    ({"estimator": "json:JSONDecoder"}, "fit"),
+    ({"estimator": ":"}, "estimator"),
+    ({"estimator": "bm25+none"}, "bm25"),
+    ({"estimator": "trained_model"}, "estimator_model"),
+    ({"estimator": "trained_model", "estimator_model": "nowhere/here"}, "nowhere/here"),
+    ({"estimator": "bm25+bm25", "mixture_shares": "1,x"}, "mixture_shares"),
+    ({"estimator": "bm25+bm25", "mixture_shares": "1"}, "shares"),
+    ({"bm25_scope": "world"}, "corpus"),
+    ({"bm25_document_column": "words"}, "words"),
+    # Files and folders.
+    ({"config": "nowhere.yaml"}, "nowhere.yaml"),
+    ({"config": "{empty}"}, "{empty}"),
+    ({"data_dir": "nowhere"}, "nowhere"),
+    ({"data_dir": "{file}"}, "{file}"),
+    ({"data_dir": None, "source_dir": "nowhere"}, "nowhere"),
+    ({"eval_data_dir": "nowhere"}, "nowhere"),
+    ({"split_urls": "nowhere"}, "nowhere"),
+    ({"output_dir": "{file}"}, "{file}"),
+    ({"output_dir": "{file}/out"}, "{file}"),
+    ({"resume_from_checkpoint": "nowhere"}, "nowhere"),
+    ({"resume_from_checkpoint": "{empty}"}, "{empty}"),
+    ({"estimator": "trained_model", "estimator_model": "{encoder}", "estimator_cache_dir": "{file}"}, "{file}"),
+    ({"from_scratch": None, "model_name_or_path": "{empty}"}, "{empty}"),
+    ({"from_scratch": None, "model_name_or_path": "{file}"}, "{file}"),
+    ({"from_scratch": None, "model_name_or_path": "{untokenised}"}, "tokenizer"),
+    ({"from_scratch": None, "model_name_or_path": "nowhere/here"}, "nowhere/here"),
+    ({"from_scratch": None, "model_name_or_path": "no such name"}, "no such name"),
+    ({"model_name_or_path": "{encoder}"}, "from_scratch"),
+    ({"from_scratch": None, "model_name_or_path": "{encoder}", "code_length": 5000}, "code_length"),
+    ({"deepspeed": "nowhere.json"}, "deepspeed"),
+    ({"accelerator_config": "nowhere.json"}, "nowhere.json"),
+    # Precision, processes and what has no meaning.
+    ({"fp16": "true"}, "fp16"),
+    ({"fp16": "true", "bf16": "true"}, "fp16"),
+    ({"tf32": "true"}, "tf32"),
+    ({"fsdp": "full_shard"}, "fsdp"),
+    ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+    ({"use_liger_kernel": "true"}, "use_liger_kernel"),
+    ({"bf16_full_eval": "true"}, "bf16_full_eval"),
+    ({"accelerator_config": '{"split_batches": true}'}, "split_batches"),
+    ({"dataloader_num_workers": 0, "dataloader_persistent_workers": "true"}, "dataloader_persistent_workers"),
+    ({"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2}, "dataloader_prefetch_factor"),
+    ({"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "thread"}, "spawn"),
+    ({"load_best_model_at_end": "true"}, "load_best_model_at_end"),
+    ({"torch_empty_cache_steps": 2, "gradient_cache_chunk_size": 4}, "torch_empty_cache_steps"),
+    # The Hub.
+    ({"push_to_hub": "true", "hub_model_id": "a/b/c"}, "a/b/c"),
+    ({"push_to_hub": "true", "hub_model_id": "someone/something"}, "token"),
+    ({"push_data_to_hub": "no slash"}, "no slash"),
+]
+IDS = ["-".join(f"{name}={value}" for name, value in options.items()) for options, _ in BAD]
+
+
+@pytest.fixture(scope="module")
+def places(_model, tokenizer, profile, tmp_path_factory) -> dict[str, Path]:
+    """A file, an empty folder, an encoder and an encoder without its tokenizer."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "file").write_text("")
+    (folder / "empty").mkdir()
+    encoder = export_encoder(_model, tokenizer, profile, folder / "encoder")
+    shutil.copytree(encoder, folder / "untokenised", ignore=shutil.ignore_patterns("*token*", "*vocab*", "*merges*"))
+    return {name: folder / name for name in ("file", "empty", "encoder", "untokenised")}
+
+
+def at(places: dict[str, Path], value):
+    """The value with the paths of `places` in it."""
+    braced = isinstance(value, str) and any(f"{{{name}}}" in value for name in places)
+    return value.format_map(places) if braced else value
+
+
+def arguments(places, data_dir, options: dict) -> dict:
+    options = BASE | {"data_dir": data_dir} | options
+    return {name: at(places, value) for name, value in options.items()}
+
+
+@pytest.mark.parametrize(("options", "word"), BAD, ids=IDS)
+def test_a_bad_input_is_one_line(script, places, data_dir, tmp_path, monkeypatch, options, word):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for loading in ("load_model", "small_roberta"):
+        monkeypatch.setattr(
+            f"soft_trainer.training.building.{loading}", lambda *_: pytest.fail("the model was loaded")
+        )
+    code, lines = script(**arguments(places, data_dir, options))
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert code == 2 and len(errors) == 1 and lines[-1] == errors[0], lines
+    assert not any("Traceback" in line for line in lines)
+    assert at(places, word) in errors[0]
+
+
+AS_PROCESSES = [
+    {"learning_rat": 1},
+    {"learning_rate": "fast"},
+    {"learning_rate": "nan"},
+    {"per_device_train_batch_size": 0},
+    {"report_to": "tensorboard"},
+    {"estimator": "os:getcwd"},
+    {"max_steps": 0},
+    {"data_dir": "nowhere"},
+    {"from_scratch": None, "model_name_or_path": "{untokenised}"},
+    EVALUATED | {"metric_for_best_model": "eval_mrrr"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", AS_PROCESSES, ids=lambda options: "-".join(options))
+def test_a_bad_input_is_one_line_of_a_process(places, data_dir, tmp_path, options):
+    [word] = [word for bad, word in BAD if bad == options]
+    words = as_argv(arguments(places, data_dir, options))
+    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(SCRIPT.parent)}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and done.stderr.splitlines()[-1] == errors[0]
+    assert "Traceback" not in done.stderr and at(places, word) in errors[0]

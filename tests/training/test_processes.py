@@ -1,0 +1,152 @@
+"""Two processes compute what one computes on the global batch, and never wait for each other in vain."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import worker
+from safetensors.torch import load_file
+
+from soft_trainer.data import chunks
+from soft_trainer.data.sampling import STRATEGIES
+from soft_trainer.hub.export import export_encoder
+
+WORKER = Path(worker.__file__)
+LIMIT = 60  # seconds for a case
+# Name -> options; "batch" is the global batch.
+CASES = {
+    "plain": {"plain": True, "batch": 8},
+    "plain_cached": {"plain": False, "batch": 8, "gradient_cache_chunk_size": 2, "ddp_broadcast_buffers": None},
+    "short_last_batch": {
+        "batch": 12,
+        "max_steps": 4,
+        "dataloader_drop_last": False,
+        "train_sampling_strategy": "sequential",
+    },
+    "short_last_batch_cached": {
+        "batch": 12,
+        "max_steps": 4,
+        "dataloader_drop_last": False,
+        "gradient_cache_chunk_size": 3,
+        "train_sampling_strategy": "sequential",
+    },
+    "accumulated": {"batch": 6, "gradient_accumulation_steps": 2},
+    "pool": {"batch": 8, "pool": 33, "max_steps": 1},
+    **{f"strategy_{name}": {"batch": 6, "train_sampling_strategy": name} for name in STRATEGIES},
+}
+LOCAL = {"batch": 12, "gather_negatives": False, "train_sampling_strategy": "sequential", "dataloader_drop_last": True}
+SHARDED_CASES = {
+    "sharded": {"batch": 8, "pool": 33},
+    "sharded_cached": {"batch": 8, "gradient_cache_chunk_size": 3},
+}
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "RobertaLayer",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(_model, tokenizer, profile, rows, tmp_path_factory):
+    """A tiny encoder in float64 without dropout, and 37 rows of very different lengths, two languages, some twins."""
+    folder = tmp_path_factory.mktemp("processes")
+    model = copy.deepcopy(_model).double()
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = 0.0
+    export_encoder(model, tokenizer, profile, folder / "encoder")
+    made = []
+    for number in range(37):
+        row = rows[number % 24] | {"url": f"row-{number}", "language": "go" if number % 3 else "ruby"}
+        if number % 5 == 0:
+            row |= {"code_tokens": row["code_tokens"] * 9}
+        made.append(row)
+    (folder / "rows.json").write_text(json.dumps(made))
+    return folder
+
+
+def results_of(folder: Path, name: str, processes: int) -> list[dict]:
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def two(folder, launch, tmp_path_factory):
+    """Runs cases on two processes; returns the folder of their results."""
+
+    def run(cases: dict, limit: float = LIMIT, **environment) -> Path:
+        results = tmp_path_factory.mktemp("two")
+        (results / "cases.json").write_text(json.dumps(cases))
+        launch([WORKER, folder, results / "cases.json", limit], 2, limit + 5 * len(cases) + 30, **environment)
+        return results
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def together(two):
+    return two(CASES | {"local": LOCAL})
+
+
+@pytest.fixture(scope="module")
+def sharded(two):
+    return two(SHARDED_CASES, **FSDP)
+
+
+@pytest.fixture
+def alone(folder, tmp_path, monkeypatch):
+    """Runs a case on this process alone; returns the folder of its results."""
+    monkeypatch.setitem(chunks.LAYER_OVERHEAD, "cpu", 1e3)
+
+    def run(name: str, options: dict) -> Path:
+        worker.train(folder, name, options, tmp_path)
+        return tmp_path
+
+    return run
+
+
+def check_equal(one: Path, two: Path, name: str) -> None:
+    """Weights to 1e-10, losses (which `Trainer` adds up in float32) to 1e-5, and the same metrics."""
+    [expected], results = results_of(one, name, 1), results_of(two, name, 2)
+    for result in results:
+        assert result["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+        for metric, value in expected["metrics"].items():
+            if metric.endswith(("mrr", "size")) or "recall" in metric:
+                assert result["metrics"][metric] == pytest.approx(value, abs=1e-9)
+    assert [a + b for a, b in zip(*(result["rows"] for result in results), strict=True)] == expected["rows"]
+    weights = load_file(two / name / "model.safetensors")
+    for parameter, value in load_file(one / name / "model.safetensors").items():
+        assert value.dtype == torch.float64
+        torch.testing.assert_close(weights[parameter], value, atol=1e-10, rtol=0, msg=parameter)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_as_one(together, alone, name):
+    check_equal(alone(name, CASES[name]), together, name)
+
+
+@pytest.mark.slow
+def test_a_batch_of_fewer_rows_than_processes_was_among_them(together):
+    for name in ("short_last_batch", "short_last_batch_cached"):
+        assert [len(result["rows"][-1]) for result in results_of(together, name, 2)] == [1, 0]
+
+
+@pytest.mark.slow
+def test_local_negatives_are_those_of_two_accumulated_batches(together, alone):
+    first, second = (result["rows"] for result in results_of(together, "local", 2))
+    assert all(not set(a) & set(b) for a, b in zip(first, second, strict=True))
+    # One process that accumulates the two shares of a global batch computes the same gradients.
+    options = LOCAL | {"batch": 6, "gradient_accumulation_steps": 2, "gather_negatives": None}
+    weights = load_file(together / "local/model.safetensors")
+    for name, value in load_file(alone("local", options) / "local/model.safetensors").items():
+        torch.testing.assert_close(weights[name], value, atol=1e-10, rtol=0, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARDED_CASES)
+def test_sharded_weights_train_and_evaluate_as_whole_ones(sharded, alone, name):
+    assert results_of(sharded, name, 2)[0]["type"] == "FSDP"
+    check_equal(alone(name, SHARDED_CASES[name]), sharded, name)

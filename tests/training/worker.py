@@ -1,0 +1,107 @@
+"""Trains tiny encoders, one case after another, as one of several processes or as the only one.
+
+worker.py FOLDER CASES.json [SECONDS]: `cases` of the JSON are options by name. A case that takes longer ends the
+process.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import state
+from datasets import Dataset
+from transformers import TrainingArguments
+
+from soft_trainer import (
+    BM25Estimator,
+    EstimatorCallback,
+    SoftInfoNCETrainer,
+    SoftInfoNCETrainingArguments,
+    distributed,
+    load_encoder,
+)
+from soft_trainer.data import chunks
+
+COMMON = {
+    "learning_rate": 1e-2,
+    "max_steps": 3,
+    "logging_steps": 1,
+    "optim": "adamw_torch",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "per_device_eval_batch_size": 8,
+}
+
+
+class RecordingTrainer(SoftInfoNCETrainer):
+    """Keeps the training rows of every step of this process."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.__dict__.setdefault("taken", []).append([int(row) for row in inputs.rows])
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def train(folder: Path, name: str, options: dict, results: Path) -> None:
+    """Trains, and writes the rows, losses and metrics of this process; the main one writes the encoder too."""
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    options = COMMON | {"output_dir": str(results / name)} | options
+    plain, pool = options.pop("plain", False), options.pop("pool", None)
+    options["per_device_train_batch_size"] = options.pop("batch") // world_size
+    rows = Dataset.from_list(json.loads((folder / "rows.json").read_text()))
+    encoder = load_encoder(folder / "encoder", device="cpu")
+    trainer = RecordingTrainer(
+        model=encoder.model,
+        args=(TrainingArguments if plain else SoftInfoNCETrainingArguments)(**options),
+        train_dataset=rows,
+        eval_dataset=rows.select(range(9)),
+        codebase=rows.select(range(pool or len(rows))),
+        processing_class=encoder.tokenizer,
+        encoder=encoder.profile,
+        callbacks=[EstimatorCallback(BM25Estimator())],
+    )
+    trainer.train()
+    metrics = trainer.evaluate() if pool else {}
+    trainer.save_model()
+    found = {
+        "rows": trainer.taken,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "metrics": metrics,
+        "type": trainer.accelerator.distributed_type.value,
+    }
+    (results / f"{name}-{rank}.json").write_text(json.dumps(found))
+
+
+def shard_on_cpus() -> None:
+    """Makes `accelerate` look for FSDP's plugin, which it does only on what it calls GPUs."""
+    start = state.PartialState.__init__
+
+    def start_as_on_gpus(self, *arguments, **options) -> None:
+        start(self, *arguments, **options)
+        if self.distributed_type == state.DistributedType.MULTI_CPU:
+            self.distributed_type = state.DistributedType.MULTI_GPU
+
+    state.PartialState.__init__ = start_as_on_gpus
+
+
+def main() -> None:
+    folder, cases, limit = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), float(sys.argv[3])
+    chunks.LAYER_OVERHEAD["cpu"] = 1e3  # so that small batches are cut too
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        shard_on_cpus()
+    for name, options in cases.items():
+        sys.stderr.write(f"case {name}\n")
+        faulthandler.dump_traceback_later(limit, exit=True)
+        train(folder, name, options, Path(sys.argv[2]).parent)
+        faulthandler.cancel_dump_traceback_later()
+    distributed.close()
+
+
+if __name__ == "__main__":
+    main()
