@@ -184,7 +184,7 @@ def _map_in_threads(function, threads: int, *arguments) -> list:
 
 
 class _Corpus:
-    """Codes, and the terms of `query . (code - centre) = (query - query_centre) . (code - centre) + offset`."""
+    """The codes, centred so that `query . (code - centre) = (query - query_centre) . (code - centre) + offset`."""
 
     def __init__(self, rows: Tensor, query_centre: Tensor):
         self.rows, self.centre, self.query_centre = rows, _centre(rows), query_centre
@@ -238,9 +238,8 @@ def _rank_block(
         scores = _multiply(corpus.block(slice(start, start + size)), centred)
         above, below = _count("greater", scores, high), _count("less", scores, low)
         row, code, _ = _pick(scores, above + below != _CHUNK, low, high, start)
-        counted = (
-            corpus.copies[code] == corpus.copies[targets[row]]
-        )  # also the own code; a collapsed encoder's are all
+        # Copies of the own code, which is one itself, need no scores: of a collapsed encoder all codes are copies.
+        counted = corpus.copies[code] == corpus.copies[targets[row]]
         unsure = (~counted).nonzero().squeeze(1)
         counted[unsure] = _pair_scores(queries, corpus.rows, row[unsure], code[unsure]) >= own_scores[row[unsure]]
         ranks += above.sum(0) + row[counted].bincount(minlength=len(ranks))
