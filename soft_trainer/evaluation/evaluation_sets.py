@@ -132,8 +132,8 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def _no_sets(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     return (
-        f"eval_data_dir={folder}: no evaluation set; a set is CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
-        "code_idx_map.txt, or annotationStore.csv, relevance.jsonl, or test.jsonl with codebase.jsonl, each also "
+        f"eval_data_dir={folder}: no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
+        "code_idx_map.txt, annotationStore.csv, relevance.jsonl, or test.jsonl with codebase.jsonl, each also "
         f"as .gz; it holds {', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
     )
 
