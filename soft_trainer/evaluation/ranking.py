@@ -241,19 +241,26 @@ def _rank_block(
     buffer = centred.new_empty(min(size, len(corpus.rows)) + _CHUNK, len(queries))  # new memory is slow to touch
     for start in range(0, len(corpus.rows), size):
         scores = _multiply(corpus.block(slice(start, start + size)), centred, buffer)
-        above, below = _count("greater", scores, high), _count("less", scores, low)
-        row, code, _ = _pick(scores, above + below != _CHUNK, low, high, start)
+        maxima = scores.amax(1)
+        chunks = maxima >= low
+        if chunks.count_nonzero() > chunks.numel() // 8:  # then counting in all is faster than looking into these
+            above, below = _count("greater", scores, high), _count("less", scores, low)
+            chunks = above + below != _CHUNK
+            ranks += above.masked_fill_(chunks, 0).sum(0)
+        row, code, score = _pick(scores, chunks, low, start)
+        above = score > high[row]
+        ranks += row[above].bincount(minlength=len(ranks))
+        row, code = row[~above], code[~above]
         if len(row) > _MANY * len(ranks):  # a collapsed encoder: copies of the own code tie without being scored
             copy = corpus.copies[code] == corpus.copies[targets[row]]
             ranks += row[copy].bincount(minlength=len(ranks))
             row, code = row[~copy], code[~copy]
         at_least = _pair_scores(queries, corpus.rows, row, code) >= own_scores[row]  # the own code is among them
-        ranks += above.sum(0) + row[at_least].bincount(minlength=len(ranks))
-        maxima = scores.amax(1)
+        ranks += row[at_least].bincount(minlength=len(ranks))
         floor, largest = largest[-1], torch.cat([largest, maxima]).topk(number, dim=0).values
         # A code that equals the new floor may be among the best, one that equals the floor of earlier rows may not.
         floor = torch.maximum(floor.nextafter(floor.new_tensor(math.inf)), largest[-1])
-        candidates.append(_pick(scores, maxima >= floor, floor, torch.full_like(floor, math.inf), start))
+        candidates.append(_pick(scores, maxima >= floor, floor, start))
     row, code = _best(*(torch.cat(parts) for parts in zip(*candidates, strict=True)), number)
     scores = _pair_scores(queries, corpus.rows, row, code).view(-1, number)
     scores, order = scores.sort(dim=1, descending=True, stable=True)
@@ -278,11 +285,11 @@ def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
     return torch.as_tensor(true.sum(1, dtype=library.uint8))
 
 
-def _pick(scores: Tensor, chunks: Tensor, low: Tensor, high: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, code and score of all scores from `low` to `high` in these chunks, [P] each, in order of the code."""
+def _pick(scores: Tensor, chunks: Tensor, low: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, code and score of all scores from `low` on in these chunks, [P] each, in order of a query's codes."""
     chunk, row = chunks.nonzero(as_tuple=True)
     values = scores[chunk, :, row]
-    pair, offset = ((values >= low[row, None]) & (values <= high[row, None])).nonzero(as_tuple=True)
+    pair, offset = (values >= low[row, None]).nonzero(as_tuple=True)
     return row[pair], start + chunk[pair] * _CHUNK + offset, values[pair, offset]
 
 
