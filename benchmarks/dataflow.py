@@ -18,7 +18,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from transformers import AutoTokenizer
 
-from soft_trainer.dataflow import LANGUAGES, extract_data_flow, graph_features, pad_graph_features
+from soft_trainer.dataflow import LANGUAGES, extract_data_flow
+from soft_trainer.dataflow.inputs import graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import train_tokenizer
 

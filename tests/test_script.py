@@ -65,8 +65,9 @@ def write(folder: Path, split: str, rows: list[dict]) -> None:
 # ---- What can be wrong with the data ----
 
 
-def test_unknown_language(fails, data_dir):
-    message = fails(language="perl", data_dir=data_dir)
+@pytest.mark.parametrize("options", [{}, {"filters": "tests", "data_dir": "here"}])
+def test_unknown_language(fails, options):
+    message = fails(language="perl", **options)
     assert "'perl'" in message
     assert all(name in message for name in ("ruby", "python", "java", "javascript", "php", "go"))
 

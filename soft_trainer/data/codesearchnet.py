@@ -277,11 +277,11 @@ def check_queries(queries: Dataset, corpus: Dataset | None, name: str) -> None:
     if len(first) < len(urls):
         row, url = next((row, url) for row, url in enumerate(urls) if first[url] != row)
         raise UserError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
-    missing = [(row, url) for row, url in enumerate(queries["url"][:]) if url not in first]
+    missing = [row for row, url in enumerate(queries["url"][:]) if url not in first]
     if missing:
-        places = _rows([row for row, _ in missing])
         verb = "has" if len(missing) == 1 else "have"
-        raise UserError(f"{name}: {places} {verb} a url that is not in the codebase ({missing[0][1]})")
+        url = queries[missing[0]]["url"]
+        raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({url})")
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
