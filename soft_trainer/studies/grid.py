@@ -25,7 +25,7 @@ class Cell:
         place: the entry that it takes of every axis, empty for a run outside of the grid.
         options: of the run, without its output folder.
         needs: names of the cells whose output folders are its `estimator_model`.
-        module: what is started instead of `run_codesearch.py`, for example `soft_trainer.simcse`.
+        module: what is trained in place of a code-search encoder: `soft_trainer.simcse`, or None.
     """
 
     name: str
