@@ -30,10 +30,9 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.data.codesearchnet import check_languages
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
-    from soft_trainer.estimators.choosing import choose_estimator
+    from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
@@ -47,8 +46,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     distributed.use_the_cores()
 
     # ---- Rows ----
-    check_languages(data_args.languages)
-    checkpoint = last_checkpoint(args)
+    checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
     if checkpoint is None:
         check_output_dir(model_args, data_args, args)
     check_pushes(data_args, args)

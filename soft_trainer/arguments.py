@@ -1,4 +1,4 @@
-"""Everything a run can be told: model, data, training. Field names are the command line's options."""
+"""The options of a run: model, data, training. Field names are the options of the command line and of recipes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def option(default, help: str, **metadata):
 
 @dataclass
 class ModelArguments:
-    """Which encoder, and how it reads texts. What is not given comes from the encoder's profile."""
+    """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
     model_name_or_path: str | None = option(
         None, "Encoder to fine-tune: a Hub name or a folder. Default: microsoft/unixcoder-base."
@@ -57,7 +57,7 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """Which rows to train and evaluate on."""
+    """The rows to train and evaluate on, and the estimator of the weights."""
 
     language: str = option("ruby", f"Programming languages, by comma: {', '.join(LANGUAGES)}.")
     dataset_name: str = option(
@@ -85,13 +85,15 @@ class DataArguments:
     push_data_to_hub: str | None = option(
         None, "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set."
     )
-    max_train_rows: int | None = option(None, "Train on the first so many rows only.")
+    max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.")
     lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")
     model_card: bool = option(True, "Write README.md, the model card, into the output folder.")
     examples: int = option(5, "Test queries to show with their top functions at the end.")
-    early_stopping_patience: int | None = option(None, "Stop after so many evaluations without a better metric.")
+    early_stopping_patience: int | None = option(None, "Stop after this many evaluations without a better metric.")
     estimator: str | None = option(
-        "bm25", "Estimator of the weights: bm25, simcse, trained_model, none, a mixture a+b, or module:Class."
+        "bm25",
+        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder as it starts), none, a "
+        "mixture a+b, or module:Class.",
     )
     estimator_model: str | None = option(
         None, "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
@@ -117,14 +119,14 @@ class DataArguments:
 
     @property
     def rows_name(self) -> str:
-        """What the rows are called: their name on the Hub, or that of their folder."""
+        """The name of the rows: their name on the Hub, or that of their folder."""
         own = self.data_dir or self.source_dir
         return self.push_data_to_hub or (Path(own.replace("{language}", "")).name if own else self.dataset_name)
 
 
 @dataclass
 class SoftInfoNCEOptions:
-    """Loss and weights. None: the estimator's default."""
+    """The loss and its weights. None means the estimator's default."""
 
     loss: str | None = option(
         None,
@@ -133,23 +135,71 @@ class SoftInfoNCEOptions:
     )
     alpha: float | None = option(None, "Weight of the similarity in Eq. 4. Default: the estimator's.")
     beta: float | None = option(None, "Constant of Eq. 4. Default: the estimator's.")
-    temperature: float | None = option(None, "Temperature of the softmax of similarities. Default: the estimator's.")
-    floor: float = option(0.1, "Smallest weight of a negative.")
+    temperature: float | None = option(
+        None, "Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's."
+    )
+    floor: float = option(0.1, "Smallest weight of a negative in Eq. 4.")
+    weighting: str = option(
+        "eq4", "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive."
+    )
+    margin: float | None = option(
+        None, "positive_aware: a negative counts fully if it is less similar than the positive by this much."
+    )
+    order_loss_weight: float = option(
+        0.0, "Weight of a further loss, which orders the negatives as the estimator does. 0: none."
+    )
+    order_loss_scale: float = option(1.0, "Factor on the differences of scores in the order loss.")
     infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.")
     kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.")
     cancel: str = option("none", "False-negative cancellation: none, top_k or ratio.")
     cancel_k: int = option(3, "How many of the most similar negatives top_k cancels.")
     cancel_ratio: float = option(0.5, "ratio cancels negatives above this share of the positive's similarity.")
     clamp_negative_scores: bool = option(False, "Raise negative scores to 0, as the proof of Theorem 1 does.")
-    mask_duplicates: bool = option(True, "A negative with the positive's query or code text does not count.")
+    duplicates: str = option(
+        "mask",
+        "A negative with the query's or the code's text: mask leaves it out, positives counts it as a right answer, "
+        "ignore counts it as a negative.",
+    )
+    mask_duplicates: bool | None = option(None, "Earlier name: true means --duplicates mask, false ignore.")
+    group_size: int = option(8, "train_sampling_strategy similar: rows in a group of similar rows.")
+    random_share: float = option(0.0, "train_sampling_strategy similar: share of random rows in a batch, from 0 to 1.")
+    nearest_apart: int = option(
+        0, "train_sampling_strategy similar: this many nearest neighbours of a row never share its batch."
+    )
+    equal_texts_apart: bool = option(
+        False, "train_sampling_strategy similar: rows with the same query or code never share a batch."
+    )
+    neighbours: int = option(32, "train_sampling_strategy similar: neighbours that are known of each row.")
+    similar_by: str = option(
+        "estimator", "train_sampling_strategy similar: neighbours by estimator, or by bm25 (queries, without a model)."
+    )
+    negatives_per_query: int = option(0, "Negatives of its own for each query, beside those of the batch.")
+    negatives: str | None = option(
+        None,
+        "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
+        "`negatives` of the rows. Default: mined with the run's estimator before training.",
+    )
+    negatives_meet: str = option("own", "Queries that own negatives meet: own (the query they belong to) or all.")
+    negative_candidates: int = option(64, "Candidates that are mined for each query.")
+    negative_ranks: str | None = option(
+        None, "FIRST,LAST: candidates of these ranks may be drawn, from 0, LAST left out."
+    )
+    negative_max_score: float | None = option(None, "Largest similarity of an own negative.")
+    negative_margin: float | None = option(None, "An own negative is less similar than the positive by this much.")
+    negative_ratio: float | None = option(None, "Largest share of the positive's similarity of an own negative.")
+    negative_temperature: float | None = option(
+        None,
+        "Own negatives are drawn with the softmax of similarity / temperature; 0 takes the most similar ones. "
+        "Default: all candidates are equally likely.",
+    )
     gather_negatives: bool | None = option(
         None, "Take the codes of all processes as negatives. Default: yes, with several processes."
     )
     gradient_cache_chunk_size: int | None = option(
         None,
-        "Encode so many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
+        "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
     )
-    chunk_by_length: bool = option(True, "Encode a batch in chunks of like length, with the same result.")
+    chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
 
 
 @dataclass
@@ -176,8 +226,8 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
     train_sampling_strategy: str = option(
         "random",
-        "Which rows meet in a batch: random, sequential, no_duplicates (of a query or a code), group_by_length or "
-        "one_language.",
+        "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length, "
+        "one_language, or similar (groups of rows that an estimator finds alike).",
     )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
@@ -185,10 +235,12 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):
             self.do_train = self.do_eval = self.do_predict = True
+        if self.mask_duplicates is not None:
+            self.duplicates = "mask" if self.mask_duplicates else "ignore"
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         folder = self.output_dir
         super().__post_init__()
-        self.output_dir = folder  # None, which the script fills in, and not Trainer's own default
+        self.output_dir = folder  # stays None, so that the script can fill it in
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
 

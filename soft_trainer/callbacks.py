@@ -1,4 +1,4 @@
-"""How an estimator enters a run, and how a run ends when it is told to: as callbacks."""
+"""Callbacks: one fits an estimator and logs its weights, one saves a checkpoint when the run is told to end."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
-from soft_trainer.estimators.base import checked_similarity
+from soft_trainer.encoders.loading import Encoder
+from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
+from soft_trainer.weights import checked_similarity
 
 
 class SaveOnTermination(TrainerCallback):
-    """On SIGTERM: finish the step, save a checkpoint, stop. All processes stop at the same step."""
+    """On SIGTERM, finishes the step, saves a checkpoint and stops. All processes stop at the same step."""
 
-    PERIOD = 10  # steps between two questions to the other processes
+    PERIOD = 10  # steps between two messages to the other processes
 
     def __init__(self):
         self.terminated = False
         self._before = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Take over the signal, where signals can be handled."""
+        """Handles the signal from now on, in the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._process = os.getpid()
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Save and stop where a process has been told to."""
+        """Saves and stops if a process has received the signal."""
         asked = args.world_size == 1 or state.global_step % self.PERIOD == 0
         if asked and distributed.any_process(self.terminated):
             self.terminated = control.should_save = control.should_training_stop = True
 
     def release(self) -> None:
-        """Give the signal back; `SoftInfoNCETrainer.train` does so however the run ends."""
+        """Restores the earlier handler; `SoftInfoNCETrainer.train` calls it however the run ends."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
@@ -47,23 +50,23 @@ class SaveOnTermination(TrainerCallback):
     def _on_signal(self, number, frame):
         if os.getpid() == self._process:
             self.terminated = True
-        else:  # a data worker, which has the handler from its parent and nothing to save
+        else:  # a data worker: it inherited the handler and has nothing to save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 class EstimatorCallback(TrainerCallback):
-    """Fits an estimator before training and answers for the similarities of a step.
+    """Fits the estimator of the weights before training, and logs statistics of the weights.
 
     `SoftInfoNCETrainer` finds it among its callbacks and binds it. A subclass may refit or reschedule the estimator
-    later, in any event of a callback; where data workers compute similarities ahead (`Estimator.in_workers`), they
-    see the change from the next epoch on.
+    later, in any event of a callback. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
 
     Args:
         estimator: an object with `fit(dataset)` and `similarity(query_rows, code_rows)`.
 
-    `histogram` holds how the negatives' weights of the last logged step were distributed, None before one: `edges`
-    and, one fewer, `counts`.
+    Attributes:
+        histogram: the distribution of the negatives' weights in the last logged step, `edges` and `counts` (one
+            fewer); None before the first.
     """
 
     BINS = 40
@@ -71,48 +74,82 @@ class EstimatorCallback(TrainerCallback):
     def __init__(self, estimator):
         self.estimator = estimator
         self.histogram: dict[str, list] | None = None
-        self._dataset = None
-        self._last: tuple[Tensor, float] | None = None
+        self._dataset, self._fitted = None, False
+        self._last: dict | None = None
 
-    def bind(self, dataset) -> None:
-        """Take the training rows that the estimator is fitted on, numbered by their position."""
+    def bind(self, dataset, encoder: Encoder | None = None) -> None:
+        """Takes the rows that the estimator is fitted on, and the run's encoder. A row's number is its position."""
         self._dataset = dataset
+        if encoder is not None and isinstance(self.estimator, Estimator):
+            self.estimator.bind(encoder)
+
+    @property
+    def needs_initial_model(self) -> bool:
+        """True if the estimator, or a member of a mixture, must be fitted before a checkpoint is loaded."""
+        members = getattr(self.estimator, "members", [self.estimator])
+        return any(isinstance(member, InitialModelEstimator) for member in members)
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Fit the estimator on the training rows."""
+        """Fits the estimator on the training rows, unless `fit` was called for this training."""
+        if not self._fitted:
+            self.fit()
+        self._fitted = False
+
+    def prepare(self, rows) -> None:
+        """Takes the rows of a training; an estimator of the initial model is fitted before a checkpoint is loaded."""
+        self._dataset = rows
+        if self.needs_initial_model and not self._fitted:
+            self.fit()
+
+    def fit(self, rows=None) -> None:
+        """Fits the estimator on `rows`, the bound ones when None."""
+        self._dataset = self._dataset if rows is None else rows
+        self._fitted = True
         start = time.perf_counter()
         self.estimator.fit(self._dataset)
         name = type(self.estimator).__name__
         print_on_main(f"{name} fitted on {len(self._dataset):,} rows in {time.perf_counter() - start:.1f} s")
 
     def similarity(self, query_rows, code_rows) -> Tensor:
-        """Raw similarities, Tensor[Q, C], under `no_grad`, checked; the estimator gets LongTensors on the CPU."""
-        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
-        return checked_similarity(self.estimator, *rows)
+        """The estimator's raw similarities of rows, Tensor[Q, C], checked."""
+        return checked_similarity(self.estimator, torch.as_tensor(query_rows), torch.as_tensor(code_rows))
 
-    def observe(self, weights: Tensor, floor: float) -> None:
-        """Remember the weights Tensor[B, N] of the step at hand, for the log. No arithmetic, no wait."""
-        self._last = (weights, floor)
+    def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
+        """Remembers weights and scores of a step, Tensor[B, N], for the log, without a wait for the device."""
+        self._last = {"weights": weights, "floor": floor, "scores": scores.detach(), "positives": positives}
 
     def statistics(self) -> dict[str, float]:
-        """Mean, minimum and share at the floor of the negatives' weights of the last step observed."""
+        """Statistics of the negatives' weights and scores in the last observed step, for the log.
+
+        Returns:
+            Mean, minimum, share at the floor and share below one half of the weights; `weight_entropy`, the entropy
+            of a query's weights over its negatives as a share of the largest possible, mean over queries;
+            `score_margin`, the positive's score minus the hardest negative's, mean over queries.
+        """
         if self._last is None:
             return {}
-        (weights, floor), self._last = self._last, None
-        # A positive has weight 1 and what is left out has weight 0: neither is a negative that counts.
-        counted = weights[weights > 0]
-        negatives = counted.numel() - len(weights)
-        if negatives <= 0:
+        step, self._last = self._last, None
+        column = step["positives"].unsqueeze(1)
+        # A column that is left out has weight 0: it is no negative.
+        weights = step["weights"].double().scatter(1, column, 0.0)
+        valid, number = weights[weights > 0], (weights > 0).sum(1)
+        if not len(valid):
             return {}
-        self.histogram = self._histogram(counted, len(weights))
+        self.histogram = self._histogram(valid)
+        shares = weights / weights.sum(1, keepdim=True).clamp_min(1e-12)
+        entropy = torch.special.entr(shares).sum(1) / number.double().log().clamp_min(1e-12)
+        hardest = step["scores"].masked_fill(weights == 0, -torch.inf).amax(1)
+        margins = (step["scores"].gather(1, column).squeeze(1) - hardest)[number > 0]
         return {
-            "weight_mean": float((counted.sum() - len(weights)) / negatives),
-            "weight_min": float(counted.min()),
-            "weight_at_floor": float(torch.count_nonzero(counted <= floor) / negatives),
+            "weight_mean": float(valid.mean()),
+            "weight_min": float(valid.min()),
+            "weight_at_floor": float((valid.float() <= step["floor"]).double().mean()),
+            "weight_below_half": float((valid < 0.5).double().mean()),
+            "weight_entropy": float(entropy[number > 1].mean()) if bool((number > 1).any()) else 1.0,
+            "score_margin": float(margins.mean()),
         }
 
-    def _histogram(self, counted: Tensor, positives: int) -> dict[str, list]:
-        """Equal bins from 0 to the largest weight, without the positives, whose weight is 1."""
-        counts, edges = np.histogram(counted.double().numpy(force=True), self.BINS, (0.0, float(counted.max())))
-        counts[np.histogram([1.0], edges)[0].argmax()] -= positives
+    def _histogram(self, weights: Tensor) -> dict[str, list]:
+        """Equal bins from 0 to the largest weight, or to 1."""
+        counts, edges = np.histogram(weights.numpy(force=True), self.BINS, (0.0, max(float(weights.max()), 1.0)))
         return {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}

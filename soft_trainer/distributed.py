@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 import torch
@@ -11,19 +12,19 @@ from torch import Tensor
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """This process's number and how many there are."""
-    return (dist.get_rank(), dist.get_world_size()) if _many() else (0, 1)
+    """Returns this process's number and the number of processes."""
+    return (dist.get_rank(), dist.get_world_size()) if _is_distributed() else (0, 1)
 
 
 def device() -> torch.device:
-    """The device of this process."""
-    from accelerate import PartialState
+    """Returns the device of this process."""
+    from accelerate import PartialState  # slow to import
 
     return PartialState().device
 
 
 def use_the_cores() -> None:
-    """Share the cores of a machine without a GPU among its processes; `accelerate launch` leaves each one thread."""
+    """Shares the cores of a machine without a GPU among its processes; `accelerate launch` gives each one thread."""
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched and device().type == "cpu" and torch.get_num_threads() == 1:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -31,38 +32,41 @@ def use_the_cores() -> None:
 
 
 def barrier() -> None:
-    """Wait until every process is here."""
-    if _many():
+    """Waits until every process has come here."""
+    if _is_distributed():
         dist.barrier()
 
 
 def close() -> None:
-    """End the process group: without it a process sometimes aborts at exit."""
+    """Ends the process group; without this a process sometimes aborts at exit."""
     if dist.is_available() and dist.is_initialized():
         barrier()
+        # Gloo's thread still needs the GIL to free the barrier. The destructor of DDP's reducer may hold it while it
+        # waits for that thread: a deadlock, seen with torch 2.13. A sleep gives the GIL away first.
+        time.sleep(0.2)
         dist.destroy_process_group()
 
 
 def shard(length: int, rank: int, processes: int) -> slice:
-    """The contiguous part of `length` items that a process takes; sizes differ by at most one."""
-    size, more = divmod(length, processes)
-    start = rank * size + min(rank, more)
-    return slice(start, start + size + (rank < more))
+    """Returns the contiguous shard of `length` items that a process takes; sizes differ by at most one."""
+    size, rest = divmod(length, processes)
+    start = rank * size + min(rank, rest)
+    return slice(start, start + size + (rank < rest))
 
 
 def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Join Tensor[B_r, d] of every process, in the order of the processes: Tensor[sum(sizes), d].
+    """Joins Tensor[B_r, d] of every process in the order of the processes: Tensor[sum(sizes), d].
 
-    The backward pass sums the gradient of every process's copy, so a loss that each process averages over its own B_r
-    queries, scaled by `processes x B_r / N`, gives under an averaging all-reduce the gradient of one process on the
-    global batch.
+    The backward pass sums the gradients of all processes' copies. Each process averages the loss over its own B_r
+    queries and scales it by `processes x B_r / N`; an averaging all-reduce then gives the gradient that one process
+    computes on the global batch.
     """
-    return _Gather.apply(local, tuple(sizes)) if _many() else local
+    return _Gather.apply(local, tuple(sizes)) if _is_distributed() else local
 
 
 def gather(local: Tensor) -> Tensor:
-    """Join Tensor[n_r, ...] of every process along the first dimension, without gradient; n_r may differ."""
-    if not _many():
+    """Joins Tensor[n_r, ...] of every process along the first dimension, without gradient; n_r may differ."""
+    if not _is_distributed():
         return local
     sizes = [torch.zeros(1, dtype=torch.long, device=local.device) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(local)], device=local.device))
@@ -70,8 +74,8 @@ def gather(local: Tensor) -> Tensor:
 
 
 def from_main(value):
-    """The main process's (picklable, small) value on every process."""
-    if not _many():
+    """Returns the main process's `value`, small and picklable, on every process."""
+    if not _is_distributed():
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0)
@@ -79,25 +83,39 @@ def from_main(value):
 
 
 def any_process(flag: bool) -> bool:
-    """Whether `flag` is true on any process."""
-    if not _many():
+    """True if `flag` is true on any process."""
+    if not _is_distributed():
         return flag
-    found = torch.tensor([float(flag)], device=device())
-    dist.all_reduce(found)
-    return bool(found.item())
+    count = torch.tensor([float(flag)], device=device())
+    dist.all_reduce(count)
+    return bool(count.item())
 
 
-def _many() -> bool:
+def gather_numbers(number: int) -> list[int]:
+    """The number that each process has, in the order of the processes."""
+    return gather(torch.tensor([number], device=device())).tolist() if _is_distributed() else [number]
+
+
+def largest(numbers: Sequence[int]) -> list[int]:
+    """The largest of each of `numbers` over all processes."""
+    if not _is_distributed():
+        return list(numbers)
+    values = torch.tensor(numbers, device=device())
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.tolist()
+
+
+def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _joined(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """All-gather of parts of unequal length: padded to the longest, since gloo and NCCL want equal shapes."""
+    """Gathers shards of unequal length; they are padded to the longest, since gloo and NCCL want equal shapes."""
     padded = local.new_zeros((max(sizes), *local.shape[1:]))
     padded[: len(local)] = local
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    shards = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(shards, padded)
+    return torch.cat([shard[:size] for shard, size in zip(shards, sizes, strict=True)])
 
 
 class _Gather(torch.autograd.Function):

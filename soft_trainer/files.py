@@ -1,4 +1,4 @@
-"""Whole files: written aside, then renamed; checkpoints that count only when they are complete."""
+"""Whole files, written aside and renamed, and checkpoints that count only when they are complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORD, NUMBERS = "run.json", "all_results.json"
 
 @contextmanager
 def written_aside(path: str | Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to, and rename it to `path` at the end.
+    """Yields a path beside `path` to write to, and renames it to `path` at the end.
 
     A reader sees the old file or the new one, never half of one. If the body raises, `path` stays as it was and the
     file beside it is removed.
@@ -36,13 +36,13 @@ def written_aside(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` in UTF-8 as a whole file."""
+    """Writes `text` in UTF-8 as a whole file."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, value) -> None:
-    """Write `value` as indented JSON as a whole file."""
+    """Writes `value` as indented JSON, as a whole file."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
@@ -67,13 +67,13 @@ def record_path(folder: str | Path) -> Path:
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
-    """Write rows as `SPLIT.jsonl.gz` into `folder`. All splits are written aside before the first is renamed."""
+    """Writes rows as `SPLIT.jsonl.gz` into `folder`. All splits are written aside before the first is renamed."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         for name, split in rows.items():
             aside = stack.enter_context(written_aside(folder / f"{name}.jsonl.gz"))
-            # No file name and no time in the header: the same rows give the same bytes.
+            # The header holds no file name and no time, so that the same rows give the same bytes.
             with open(aside, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
                 for row in split:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
@@ -81,7 +81,7 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
 
 @contextmanager
 def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
-    """Turn a disk that is full or cannot be written into one line that names the folder and what is free.
+    """Turns an error of the disk into one line that names the folder and the free space.
 
     Raises:
         UserError: writing failed.
@@ -92,17 +92,17 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
         # `torch.save` reports a full disk as a plain RuntimeError of its archive writer.
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):
             raise
-        there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.is_dir())
-        free = shutil.disk_usage(there).free / 2**20
+        absolute = Path(folder).absolute()
+        free = shutil.disk_usage(next(path for path in (absolute, *absolute.parents) if path.is_dir())).free / 2**20
         raise UserError(
-            f"cannot save to {folder}: {str(error).splitlines()[0]}; {free:,.0f} MiB are free there. What was saved "
+            f"cannot save to {folder}: {str(error).splitlines()[0]}; {free:,.0f} MiB are free there. Everything saved "
             "before is as it was: make room or choose another output_dir"
         ) from error
 
 
 @contextmanager
 def saving_checkpoint(folder: str | Path) -> Iterator[None]:
-    """`reporting_disk_errors` for a checkpoint: one that could not be finished is removed."""
+    """Does what `reporting_disk_errors` does, and removes a checkpoint that could not be finished."""
     try:
         with reporting_disk_errors(folder):
             (Path(folder) / MARKER).unlink(missing_ok=True)
@@ -113,15 +113,16 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
 
 
 def mark_complete(folder: str | Path) -> None:
-    """Record the size of every file of a checkpoint, as the last thing that is written into it."""
+    """Records the size of every file of a checkpoint, in the last file that is written into it."""
     folder = Path(folder)
-    sizes = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
     sizes.pop(MARKER, None)
     write_json(folder / MARKER, sizes)
 
 
 def is_complete(folder: str | Path) -> bool:
-    """Whether every file is there in the size that was recorded."""
+    """True if every file has the size that was recorded."""
     folder = Path(folder)
     try:
         sizes = json.loads((folder / MARKER).read_text())
@@ -131,7 +132,7 @@ def is_complete(folder: str | Path) -> bool:
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
-    """The newest whole checkpoint of a run, None where there is none; a half-written one is named in a warning."""
+    """Returns the newest whole checkpoint of a run, None if there is none. A warning names a half-written one."""
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
 
     if not Path(output_dir).is_dir():
@@ -139,26 +140,25 @@ def newest_complete(output_dir: str | Path) -> str | None:
     for checkpoint in reversed(sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR)):
         if is_complete(checkpoint):
             return str(checkpoint)
-        print_on_main(f"warning: {checkpoint} is not whole (its run was stopped while writing it) and is passed over")
+        print_on_main(f"warning: skipping {checkpoint}: it is not whole, its run was stopped while writing it")
     return None
 
 
-def last_checkpoint(args) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the last of the output folder for `last`.
+def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
+    """The checkpoint that `resume_from_checkpoint` names: a folder, or the newest complete one for `last` or `true`.
 
     Raises:
-        UserError: a folder that does not exist.
+        UserError: the folder does not exist.
     """
-    wanted = args.resume_from_checkpoint
     if wanted is None or str(wanted).lower() in ("false", "no"):
         return None
     if str(wanted).lower() in ("true", "last", "yes"):
-        found = newest_complete(args.output_dir)
-        if found is None:
-            print_on_main(f"{args.output_dir} holds no whole checkpoint to resume from: starting at the first step")
-        return found
+        checkpoint = newest_complete(output_dir)
+        if checkpoint is None:
+            print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
+        return checkpoint
     if not Path(wanted).is_dir():
         raise UserError(
-            f"resume_from_checkpoint={wanted}: no such folder; `last` takes the newest of the output folder"
+            f"resume_from_checkpoint={wanted}: no such folder; `last` takes the newest checkpoint of the output folder"
         )
     return str(wanted)

@@ -19,13 +19,13 @@ from torch.nn import functional as F
 from transformers import TrainingArguments, set_seed
 
 from soft_trainer import distributed
-from soft_trainer.arguments import LANGUAGES, option
+from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
-from soft_trainer.encoders.embedding import embed_sharded
-from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
@@ -92,12 +92,18 @@ class SimCSETrainer(SoftInfoNCETrainer):
                 "same: set its probability in config.json (hidden_dropout_prob, for DistilBERT dropout) to 0.1"
             )
         super().__init__(model, args, **kwargs)
-        # No query is there twice: `load_queries` keeps the first.
-        self.options = dataclasses.replace(self.options, mask_duplicates=False)
+
+    @property
+    def options(self) -> SoftInfoNCEOptions:
+        """The options of the loss. No query occurs twice, so nothing is masked: `load_queries` keeps the first."""
+        return dataclasses.replace(SoftInfoNCEOptions(), duplicates="ignore")
+
+    def prepare_rows(self) -> None:
+        """Prepares nothing: a query has no negatives of its own."""
 
     def _train_batches(self) -> TrainBatches:
         queries = self._tokens(self.train_dataset, "query")
-        return TrainBatches({side: queries for side in SIDES}, self.data_collator, gather=self.gathers)
+        return self._batches({side: queries for side in SIDES})
 
     def evaluate(
         self,
@@ -126,11 +132,18 @@ class SimCSETrainer(SoftInfoNCETrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def check_evaluation(self) -> None:
+        """Accepts every evaluation: held-out queries need no corpus."""
+
     @torch.no_grad()
     def _dropout_views(self, tokens) -> list[Tensor]:
         """Two embeddings of every text, each Tensor[n, d], each process encoding its share."""
         size, was_training = self.args.per_device_eval_batch_size, self.model.training
-        share = range(len(tokens))[distributed.shard(len(tokens), *distributed.rank_and_world_size())]
+        rank, processes = distributed.rank_and_world_size()
+        share = range(len(tokens))[distributed.shard(len(tokens), rank, processes)]
+        size_of_share = len(share)
+        # All processes make as many forward passes, since a collective inside of one waits for all.
+        share = [*share, *[0] * (-(-len(tokens) // processes) - size_of_share)]
         views = []
         self.model.train()
         with torch.random.fork_rng():
@@ -138,10 +151,10 @@ class SimCSETrainer(SoftInfoNCETrainer):
             for start in range(0, len(share), size):
                 ids = [tokens[row] for row in share[start : start + size]]
                 batch = self.data_collator([{f"{side}_ids": row for side in SIDES} for row in ids])
-                inputs = self._prepare_inputs(batch)
-                views.append(torch.stack([self.embeddings(self.model, inputs[side]) for side in SIDES], 1))
+                sides = [batch[side].mapped(lambda tensor: tensor.to(self.args.device)) for side in SIDES]
+                views.append(torch.stack([self.embeddings(self.model, side) for side in sides], 1))
         self.model.train(was_training)
-        return list(distributed.gather(torch.cat(views)).unbind(1))
+        return list(distributed.gather(torch.cat(views)[:size_of_share]).unbind(1))
 
 
 def alignment(a: Tensor, b: Tensor) -> Tensor:
@@ -267,7 +280,7 @@ def train(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
     new_figure(1, 1)  # a missing matplotlib is told now, not after ten epochs
     set_seed(args.seed)
     trainer = build_trainer(arguments, args)
-    result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
+    result = trainer.train(resume_from_checkpoint=last_checkpoint(args.resume_from_checkpoint, args.output_dir))
     if trainer.state.global_step not in _measured(trainer):
         trainer.evaluate()
     trainer.save_model()

@@ -14,7 +14,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def print_on_main(text: str) -> None:
-    """Write `text` to standard error, on the main process only, past a progress bar."""
+    """Writes `text` to standard error, on the main process only; it replaces the line of a progress bar."""
     if _is_main():
         sys.stderr.write(f"\r{text}\n")
         sys.stderr.flush()
@@ -29,8 +29,8 @@ def _is_main() -> bool:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f") -> str:
-    """A Markdown table; numbers to the right, floats with three digits, None empty."""
-    from tabulate import tabulate
+    """Returns a Markdown table: numbers on the right, floats with three digits, None as an empty cell."""
+    from tabulate import tabulate  # slow to import
 
     return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
 
@@ -43,7 +43,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turn a UserError, or a full disk, into one line on standard error and exit code 2."""
+    """Turns a UserError or a full disk into one line on standard error and exit code 2."""
     try:
         yield
     except (UserError, OSError) as error:

@@ -1,11 +1,41 @@
-"""From raw similarities to the weights w_ij of Eq. 4, and false-negative cancellation as masks of negatives."""
+"""From raw similarities to weights w_ij (Eq. 4, or relative to the positive); cancellation as masks of negatives."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
+    """Asks `estimator.similarity` for Tensor[Q, C], without gradient, in float32 or higher.
+
+    Raises:
+        ValueError: the estimator returned something that is not Tensor[Q, C], or NaN.
+    """
+    name = type(estimator).__name__
+    with torch.no_grad():
+        similarity = estimator.similarity(query_rows, code_rows)
+    expected = (len(query_rows), len(code_rows))
+    shape = tuple(similarity.shape) if isinstance(similarity, Tensor) else None
+    if shape != expected:
+        found = f"shape {shape}" if shape is not None else type(similarity).__name__
+        raise ValueError(
+            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} "
+            f"codes: it must return a Tensor of shape {expected}"
+        )
+    if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
+        raise ValueError(
+            f"{name}.similarity returned NaN for the rows {_first_nan(similarity, query_rows, code_rows)}"
+        )
+    return similarity if similarity.dtype == torch.float64 else similarity.float()
+
+
+def _first_nan(similarity: Tensor, query_rows: Sequence[int], code_rows: Sequence[int]) -> str:
+    query, code = similarity.isnan().nonzero()[0].tolist()
+    return f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
 
 
 def negative_weights(
@@ -57,6 +87,45 @@ def negative_weights(
     return weights.masked_fill(~negatives, 0.0).scatter(1, column, 1.0)
 
 
+def positive_aware_weights(
+    similarity: Tensor,
+    margin: float,
+    temperature: float,
+    positives: Tensor | None = None,
+    negatives: Tensor | None = None,
+) -> Tensor:
+    """Weights that compare each negative with the query's own code, without a floor.
+
+    w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)): 1 for a negative that is less similar than the
+    positive by at least `margin`, then less and less. Temperature 0 is the limit: 0 where s_ij > s_i,pos - margin,
+    else 1.
+
+    Args:
+        similarity: raw, larger = more alike, Tensor[B, N]. It carries no gradient.
+        margin: in units of `similarity`; below 0 it lets negatives be more similar than the positive.
+        temperature: in units of `similarity`, 0 or more.
+        positives: LongTensor[B], column of each query's own code (default `arange(B)`).
+        negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
+
+    Returns:
+        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on what is left out.
+
+    Raises:
+        ValueError: a margin that is not finite, or a temperature below 0.
+    """
+    check_positive_aware_settings(margin, temperature)
+    similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
+    negatives, column = _negatives(similarity, positives, negatives)
+    own = similarity.gather(1, column)
+    # Equal similarities may both be -inf, the logarithm of nothing; their difference is 0 all the same.
+    lead = torch.where(similarity == own, 0.0, own - similarity) - margin
+    if temperature < torch.finfo(similarity.dtype).tiny:
+        weights = (lead >= 0).to(similarity.dtype)
+    else:
+        weights = (2 * torch.sigmoid(lead / temperature)).clamp_max(1)
+    return weights.masked_fill(~negatives, 0.0).scatter(1, column, 1.0)
+
+
 def smallest_batch(alpha: float, beta: float) -> int:
     """The smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
     # The margin is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
@@ -71,8 +140,13 @@ def check_settings(alpha: float, beta: float, temperature: float, floor: float =
         ("temperature", temperature, "above 0", temperature > 0),
         ("floor", floor, "from 0 to 1", 0 <= floor <= 1),
     ):
-        if not (fits and math.isfinite(value)):
-            raise ValueError(f"{name}={value:g}: must be {allowed}")
+        _check(name, value, allowed, fits)
+
+
+def check_positive_aware_settings(margin: float, temperature: float) -> None:
+    """Raise ValueError for a value that `positive_aware_weights` cannot take, naming the range."""
+    _check("margin", margin, "a finite number", True)
+    _check("temperature", temperature, "0 or more", temperature >= 0)
 
 
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
@@ -95,6 +169,11 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
     return negatives & ~(similarity > own - (1 - ratio) * own.abs())
+
+
+def _check(name: str, value: float, allowed: str, fits: bool) -> None:
+    if not (fits and math.isfinite(value)):
+        raise ValueError(f"{name}={value:g}: must be {allowed}")
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ BASE = {
     "model_card": "false",
     "estimator": "bm25",
     "use_cpu": "true",
+    "overwrite": "true",
     "disable_tqdm": "true",
 }
 

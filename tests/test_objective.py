@@ -78,7 +78,7 @@ def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(can
 def test_a_duplicate_does_not_use_up_the_k():
     similarity = torch.tensor([[9.0, 8, 7, 6, 5, 4]])
     negatives = torch.tensor([[True, False, True, False, True, True]])
-    kept = Objective("info_nce", cancel="top_k", cancel_k=2).counted(similarity, torch.tensor([0]), negatives)
+    kept = Objective("info_nce", cancel="top_k", cancel_k=2).valid_negatives(similarity, torch.tensor([0]), negatives)
     assert kept.tolist() == [[False, False, False, False, False, True]]
 
 
@@ -121,7 +121,7 @@ def test_smallest_batch_keeps_enough_negatives(options):
 
     def weights(codes):
         similarity = torch.eye(codes)
-        negatives = objective.counted(similarity, torch.arange(codes), None)
+        negatives = objective.valid_negatives(similarity, torch.arange(codes), None)
         return negative_weights(similarity, objective.alpha, objective.beta, 1, negatives=negatives)
 
     assert weights(objective.smallest_batch).isfinite().all()
@@ -161,7 +161,7 @@ def test_what_is_prepared_ahead_gives_the_same_loss(cancel):
     positives, negatives = torch.arange(8), torch.rand(8, 8, generator=generator) > 0.2
     for loss in LOSSES:
         objective = Objective(loss=loss, cancel=cancel, cancel_k=1, alpha=0.5)
-        prepared = objective.prepared(similarity, positives, negatives)
+        prepared = objective.loss_inputs(similarity, positives, negatives)
         assert list(prepared) == (["weights"] if loss == "soft_info_nce" else ["similarity"])
         ahead = objective(scores, positives, negatives=negatives, **prepared)
         torch.testing.assert_close(ahead, objective(scores, positives, similarity, negatives), atol=0, rtol=0)

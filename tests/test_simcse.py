@@ -83,11 +83,11 @@ def test_a_query_finds_itself_under_another_dropout(make_trainer):
     torch.manual_seed(1)
     loss = trainer.compute_loss(trainer.model, batch)
     torch.manual_seed(1)
-    views = [trainer.embeddings(trainer.model, batch[side]) for side in ("query", "code")]
+    views = [trainer.embeddings(trainer.model, getattr(batch, side)) for side in ("query", "code")]
     assert loss.item() == pytest.approx(losses.info_nce(views[0] @ views[1].T / 0.07).item(), rel=1e-5)
     assert not torch.allclose(*views, atol=1e-3)
     trainer.model.eval()
-    assert torch.equal(*(trainer.embeddings(trainer.model, batch[side]) for side in ("query", "code")))
+    assert torch.equal(*(trainer.embeddings(trainer.model, getattr(batch, side)) for side in ("query", "code")))
 
 
 def test_training_spreads_the_queries_and_measuring_does_not_disturb_it(make_trainer, model):

@@ -87,7 +87,7 @@ def test_chunks_of_like_length_give_the_loss_and_gradients_of_one_padded_batch(m
         batch = first_batch(trainer)
         loss = trainer.compute_loss(trainer.model, batch)
         loss.backward()
-        results.append((len(batch["code"]["chunks"]), loss, [p.grad for p in trainer.model.parameters()]))
+        results.append((len(batch.code.chunks), loss, [p.grad for p in trainer.model.parameters()]))
     (many, loss, gradients), (one, expected, expected_gradients) = results
     assert many > one == 1
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
@@ -101,10 +101,12 @@ def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(make_trainer, 
     batch = first_batch(trainer)
     with torch.no_grad():
         loss = trainer.compute_loss(model, batch)
-        queries, codes = (torch.nn.functional.normalize(trainer.embeddings(model, batch[side])) for side in SIDES)
+        queries, codes = (
+            torch.nn.functional.normalize(trainer.embeddings(model, getattr(batch, side))) for side in SIDES
+        )
     similarity = BM25Estimator()
-    similarity.fit(trainer.train_dataset.select(batch["rows"].tolist()))
-    n = len(batch["rows"])
+    similarity.fit(trainer.train_dataset.select(batch.rows.tolist()))
+    n = len(batch.rows)
     weights = trainer.objective.weights(similarity.similarity(range(n), range(n)), torch.arange(n))
     expected = losses.soft_info_nce(20 * queries @ codes.T, weights.float())
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
@@ -134,7 +136,8 @@ def test_evaluation_equals_brute_force(make_trainer, model):
     batch = trainer.data_collator([trainer._train_batches()[row] for row in range(24)])
     model.eval()
     with torch.no_grad():
-        q, c = (torch.nn.functional.normalize(trainer.embeddings(model, batch[side]).double()) for side in SIDES)
+        sides = (trainer.embeddings(model, batch[side]).double() for side in SIDES)
+        q, c = map(torch.nn.functional.normalize, sides)
     scores = q @ c.T
     expected = 1 + (scores > scores.diagonal()[:, None]).sum(1)
     assert output.ranking.ranks.tolist() == expected.tolist()
@@ -190,18 +193,18 @@ def test_a_short_last_batch_trains_with_weights_of_one(make_trainer, dataset):
 
 def test_the_last_short_batch_is_dropped_by_default(make_trainer):
     trainer = fitted(make_trainer(per_device_train_batch_size=10))
-    assert [len(batch["rows"]) for batch in trainer.get_train_dataloader()] == [10, 10]
+    assert [len(batch.rows) for batch in trainer.get_train_dataloader()] == [10, 10]
 
 
 def test_duplicates_are_no_negatives(make_trainer, rows):
     twins = Dataset.from_list([*rows[:8], {**rows[0], "code": "def other(): pass", "code_tokens": ["other"]}])
     trainer = fitted(make_trainer(rows=twins, per_device_train_batch_size=9))
     batch = first_batch(trainer)
-    order = batch["rows"].tolist()
+    order = batch.rows.tolist()
     twin, first = order.index(8), order.index(0)
-    assert not batch["negatives"][first, twin] and not batch["negatives"][twin, first]
-    assert batch["duplicates"] == 2
-    assert "negatives" not in first_batch(fitted(make_trainer(rows=twins, mask_duplicates=False)))
+    assert not batch.negatives[first, twin] and not batch.negatives[twin, first]
+    assert batch.duplicates == 2
+    assert first_batch(fitted(make_trainer(rows=twins, mask_duplicates=False))).negatives is None
 
 
 @pytest.mark.parametrize(
@@ -303,7 +306,7 @@ def test_a_half_written_checkpoint_is_passed_over(make_trainer, capsys):
     weights = last / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert newest_complete(trainer.args.output_dir).endswith("checkpoint-2")
-    assert "checkpoint-3 is not whole" in capsys.readouterr().err
+    assert "checkpoint-3: it is not whole" in capsys.readouterr().err
 
 
 def test_a_query_without_its_code_is_named(make_trainer, dataset):

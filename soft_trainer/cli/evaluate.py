@@ -82,7 +82,7 @@ def _measure(
     from soft_trainer import SoftInfoNCETrainer, distributed
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-    from soft_trainer.evaluation.results import LABELS, results_table
+    from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.files import write_results
     from soft_trainer.studies.run import Run, check_output_dir, flat_results
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_label
@@ -101,7 +101,7 @@ def _measure(
     if data_args.lexical:
         run.measure_lexical()
     if distributed.rank_and_world_size()[0] == 0:
-        sys.stdout.write(results_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
+        sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
         if keep:
             record = {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING}
             write_results(args.output_dir, record, eval=flat_results(run.results))

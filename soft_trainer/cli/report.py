@@ -19,7 +19,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the report and print its first table."""
     # Imported here because --help shall not wait for torch.
     from soft_trainer.evaluation.figures import new_figure
-    from soft_trainer.studies.report.report import make_report, markdown, sections, write_report
+    from soft_trainer.studies.report.report import make_report, sections, write_report
+    from soft_trainer.studies.report.tables import markdown
 
     new_figure(1, 1)  # a missing matplotlib is told before anything is computed
     report = make_report(arguments.folders)

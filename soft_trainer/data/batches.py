@@ -1,41 +1,151 @@
-"""One process's part of a global batch, with all that its loss needs beside the embeddings, made in a data worker."""
+"""The batch: one process's share of a global batch, made in a data worker with everything that its loss needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+import datasets
 import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from soft_trainer import distributed
-from soft_trainer.data.tokens import SIDES, TokenColumn
+from soft_trainer.data.collator import PairCollator, Side
+from soft_trainer.data.negatives import NegativeChoice, Negatives, draw, own_columns
+from soft_trainer.data.tokens import SIDES, TokenColumn, column_texts, side_settings, text_column
+from soft_trainer.encoders.profiles import EncoderProfile
+
+Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tensor]]
+
+
+@dataclass
+class Batch:
+    """B queries of one process and the N codes that they meet.
+
+    With gathered negatives the codes are those of all processes, in the order of the processes.
+
+    Args:
+        query, code: the model inputs of this process's queries and codes.
+        rows: int64[B], the training row of each query. A NumPy array, so that it stays on the host.
+        code_rows: int64[N], the training row of each column of the scores.
+        positives: LongTensor[B], the column of each query's own code.
+        sizes: the number of queries of each process.
+        code_sizes: the number of codes of each process; more than its queries if they have negatives of their own.
+        negatives: BoolTensor[B, N], True on the columns that count as negatives. None: all but the positive count.
+        also: BoolTensor[B, N], True on further right answers. None: there are none.
+        duplicates: the number of columns that are duplicates and do not count as negatives.
+        loss_inputs: `weights` or `similarity` of the loss, Tensor[B, N] each. None: the step computes them.
+    """
+
+    query: Side
+    code: Side
+    rows: np.ndarray
+    code_rows: np.ndarray
+    positives: Tensor
+    sizes: tuple[int, ...]
+    code_sizes: tuple[int, ...]
+    negatives: Tensor | None = None
+    also: Tensor | None = None
+    duplicates: int = 0
+    loss_inputs: dict[str, Tensor] | None = None
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Returns the batch with every tensor on `device`."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """Returns the batch in pinned memory; called by `DataLoader`."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Applies `change` to every tensor."""
+        inputs = self.loss_inputs
+        return dataclasses.replace(
+            self,
+            query=self.query.mapped(change),
+            code=self.code.mapped(change),
+            positives=change(self.positives),
+            negatives=None if self.negatives is None else change(self.negatives),
+            also=None if self.also is None else change(self.also),
+            loss_inputs=None if inputs is None else {name: change(tensor) for name, tensor in inputs.items()},
+        )
+
+    def loss_scale(self, queries: int) -> float:
+        """The factor on the mean loss of `queries` of this process's queries.
+
+        With it the gradients that processes average are those of one process on the global batch: processes x
+        queries / queries of the global batch.
+        """
+        return queries * len(self.sizes) / sum(self.sizes)
+
+    def count_tokens(self, padding: bool) -> int:
+        """The number of tokens of both sides, with or without padding."""
+        total = 0
+        for chunk in (*self.query.chunks, *self.code.chunks):
+            mask = chunk["attention_mask"]
+            # A mask with data flow has a row for every token; the first row shows the tokens that are there.
+            total += chunk["input_ids"].numel() if padding else int((mask if mask.dim() == 2 else mask[:, 0]).sum())
+        return total
+
+
+@dataclass(frozen=True)
+class OwnNegatives:
+    """Negatives of the rows' own, drawn anew in each epoch.
+
+    Args:
+        negatives: the candidates of every row, within the limits of `choice`.
+        choice: the number and the chances of those that are drawn.
+        seed: with epoch and row number it determines what is drawn.
+        meet_all: True if they are negatives of every query of the batch, False if only of their own.
+    """
+
+    negatives: Negatives
+    choice: NegativeChoice
+    seed: int
+    meet_all: bool
+
+    def columns(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The codes that these rows add to a batch, int64[E], and whether they meet each row, bool[B, E]."""
+        codes, drawn_for = own_columns(rows, *draw(self.negatives, self.choice, rows, self.seed, epoch))
+        return codes, np.ones_like(drawn_for) if self.meet_all else drawn_for
 
 
 class TrainBatches(Dataset):
-    """Turns the rows of a global batch into this process's inputs.
+    """Turns the rows of a global batch into this process's `Batch`.
+
+    It is sent to the data workers, so it holds only what can be pickled, and the process's number from the start.
 
     Args:
-        tokens: the token ids of "query" and of "code".
-        collator: features -> model inputs.
-        estimate: (query rows, code rows, positives, negatives) -> tensors of B rows for the loss, when those are to be
-            computed ahead of the step.
-        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, when duplicates are to
-            be masked.
-        gather: whether the codes of every process are negatives, or this process's alone.
+        tokens: the token ids of "query" and of "code", by training row; code-only rows follow the training rows.
+        collator: features -> `{"query": ..., "code": ...}`.
+        weigh: (query rows, code rows, positives, negatives) -> `Batch.loss_inputs`, when workers compute them.
+        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, if duplicates matter.
+        duplicates: "mask" leaves out a negative with the query's or the code's text, "positives" makes it a further
+            right answer.
+        gather: True if the codes of every process are negatives, False if only this process's are.
+        own_negatives: negatives of the rows' own.
+        rank, world_size: this process's number and the number of processes.
     """
 
     def __init__(
         self,
-        tokens: dict[str, TokenColumn],
+        tokens: Mapping[str, TokenColumn],
         collator: Callable,
-        estimate: Callable | None = None,
-        text_ids: dict[str, np.ndarray] | None = None,
+        weigh: Weigh | None = None,
+        text_ids: Mapping[str, np.ndarray] | None = None,
+        duplicates: str = "mask",
         gather: bool = True,
+        own_negatives: OwnNegatives | None = None,
+        rank: int = 0,
+        world_size: int = 1,
     ):
-        self.tokens, self.collator, self.estimate = tokens, collator, estimate
-        self.text_ids, self.gather = text_ids, gather
+        self.tokens, self.collator, self.weigh = tokens, collator, weigh
+        self.text_ids, self.duplicates, self.gather, self.own_negatives = text_ids, duplicates, gather, own_negatives
+        self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
         return len(self.tokens["query"])
@@ -44,37 +154,77 @@ class TrainBatches(Dataset):
         return {"row": row} | {f"{side}_ids": self.tokens[side][row] for side in SIDES}
 
     def lengths(self) -> np.ndarray:
-        """Tokens of every row, both sides, int64[rows]."""
+        """Tokens of every row, both sides together, int64[rows]."""
         return sum(self.tokens[side].lengths.astype(np.int64) for side in SIDES)
 
-    def __getitems__(self, joined: Sequence[int]) -> dict:
-        """The collated inputs of this process's part, and of the loss:
+    def __getitems__(self, global_rows: Sequence[int]) -> Batch:
+        """Returns this process's share of the global batch with these rows (of an epoch: `GlobalRows`)."""
+        epoch, global_rows = getattr(global_rows, "epoch", 0), np.asarray(global_rows)
+        shards = [distributed.shard(len(global_rows), rank, self.world_size) for rank in range(self.world_size)]
+        rows_of = [global_rows[shard] for shard in shards]
+        rows, (codes_of, meets) = rows_of[self.rank], self._codes(rows_of, epoch)
+        code_rows = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
+        start = sum(map(len, codes_of[: self.rank])) if self.gather else 0
+        positives = torch.arange(start, start + len(rows))
+        same = self._same_texts(rows, code_rows, positives)
+        negatives = meets if same is None else (~same if meets is None else meets & ~same)
+        duplicates = 0 if same is None else int(same.sum())
+        return Batch(
+            **self._sides(rows_of, codes_of),
+            rows=rows,
+            code_rows=code_rows,
+            positives=positives,
+            sizes=tuple(map(len, rows_of)),
+            code_sizes=tuple(map(len, codes_of)),
+            negatives=negatives,
+            also=same if same is not None and self.duplicates == "positives" else None,
+            duplicates=duplicates,
+            loss_inputs=None if self.weigh is None else self.weigh(rows, code_rows, positives, negatives),
+        )
 
-        `rows` int64[B] and `code_rows` int64[N] (those whose codes meet these queries), NumPy arrays so that they stay
-        on the host; `positives` LongTensor[B]; `sizes`, the rows of each process; `negatives` BoolTensor[B, N] where a
-        duplicate is masked; `duplicates`, how many are; what `estimate` gives.
+    def _codes(self, rows_of: Sequence[np.ndarray], epoch: int) -> tuple[list[np.ndarray], Tensor | None]:
+        """The codes that each process encodes, and BoolTensor[B, N] of those that meet this process's queries.
+
+        The mask is None if every query meets every code. Own negatives are drawn for the global batch, so that they
+        are those of one process, and then shared out.
         """
-        rank, processes = distributed.rank_and_world_size()
-        joined = np.asarray(joined)
-        parts = [distributed.shard(len(joined), process, processes) for process in range(processes)]
-        rows = joined[parts[rank]]
-        code_rows = joined if self.gather else rows
-        start = parts[rank].start if self.gather else 0
-        batch = self.collator([self[int(row)] for row in rows])
-        batch["rows"], batch["code_rows"] = rows, code_rows
-        batch["positives"] = torch.arange(start, start + len(rows))
-        batch["sizes"] = [part.stop - part.start for part in parts]
-        negatives = self._negatives(rows, code_rows, batch["positives"])
-        batch["duplicates"] = 0
-        if negatives is not None:
-            batch["negatives"] = negatives
-            batch["duplicates"] = int(negatives.numel() - negatives.sum())
-        if self.estimate is not None:
-            batch |= self.estimate(rows, code_rows, batch["positives"], negatives)
-        return batch
+        if self.own_negatives is None:
+            return list(rows_of), None
+        if not self.gather:
+            codes, meets = self.own_negatives.columns(rows_of[self.rank], epoch)
+            codes_of = [np.concatenate([rows, codes[:0]]) for rows in rows_of]
+            codes_of[self.rank] = np.concatenate([rows_of[self.rank], codes])
+            before = np.ones((len(meets), len(rows_of[self.rank])), dtype=bool)
+            return codes_of, torch.from_numpy(np.concatenate([before, meets], 1))
+        codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
+        meets = meets[distributed.shard(len(meets), self.rank, self.world_size)]
+        codes_of, parts = [], []
+        for rank, rows in enumerate(rows_of):
+            shard = distributed.shard(len(codes), rank, self.world_size)
+            codes_of.append(np.concatenate([rows, codes[shard]]))
+            parts += [np.ones((len(meets), len(rows)), dtype=bool), meets[:, shard]]
+        return codes_of, torch.from_numpy(np.concatenate(parts, 1))
 
-    def _negatives(self, rows, code_rows, positives) -> torch.Tensor | None:
-        """False where a negative's query or code text equals the positive's; None when no negative's does."""
+    def _sides(self, rows_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]) -> dict[str, Side]:
+        """The model inputs of both sides, in equally many chunks on every process."""
+        ids_of = {"query": rows_of, "code": codes_of}
+        if not isinstance(self.collator, PairCollator):
+            rows = rows_of[self.rank]
+            features = self.collator([self[int(row)] for row in (rows if len(rows) else rows_of[0][:1])])
+            sides = {side: Side.of(features[side]) for side in SIDES}
+        else:
+            sides = {}
+            for side, ids in ids_of.items():
+                lengths = self.tokens[side].lengths
+                passes = max(self.collator.count_chunks(lengths[part]) for part in ids)
+                # A process without rows encodes a row of another process and uses none of its embeddings.
+                own = ids[self.rank] if len(ids[self.rank]) else rows_of[0][:1]
+                sides[side] = self.collator.side([self.tokens[side][int(row)] for row in own], passes)
+        empty = [side for side in SIDES if not len(ids_of[side][self.rank])]
+        return sides | {side: sides[side].without_rows() for side in empty}
+
+    def _same_texts(self, rows: np.ndarray, code_rows: np.ndarray, positives: Tensor) -> Tensor | None:
+        """BoolTensor[B, N], True on other columns with the query's or the code's text; None if there are none."""
         if self.text_ids is None:
             return None
         same = np.zeros((len(rows), len(code_rows)), dtype=bool)
@@ -82,13 +232,27 @@ class TrainBatches(Dataset):
             same |= ids[rows][:, None] == ids[code_rows][None, :]
         if same.sum() == len(rows):
             return None
-        negatives = torch.from_numpy(~same)
-        return negatives.scatter_(1, positives.unsqueeze(1), True)
+        return torch.from_numpy(same).scatter_(1, positives.unsqueeze(1), False)
+
+
+def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:
+    """For "query" and "code" the `text_ids` of every row."""
+    columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
+    return {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
+
+
+def with_code_only(ids: Mapping[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:
+    """`text_ids_of` for training rows followed by code-only rows with these texts, whose queries equal none."""
+    no_queries = text_ids(f"\0 code-only row {number}" for number in range(len(codes)))
+    return {
+        "query": np.concatenate([ids["query"], no_queries]),
+        "code": np.concatenate([ids["code"], text_ids(codes)]),
+    }
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:
     """A number for every text, equal for equal texts, uint64[rows].
 
-    It is a hash: of 250,000 texts two unequal ones share theirs with a chance of 2 in a thousand million.
+    The number is a hash. Among 250,000 texts, two different ones share a number with a probability of 2e-9.
     """
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64)

@@ -1,10 +1,9 @@
-"""Rows in CodeSearchNet's columns: from the Hub, from a folder of JSON lines, or chosen by lists of urls."""
+"""Reads rows in CodeSearchNet's columns from the Hub or a folder of JSON lines, and checks them."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from soft_trainer.arguments import LANGUAGES
-from soft_trainer.data.tokens import text_column
+from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
@@ -39,26 +38,35 @@ HUB_COLUMNS = {
     "func_code_url": "url",
 }
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
-SHOWN = 5  # rows that an error message names
+SHOWN = 5  # rows named in an error message
 
 
-def check_languages(languages: Sequence[str]) -> None:
-    """Raise UserError, listing the six, for a language that CodeSearchNet does not have, or one given twice."""
+def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:
+    """Checks the names of languages.
+
+    Args:
+        reader: the part of the run that knows the six languages only, for the message; None allows any name.
+
+    Raises:
+        UserError: a language that `reader` does not know, an empty name, or a name given twice.
+    """
     for language in languages:
-        if language not in LANGUAGES or languages.count(language) > 1:
-            raise UserError(f"language={language!r}: use one of {', '.join(LANGUAGES)}, or several by comma")
+        if not language or languages.count(language) > 1:
+            raise UserError(f"language={language!r}: name every language once, several by comma")
+        if reader and language not in LANGUAGES:
+            raise UserError(f"language={language!r}: {reader} knows only {', '.join(LANGUAGES)}")
 
 
 def load_folder(
     folder: str | Path, splits: Sequence[str] = SPLITS, needed: Sequence[str] | None = None
 ) -> DatasetDict:
-    """The splits of a folder with `SPLIT.jsonl` or `SPLIT.jsonl.gz`, cached and memory-mapped.
+    """Reads the splits of a folder from `SPLIT.jsonl` or `SPLIT.jsonl.gz`. The rows are cached and memory-mapped.
 
     Args:
-        needed: those of `splits` that must be there, all when None.
+        needed: the splits that must exist, all of `splits` when None.
 
     Raises:
-        UserError: a missing file, or a row that is no JSON object (names file and row).
+        UserError: a missing file, or a row that is not a JSON object (names file and row).
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -77,15 +85,15 @@ def _file(folder: Path, split: str, needed: bool) -> Path | None:
 
 
 def load_jsonl(path: Path) -> Dataset:
-    """The rows of one file of JSON lines, plain or gzipped; columns beyond CodeSearchNet's are left out.
+    """Reads CodeSearchNet's columns from one file of JSON lines, plain or gzipped.
 
     Raises:
-        UserError: a row that is no JSON object, or a value of the wrong kind (names file and row).
+        UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
     """
     if next(_read_rows(str(path), 0, 0), None) is None:
         raise UserError(f"{path}: no rows")
     status = path.stat()
-    # Size and time are arguments of the generator so that a file that has changed is read again.
+    # The cache key is made of the arguments. With size and time in it, a file that has changed is read again.
     arguments = {"path": str(path.absolute()), "size": status.st_size, "modified": status.st_mtime_ns}
     try:
         rows = Dataset.from_generator(_read_rows, features=FEATURES, gen_kwargs=arguments)
@@ -93,12 +101,12 @@ def load_jsonl(path: Path) -> Dataset:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
-    # A column that no row of the file has is none: another one can then serve in its place.
+    # Without its empty columns, a data set reads another column in their place (see `text_column`).
     return rows.remove_columns([name for name in FEATURES if rows.data.column(name).null_count == len(rows)])
 
 
 def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
-    """Rows with every column of FEATURES, None where a row lacks one."""
+    """Yields rows with every column of FEATURES. The value is None where a row lacks the column."""
     opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
     with opened as lines:
         try:
@@ -115,7 +123,7 @@ def _row(line: str, place: str) -> dict:
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(row, dict):
-        raise UserError(f"{place}: a JSON object is expected, not {type(row).__name__}")
+        raise UserError(f"{place}: expected a JSON object, not {type(row).__name__}")
     values = {name: row.get(name) for name in FEATURES}
     for name in TOKEN_LISTS:
         if isinstance(values[name], str):
@@ -125,15 +133,15 @@ def _row(line: str, place: str) -> dict:
         if value is not None and not isinstance(value, kind):
             raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
         if kind is list and not all(isinstance(token, str) for token in value or ()):
-            raise UserError(f"{place}: {name} holds a token that is no text")
+            raise UserError(f"{place}: {name} holds a token that is not text")
     return values
 
 
 def load_hub(dataset_name: str, language: str) -> DatasetDict:
-    """The rows of one language of a data set on the Hub: CodeSearchNet, or a folder of ours that was pushed.
+    """Reads one language of a data set on the Hub: CodeSearchNet, or a folder that `--push_data_to_hub` pushed.
 
-    CodeSearchNet is renamed to the JSON-lines columns; its codebase is valid and test together, without rows that
-    repeat a url, and `--split_urls` gives the published one.
+    CodeSearchNet's columns are renamed to those of the JSON lines. Its corpus is valid and test together, each url
+    once; `--split_urls` selects the published corpus.
 
     Raises:
         UserError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
@@ -146,35 +154,35 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
         raise
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(
-            f"{dataset_name} ({language}) cannot be had from the Hub: {str(error).splitlines()[0]}; for a private one "
-            "set HF_TOKEN, without a network use --data_dir or --source_dir"
+            f"{dataset_name} ({language}) cannot be read from the Hub: {str(error).splitlines()[0]}; set HF_TOKEN for "
+            "a private data set, use --data_dir or --source_dir without a network"
         ) from error
     splits = {}
     for split, name in HUB_SPLITS.items():
         if name not in loaded:
-            raise UserError(f"{dataset_name} ({language}): no split {name}; it has {', '.join(loaded)}")
+            raise UserError(f"{dataset_name} ({language}): no split {name}, only {', '.join(loaded)}")
         rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
         missing = [column for column in FEATURES if column not in rows.column_names]
         if missing:
             raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
         splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
-    pool = concatenate_datasets([splits["valid"], splits["test"]])
-    splits["codebase"] = pool.select(list(_first_rows(pool["url"][:]).values()))
+    corpus = concatenate_datasets([splits["valid"], splits["test"]])
+    splits["codebase"] = corpus.select(list(_row_of_url(corpus["url"][:]).values()))
     return DatasetDict(splits)
 
 
 def _pushed_folder(dataset_name: str) -> Path | None:
-    """The local copy of a data set on the Hub that is a folder as `load_folder` reads it, None for any other."""
+    """The local copy of a data set that was pushed as a folder of JSON lines. None for other data sets."""
     files = [f"{split}.jsonl{end}" for split in SPLITS for end in ("", ".gz")]
     try:
         folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=files))
-    except LocalEntryNotFoundError:  # no network and no copy: `datasets` may have its own
+    except LocalEntryNotFoundError:  # without a network `datasets` may still have a copy of its own
         return None
     return folder if any((folder / file).exists() for file in files) else None
 
 
 def _of_language(data: DatasetDict, dataset_name: str, language: str) -> DatasetDict:
-    """The rows of one language, where rows say of which they are."""
+    """The rows of one language. Splits without the column `language` stay as they are."""
     for split, rows in data.items():
         if "language" not in rows.column_names:
             continue
@@ -186,13 +194,13 @@ def _of_language(data: DatasetDict, dataset_name: str, language: str) -> Dataset
 
 
 def rows_in(rows: Dataset, language: str) -> Dataset:
-    """The rows whose column `language` says so."""
-    found = [row for row, name in enumerate(rows["language"][:]) if name == language]
-    return rows if len(found) == len(rows) else rows.select(found)
+    """The rows of one language."""
+    places = [place for place, name in enumerate(rows["language"][:]) if name == language]
+    return rows if len(places) == len(rows) else rows.select(places)
 
 
-def _first_rows(urls: Sequence[str]) -> dict[str, int]:
-    """url -> the first row that has it."""
+def _row_of_url(urls: Sequence[str]) -> dict[str, int]:
+    """url -> the first row with that url."""
     first: dict[str, int] = {}
     for row, url in enumerate(urls):
         first.setdefault(url, row)
@@ -200,34 +208,36 @@ def _first_rows(urls: Sequence[str]) -> dict[str, int]:
 
 
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
-    """The splits that the lists `SPLIT.txt` of urls in `folder` name, taken from all rows of `data`.
+    """Makes splits from lists of urls: `folder/SPLIT.txt` names the rows of `data` that belong to SPLIT.
 
-    A codebase url that no row has is dropped, as published, and so is a query's; how many is said.
+    A url without a row is dropped, as published. A message tells how many are dropped.
 
     Raises:
-        UserError: a missing list.
+        UserError: a missing list, or rows without the column `url`.
     """
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
-    first = _first_rows(rows["url"][:])
+    if "url" not in rows.column_names:
+        raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
+    first = _row_of_url(rows["url"][:])
     chosen = {}
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
         if not path.is_file():
-            raise UserError(f"{path}: no such file; --split_urls wants {', '.join(f'{s}.txt' for s in SPLITS)}")
+            raise UserError(f"{path}: no such file; --split_urls needs {', '.join(f'{s}.txt' for s in SPLITS)}")
         urls = list(dict.fromkeys(line.strip() for line in path.read_text().splitlines() if line.strip()))
-        found = [first[url] for url in urls if url in first]
-        if len(found) < len(urls):
-            print_on_main(f"{path.name}: {len(urls) - len(found):,} of {len(urls):,} urls have no row and are dropped")
-        chosen[split] = rows.select(found)
+        places = [first[url] for url in urls if url in first]
+        if len(places) < len(urls):
+            dropped = len(urls) - len(places)
+            print_on_main(f"{path.name}: {dropped:,} of {len(urls):,} urls have no row and are dropped")
+        chosen[split] = rows.select(places)
     return DatasetDict(chosen)
 
 
 def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
-    """Refuse data that training or evaluation would stumble over.
+    """Checks that training and evaluation can use the rows. Training rows need no url.
 
     Raises:
-        UserError: an empty split, a missing or empty column (names the rows), a repeated url in the codebase, or a
-            query whose url is not in the codebase.
+        UserError: an empty split, a missing or empty column (names the rows), or queries that `check_queries` refuses.
     """
     for split, rows in data.items():
         if len(rows) == 0:
@@ -235,20 +245,48 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
         for column in columns if split == "train" else [*columns, "url"]:
             _check_filled(rows, column, split)
-    pool = data["codebase"]["url"][:] if "codebase" in data else []
-    first = _first_rows(pool)
-    if len(first) < len(pool):
-        row, url = next((row, url) for row, url in enumerate(pool) if first[url] != row)
+        if profile.data_flow_length and "code" in SIDES_OF[split]:
+            check_language_column(rows, split)
+            _check_filled(rows, "language", split)
+    for split in ("valid", "test"):
+        if split in data:
+            check_queries(data[split], data.get("codebase"), split)
+
+
+def check_queries(queries: Dataset, corpus: Dataset | None, name: str) -> None:
+    """Checks that every query has its code in the corpus.
+
+    Args:
+        queries: rows with `url`.
+        corpus: rows with `url`, the codes that the queries are ranked against.
+        name: the name of the queries in messages.
+
+    Raises:
+        UserError: no corpus, no column `url`, a repeated url in the corpus, or a query whose url is not in it.
+    """
+    if corpus is None:
+        raise UserError(
+            f"{name}: no corpus to rank these queries against; add codebase.jsonl or codebase.jsonl.gz to the folder "
+            "(in Python: codebase=)"
+        )
+    for part, rows in ((name, queries), ("codebase", corpus)):
+        if "url" not in rows.column_names:
+            raise UserError(f"{part}: no column 'url', by which a query and its code match")
+    urls = corpus["url"][:]
+    first = _row_of_url(urls)
+    if len(first) < len(urls):
+        row, url = next((row, url) for row, url in enumerate(urls) if first[url] != row)
         raise UserError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
-    for split in (split for split in ("valid", "test") if split in data):
-        missing = [row for row, url in enumerate(data[split]["url"][:]) if url not in first]
-        if missing:
-            raise UserError(
-                f"{split}: {_rows(missing)} have a url that is not in the codebase ({data[split][missing[0]]['url']})"
-            )
+    missing = [(row, url) for row, url in enumerate(queries["url"][:]) if url not in first]
+    if missing:
+        places = _rows([row for row, _ in missing])
+        verb = "has" if len(missing) == 1 else "have"
+        raise UserError(f"{name}: {places} {verb} a url that is not in the codebase ({missing[0][1]})")
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
+    if column not in rows.column_names:
+        raise UserError(f"{split}: no column {column!r}")
     values = rows.with_format("arrow")[:][column]
     if column in TOKEN_LISTS:
         lengths = pc.list_value_length(values).fill_null(0)
@@ -256,16 +294,11 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
         lengths = pc.utf8_length(pc.utf8_trim_whitespace(values)).fill_null(0)
     empty = pc.indices_nonzero(pc.equal(lengths, 0)).to_pylist()
     if empty:
-        what = "missing" if values.null_count == len(values) else "missing or empty"
-        raise UserError(f"{split}: column {column!r} is {what} in {_rows(empty)}")
+        state = "missing" if values.null_count == len(values) else "missing or empty"
+        raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}")
 
 
 def _rows(places: Sequence[int]) -> str:
     shown = ", ".join(str(place + 1) for place in places[:SHOWN])
     more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
     return f"{'row' if len(places) == 1 else 'rows'} {shown}{more}"
-
-
-def standard_library() -> str:
-    """The folder of the running Python's standard library."""
-    return os.path.dirname(os.__file__)

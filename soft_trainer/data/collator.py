@@ -1,42 +1,88 @@
-"""From rows to padded tensors: a batch stays as sampled, each side goes in chunks of like length."""
+"""From rows to padded tensors: a batch keeps its rows, each side is padded in chunks of similar length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from soft_trainer.data.chunks import ChunkCost, chunk_by_length
+from soft_trainer.data.chunks import ChunkCost, chunk_by_length, split_chunks
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.padding import pad, token_count
+from soft_trainer.encoders.encoding import pad, token_count
+
+
+@dataclass
+class Side:
+    """One side of a batch, in the chunks in which it is encoded.
+
+    Args:
+        chunks: the model inputs of each chunk.
+        order: LongTensor[B], for each row of the batch its place among the rows of all chunks. Rows of chunks that
+            are in no place of `order` are encoded without effect.
+    """
+
+    chunks: list[dict[str, Tensor]]
+    order: Tensor
+
+    @classmethod
+    def of(cls, inputs: Side | Mapping) -> Side:
+        """Takes what a user's collator returns: model inputs, or `{"chunks": [inputs, ...], "order": LongTensor}`."""
+        if isinstance(inputs, cls):
+            return inputs
+        if "chunks" in inputs:
+            return cls(list(inputs["chunks"]), inputs["order"])
+        return cls([dict(inputs)], torch.arange(len(next(iter(inputs.values())))))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
+        """Returns the side with `change` applied to every tensor."""
+        chunks = [{name: change(tensor) for name, tensor in chunk.items()} for chunk in self.chunks]
+        return Side(chunks, change(self.order))
+
+    def without_rows(self) -> Side:
+        """Returns the side with the same forward passes and no row of the batch."""
+        return Side(self.chunks, self.order[:0])
+
+    def with_passes(self, number: int) -> Side:
+        """Returns the side with `number` chunks or more; the added ones have no effect."""
+        one_row = {name: tensor[:1] for name, tensor in self.chunks[0].items()}
+        return Side(self.chunks + [one_row] * (number - len(self.chunks)), self.order)
 
 
 class PairCollator:
-    """Pads the pairs of a batch, each side by itself, to the longest of its chunk.
+    """Pads the pairs of a batch, each side by itself, to the longest row of its chunk.
 
     Args:
         pad_token_id: the tokenizer's.
-        cost: what a chunk costs beside its tokens; None pads each side in one piece.
-        largest_chunk: rows that a chunk may have at most.
+        cost: the cost of a chunk beside its tokens. None: each side is one chunk.
+        largest_chunk: the largest number of rows in a chunk.
     """
 
     def __init__(self, pad_token_id: int, cost: ChunkCost | None = None, largest_chunk: int | None = None):
         self.pad_token_id, self.cost, self.largest_chunk = pad_token_id, cost, largest_chunk
 
-    def __call__(self, features: Sequence[dict]) -> dict:
-        """`{"query": side, "code": side}` of features with `query_ids` and `code_ids`.
+    def __call__(self, features: Sequence[dict], passes: Mapping[str, int] | None = None) -> dict[str, Side]:
+        """Collates features with `query_ids` and `code_ids`.
 
-        A side is `{"chunks": [inputs, ...], "order": LongTensor[B]}`: the model's inputs of each chunk, and for each
-        row of the batch its place in the joined chunks.
+        Args:
+            passes: the number of chunks of each side, at least as many as `count_chunks` says.
         """
-        return {side: self.side([feature[f"{side}_ids"] for feature in features]) for side in SIDES}
+        return {
+            side: self.side([feature[f"{side}_ids"] for feature in features], (passes or {}).get(side, 1))
+            for side in SIDES
+        }
 
-    def side(self, token_ids: Sequence[np.ndarray]) -> dict:
-        """One side of a batch, in chunks."""
+    def side(self, token_ids: Sequence[np.ndarray], passes: int = 1) -> Side:
+        """One side of a batch, in `passes` chunks or as many as pay."""
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
-        chunks = chunk_by_length(lengths, self.cost, self.largest_chunk)
+        chunks = split_chunks(chunk_by_length(lengths, self.cost, self.largest_chunk), passes)
         order = np.empty(len(token_ids), dtype=np.int64)
         order[np.concatenate(chunks)] = np.arange(len(token_ids))
         padded = [pad([token_ids[row] for row in chunk], self.pad_token_id) for chunk in chunks]
-        return {"chunks": padded, "order": torch.from_numpy(order)}
+        return Side(padded, torch.from_numpy(order)).with_passes(passes)
+
+    def count_chunks(self, lengths: np.ndarray) -> int:
+        """The number of chunks of rows with these lengths, int64[B]; 1 for no rows."""
+        return len(chunk_by_length(lengths, self.cost, self.largest_chunk)) if len(lengths) else 1

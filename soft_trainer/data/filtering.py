@@ -12,27 +12,30 @@ from soft_trainer import dataflow
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, processes_for
 from soft_trainer.errors import UserError
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
-from soft_trainer.mining.rules import ROW_RULES, RULES, Row, first_broken
+from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 
 
-def filter_rows(dataset: Dataset, rules: Sequence[str], num_proc: int | None = None) -> tuple[Dataset, dict[str, int]]:
-    """Apply `rules` to `dataset`, in the order of `RULES`; a codebase without documents has no use for those on them.
+def filter_rows(
+    dataset: Dataset, rules: Sequence[str], num_proc: int | None = None, name: str = "rows"
+) -> tuple[Dataset, dict[str, int]]:
+    """Applies `rules` to a data set, in the order of `RULES`. Document rules do not apply to a codebase.
 
     Args:
         dataset: rows in CodeSearchNet's columns.
         rules: names from `RULES`.
-        num_proc: processes of `datasets.map`; None means one a CPU core, as far as there are rows for them.
+        num_proc: processes of `datasets.map`; None means one a CPU core, or fewer for few rows.
+        name: the name of the rows in messages.
 
     Returns:
-        The rows that stay, in order, and for each rule the number of rows that it was the first to drop (`comments`:
-        the number of rows that it changed).
+        The remaining rows in order, and for every rule the number of rows that it was the first to drop. The number
+        of `comments` is that of the rows which it changed.
 
     Raises:
-        UserError: an unknown rule.
+        UserError: an unknown rule, or a column that a rule needs and a row lacks.
     """
-
     if unknown := sorted(set(rules) - set(RULES)):
         raise UserError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
+    _check_columns(dataset, rules, name)
     counts = {name: 0 for name in RULES if name in rules}
     num_proc = num_proc or processes_for(len(dataset))
     if "comments" in rules:
@@ -55,13 +58,20 @@ def filter_rows(dataset: Dataset, rules: Sequence[str], num_proc: int | None = N
     return dataset.select(np.flatnonzero(reasons == "")), counts
 
 
-def _rows(batch: dict[str, list]) -> list[Row]:
-    """A batch of columns as rows."""
-    return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+def _check_columns(dataset: Dataset, rules: Sequence[str], name: str) -> None:
+    """Raises UserError where a row lacks a column that a rule needs."""
+    for rule in rules:
+        for column in COLUMNS[rule]:
+            if column not in dataset.column_names:
+                raise UserError(f"{name}: no column {column!r}, which the filter {rule} needs")
+            values = dataset.select_columns(column).with_format("arrow")[:][column]
+            if values.null_count:
+                row = values.is_null().index(True).as_py() + 1
+                raise UserError(f"{name}: row {row} has no {column!r}, which the filter {rule} needs")
 
 
 def _without_comments(batch: dict[str, list]) -> dict[str, list]:
-    """The batch with `code` and `code_tokens` free of comments, and whether there were any."""
+    """The batch without comments in `code` and `code_tokens`. `had_comments` marks the rows that had some."""
     result: dict[str, list] = {"code": [], "code_tokens": [], "had_comments": []}
     for code, tokens, language in zip(batch["code"], batch["code_tokens"], batch["language"], strict=True):
         bare = dataflow.remove_comments(code, language)
@@ -74,29 +84,26 @@ def _without_comments(batch: dict[str, list]) -> dict[str, list]:
 
 def _verdict_features(rules: Sequence[str]) -> Features:
     """The columns that `_judge` makes."""
-    from datasets import Features
-
-    known_by = {"duplicates": {"fingerprint": Value("uint64")}, "near_duplicates": {"minhash": List(Value("uint32"))}}
     columns = {"dropped_by": Value("string")}
-    for rule in known_by:
-        columns |= known_by[rule] if rule in rules else {}
+    columns |= {"fingerprint": Value("uint64")} if "duplicates" in rules else {}
+    columns |= {"minhash": List(Value("uint32"))} if "near_duplicates" in rules else {}
     return Features(columns)
 
 
 def _judge(batch: dict[str, list], rules: Sequence[str]) -> dict[str, Sequence]:
-    """The rule that drops each row, and by what duplicates of the others are known."""
-    reasons = [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in _rows(batch)]
-    known_by: dict[str, Sequence] = {"dropped_by": reasons}
+    """The rule that drops each row, and the hashes by which duplicates are found."""
+    rows = (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
+    reasons = [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in rows]
+    verdicts: dict[str, Sequence] = {"dropped_by": reasons}
     if "duplicates" in rules:
-        known_by["fingerprint"] = np.fromiter(map(fingerprint, batch["code_tokens"]), np.uint64)
+        verdicts["fingerprint"] = np.fromiter(map(fingerprint, batch["code_tokens"]), np.uint64)
     if "near_duplicates" in rules:
-        known_by["minhash"] = [minhash(tokens) for tokens in batch["code_tokens"]]
-    return known_by
+        verdicts["minhash"] = [minhash(tokens) for tokens in batch["code_tokens"]]
+    return verdicts
 
 
 def _mark_duplicates(verdicts: Dataset, reasons: np.ndarray) -> None:
-    """Write the rule that drops it into `reasons` for every row left that is a duplicate of one before."""
-
+    """Adds to `reasons` the rows that duplicate an earlier one. Rows that another rule drops do not count."""
     if "fingerprint" in verdicts.column_names:
         left = np.flatnonzero(reasons == "")
         fingerprints = verdicts.data.column("fingerprint").to_numpy()[left]

@@ -1,35 +1,46 @@
-"""Which rows meet in a batch: the global batch of all processes, the same on every process."""
+"""Draws the global batches: the rows that meet in a step, over all processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+from transformers import TrainingArguments
 
+from soft_trainer.data.clusters import similar_batches
 from soft_trainer.errors import UserError
 
-TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all are looked through
+TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all batches are tried
 SORTED_TOGETHER = 50  # batches whose rows are sorted by length together, as in `Trainer`
 
 
-class GlobalBatchSampler(BatchSampler):
-    """Yields the row numbers of global batches: a function of seed and epoch alone.
+class GlobalRows(list):
+    """The row numbers of a global batch, and the epoch that it belongs to."""
 
-    Every process yields the same and takes its own part (`distributed.shard`), so each knows the rows of all without a
-    message, and a property of a batch holds for the joined one.
+    def __init__(self, rows: Iterable[int], epoch: int):
+        super().__init__(rows)
+        self.epoch = epoch
+
+
+class GlobalBatchSampler(BatchSampler):
+    """Yields the row numbers of global batches, a function of seed and epoch alone.
+
+    Every process yields the same batches and takes its shard of each (`distributed.shard`). So each process knows the
+    rows of all without a message, and a property of a batch holds for the global batch.
 
     Args:
-        rows: how many rows there are.
+        rows: the number of training rows.
         batch_size: rows of a global batch, over all processes.
         strategy: a key of `STRATEGIES`.
         drop_last: leave out a last batch that is not full.
-        text_ids: numbers of every row's texts, equal for equal texts; read by "no_duplicates".
-        lengths: tokens of every row; read by "group_by_length".
-        languages: every row's language; read by "one_language".
+        text_ids: numbers of every row's texts, equal for equal texts; used by "no_duplicates".
+        lengths: tokens of every row; used by "group_by_length".
+        languages: the language of every row; used by "one_language".
+        similar: the arguments of `similar_batches`, its generator apart; used by "similar".
 
     Raises:
-        UserError: an unknown strategy, or not one full batch (of every language).
+        UserError: an unknown strategy, or too few rows (of a language) for one full batch.
     """
 
     def __init__(
@@ -42,6 +53,7 @@ class GlobalBatchSampler(BatchSampler):
         text_ids: Sequence[np.ndarray] = (),
         lengths: np.ndarray | None = None,
         languages: Sequence[str] = (),
+        similar: Mapping | None = None,
     ):
         if strategy not in STRATEGIES:
             raise UserError(f"train_sampling_strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
@@ -49,6 +61,8 @@ class GlobalBatchSampler(BatchSampler):
         apart = strategy == "one_language"
         if apart and len(self.languages) == 0:
             raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
+        if batch_size < 1:
+            raise UserError(f"per_device_train_batch_size: a batch of {batch_size} rows, use 1 or more")
         counts = np.bincount(self.languages).tolist() if apart else [rows]
         if drop_last and min(counts) < batch_size:
             which = f" {self.names[int(np.argmin(counts))]}" if apart else ""
@@ -59,19 +73,21 @@ class GlobalBatchSampler(BatchSampler):
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
         self.rows, self.batch_size, self.strategy, self.seed = rows, batch_size, strategy, seed
         self.drop_last, self.text_ids, self.lengths, self.epoch = drop_last, text_ids, lengths, 0
+        self.similar = similar
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches come next."""
+        """Chooses the epoch whose batches come next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
         return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from STRATEGIES[self.strategy](self, np.random.default_rng([self.seed, self.epoch]))
+        for rows in STRATEGIES[self.strategy](self, np.random.default_rng([self.seed, self.epoch])):
+            yield GlobalRows(rows, self.epoch)
 
-    def cut(self, order: Sequence[int]) -> Iterator[list[int]]:
-        """Batches of rows in the order given."""
+    def split(self, order: Sequence[int]) -> Iterator[list[int]]:
+        """Yields batches of the rows in the given order."""
         for start in range(0, len(order), self.batch_size):
             batch = list(order[start : start + self.batch_size])
             if len(batch) == self.batch_size or not self.drop_last:
@@ -80,19 +96,19 @@ class GlobalBatchSampler(BatchSampler):
 
 def _random(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """Every batch a random draw."""
-    return sampler.cut(generator.permutation(sampler.rows).tolist())
+    return sampler.split(generator.permutation(sampler.rows).tolist())
 
 
 def _sequential(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """The order of the data set."""
-    return sampler.cut(range(sampler.rows))
+    return sampler.split(range(sampler.rows))
 
 
 def _no_duplicates(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
     """Random batches in which no query and no code text occurs twice.
 
-    Rows whose text occurs elsewhere are placed first, each in a random batch without its like; the others fill up. A
-    row for which every batch has its like is left out of the epoch.
+    Rows whose text occurs elsewhere are placed first, each in a random batch without that text; the other rows fill
+    the batches. A row is left out of the epoch if every batch has its text.
     """
     places = np.full(len(sampler), sampler.batch_size)
     places[-1] = min(sampler.rows - (len(sampler) - 1) * sampler.batch_size, sampler.batch_size)
@@ -100,7 +116,8 @@ def _no_duplicates(sampler: GlobalBatchSampler, generator: np.random.Generator) 
     texts: list[set] = [set() for _ in places]
     shared = np.zeros(sampler.rows, dtype=bool)
     for ids in sampler.text_ids:
-        shared |= np.bincount(ids, minlength=sampler.rows)[ids] > 1
+        _, number, count = np.unique(ids, return_inverse=True, return_counts=True)
+        shared |= count[number] > 1
     order = generator.permutation(sampler.rows)
     for row in order[shared[order]].tolist():
         own = {(side, int(ids[row])) for side, ids in enumerate(sampler.text_ids)}
@@ -117,11 +134,11 @@ def _no_duplicates(sampler: GlobalBatchSampler, generator: np.random.Generator) 
 
 
 def _group_by_length(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Rows of like length meet: a random order, sorted by length within every `SORTED_TOGETHER` batches."""
+    """Batches of rows of similar length: a random order, sorted by length within every `SORTED_TOGETHER` batches."""
     order = generator.permutation(sampler.rows)
     size = SORTED_TOGETHER * sampler.batch_size
     parts = [order[start : start + size] for start in range(0, sampler.rows, size)]
-    batches = [batch for part in parts for batch in sampler.cut(part[np.argsort(-sampler.lengths[part])].tolist())]
+    batches = [batch for part in parts for batch in sampler.split(part[np.argsort(-sampler.lengths[part])].tolist())]
     return (batches[place] for place in generator.permutation(len(batches)))
 
 
@@ -129,7 +146,15 @@ def _one_language(sampler: GlobalBatchSampler, generator: np.random.Generator) -
     """Every batch a random draw from one language, the languages in a random order."""
     order = generator.permutation(sampler.rows)
     parts = [order[sampler.languages[order] == language] for language in range(len(sampler.names))]
-    batches = [batch for part in parts for batch in sampler.cut(part.tolist())]
+    batches = [batch for part in parts for batch in sampler.split(part.tolist())]
+    return (batches[place] for place in generator.permutation(len(batches)))
+
+
+def _similar(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+    """Batches made of small groups of similar rows, in a random order."""
+    batches = similar_batches(
+        batch_size=sampler.batch_size, generator=generator, drop_last=sampler.drop_last, **sampler.similar
+    )
     return (batches[place] for place in generator.permutation(len(batches)))
 
 
@@ -139,17 +164,68 @@ STRATEGIES: dict[str, Callable[[GlobalBatchSampler, np.random.Generator], Iterat
     "no_duplicates": _no_duplicates,
     "group_by_length": _group_by_length,
     "one_language": _one_language,
+    "similar": _similar,
 }
 
 
 def languages_of(dataset) -> Sequence[str]:
-    """Every row's language, none where the rows do not say."""
+    """The language of every row; empty if the rows have no such column."""
     return dataset["language"] if "language" in dataset.column_names else ()
 
 
+def training_sampler(
+    args: TrainingArguments,
+    rows,
+    batches,
+    batch_size: int,
+    text_ids: Callable[[], Mapping[str, np.ndarray]],
+    similar: Callable[[], Mapping],
+) -> GlobalBatchSampler:
+    """Makes the sampler that `args.train_sampling_strategy` names, with the inputs that it needs.
+
+    Args:
+        rows: the training rows.
+        batches: the `TrainBatches` of these rows.
+        batch_size: rows of a global batch.
+        text_ids: computes a number for every row's texts, by side, if `batches` has none.
+        similar: computes the arguments of `similar_batches`.
+    """
+    inputs_of = {
+        "no_duplicates": lambda: {"text_ids": tuple((batches.text_ids or text_ids()).values())},
+        "group_by_length": lambda: {"lengths": batches.lengths()},
+        "one_language": lambda: {"languages": languages_of(rows)},
+        "similar": lambda: {"similar": similar()},
+    }
+    return GlobalBatchSampler(
+        len(rows),
+        batch_size,
+        strategy=args.train_sampling_strategy,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        drop_last=args.dataloader_drop_last,
+        **inputs_of.get(args.train_sampling_strategy, dict)(),
+    )
+
+
 class EpochDataLoader(DataLoader):
-    """A data loader whose sampler hears of the epoch."""
+    """A data loader that tells its sampler the epoch."""
+
+    @classmethod
+    def for_training(cls, batches: Dataset, sampler: GlobalBatchSampler, args: TrainingArguments) -> EpochDataLoader:
+        """Makes a loader of whole batches with the data-loader options of `args`."""
+        return cls(
+            batches,
+            batch_sampler=sampler,
+            collate_fn=_as_is,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by `Trainer` before every epoch."""
+        """Chooses the epoch; `Trainer` calls it before each."""
         self.batch_sampler.set_epoch(epoch)
+
+
+def _as_is(batch):
+    return batch

@@ -1,16 +1,18 @@
-"""The rows that a run asked for, from the Hub, a folder or a source tree, checked."""
+"""Loads the rows of a run from the Hub, a folder or a source tree, and checks them."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from datasets import DatasetDict, concatenate_datasets
+import numpy as np
+from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
-from soft_trainer.arguments import DataArguments
+from soft_trainer.arguments import CODESEARCHNET, DataArguments
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -18,7 +20,6 @@ from soft_trainer.data.codesearchnet import (
     load_folder,
     load_hub,
     select_by_urls,
-    standard_library,
 )
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -27,7 +28,7 @@ from soft_trainer.terminal import print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
-    """What a run cannot do without: rows to train on, and to measure on unless `eval_data_dir` has some."""
+    """The splits that a run must have: rows to train on, and rows to measure on unless `eval_data_dir` has some."""
     own = not arguments.eval_data_dir
     wanted = {
         "train": args.do_train or from_scratch,
@@ -41,35 +42,51 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 def load_data(
     arguments: DataArguments, profile: EncoderProfile, mined_dir: str | Path, needed: Sequence[str] = SPLITS
 ) -> DatasetDict:
-    """The splits train, valid, test and codebase, as far as they are there.
+    """The splits train, valid, test and codebase, those that exist.
 
     Args:
-        mined_dir: where pairs mined from `source_dir` are written.
-        needed: the splits that the run cannot do without; see `needed_splits`.
+        mined_dir: folder for the pairs mined from `source_dir`.
+        needed: the splits that the run must have; see `needed_splits`.
 
     Raises:
-        UserError: data that cannot be had or would not work; see `check_rows`.
+        UserError: rows that cannot be read, or that training or evaluation cannot use (see `check_rows`).
     """
-    check_languages(arguments.languages)
+    check_languages(arguments.languages, _reader(arguments, profile))
     if arguments.data_dir and arguments.source_dir:
         raise UserError("data_dir and source_dir: give one of them")
     if len(arguments.languages) > 1 and arguments.data_dir and "{language}" not in arguments.data_dir:
-        raise UserError(f"data_dir={arguments.data_dir}: with several languages, write {{language}} where they differ")
+        raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the folder's name")
     load = partial(_load_language, arguments, mined_dir=Path(mined_dir), needed=needed)
     data = _joined({language: load(language) for language in arguments.languages})
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
+    if len(arguments.languages) == 1 and (profile.data_flow_length or arguments.filters):
+        for split, rows in data.items():
+            if "language" not in rows.column_names:
+                data[split] = _in_language(rows, arguments.language)
     if arguments.filters:
         data = _filtered(data, arguments.filters)
-    _check_splits(data, needed)
+    if missing := [split for split in needed if split not in data]:
+        raise UserError(f"no rows of {', '.join(missing)}: name a folder by --data_dir, or a tree by --source_dir")
     if arguments.max_train_rows is not None and "train" in data:
-        data["train"] = data["train"].select(range(min(arguments.max_train_rows, len(data["train"]))))
+        data["train"] = _first_rows(data["train"], arguments.max_train_rows, arguments.languages)
     check_rows(data, profile)
     return data
 
 
+def _reader(arguments: DataArguments, profile: EncoderProfile) -> str | None:
+    """The part of the run that knows the six languages only. None where any language will do."""
+    if arguments.source_dir:
+        return "mining"
+    if arguments.filters:
+        return "--filters"
+    if profile.data_flow_length:
+        return "data flow"
+    return "CodeSearchNet" if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET else None
+
+
 def _load_language(arguments: DataArguments, language: str, mined_dir: Path, needed: Sequence[str]) -> DatasetDict:
-    """The splits of one language, as they come."""
+    """The splits of one language as they are stored."""
     if arguments.source_dir:
         own = mined_dir if len(arguments.languages) == 1 else mined_dir / language
         return load_folder(_mined(arguments, language, own))
@@ -81,31 +98,38 @@ def _load_language(arguments: DataArguments, language: str, mined_dir: Path, nee
 
 
 def _joined(by_language: dict[str, DatasetDict]) -> DatasetDict:
-    """The splits of all languages one after the other, every row with its language."""
+    """The rows of all languages, split by split. Every row gets its language."""
     if len(by_language) == 1:
         return next(iter(by_language.values()))
     for language, data in by_language.items():
         for split, rows in data.items():
-            others = [name for name in rows.column_names if name != "language"]
-            data[split] = rows.select_columns(others).add_column("language", [language] * len(rows))
+            data[split] = _in_language(rows, language)
     parts = {split: [data[split] for data in by_language.values() if split in data] for split in SPLITS}
     return DatasetDict({split: concatenate_datasets(rows) for split, rows in parts.items() if rows})
 
 
-def _check_splits(data: DatasetDict, needed: Sequence[str]) -> None:
-    """Refuse rows without a split that is needed, or with queries and no pool."""
-    missing = [split for split in needed if split not in data]
-    if missing:
-        raise UserError(f"no rows of {', '.join(missing)}: name a folder by --data_dir, or a tree by --source_dir")
-    if "codebase" not in data and (queries := [split for split in ("valid", "test") if split in data]):
-        raise UserError(f"{' and '.join(queries)} without a pool: codebase.jsonl or codebase.jsonl.gz is missing")
+def _in_language(rows: Dataset, language: str) -> Dataset:
+    """The rows with `language` as the language of every row."""
+    others = [name for name in rows.column_names if name != "language"]
+    return rows.select_columns(others).add_column("language", [language] * len(rows))
+
+
+def _first_rows(rows: Dataset, limit: int, languages: Sequence[str]) -> Dataset:
+    """The first rows of every language, `limit` in all. The languages share them evenly, as far as their rows go."""
+    rank = np.arange(len(rows))  # place of a row among the rows of its language
+    if len(languages) > 1:
+        names = np.array(rows["language"][:])
+        for language in languages:
+            rank[names == language] = np.arange((names == language).sum())
+    return rows.select(np.sort(np.argsort(rank, kind="stable")[:limit]))
 
 
 def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
-    """The rows that the named rules leave, with a table of what each rule dropped.
+    """Applies rules to all splits and prints how many rows each rule dropped.
 
-    From the codebase nothing is dropped: a query of another split may look for it. Its comments go like those of all.
+    The corpus keeps all rows, because a query may look for any of them. Only its comments are removed.
     """
+    # The grammars and MinHash are slow to import.
     from soft_trainer.data.filtering import filter_rows
     from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
 
@@ -115,21 +139,21 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     left, counts = {}, {}
     for split, rows in data.items():
         chosen = [rule for rule in rules if split != "codebase" or rule == "comments"]
-        left[split], counts[split] = filter_rows(rows, chosen)
-    print_on_main(
-        table(
-            ["dropped by (comments: changed by)", *counts],
-            [[rule, *(counts[s].get(rule) for s in counts)] for rule in rules],
-        )
-    )
+        left[split], counts[split] = filter_rows(rows, chosen, name=split)
+    lines = [[rule, *(counts[split].get(rule) for split in counts)] for rule in rules if rule != "comments"]
+    headers = ["rule", *(f"rows dropped: {split}" for split in counts)]
+    if "comments" in rules:
+        lines.append(["rows without their comments", *(counts[split]["comments"] for split in counts)])
+    print_on_main(table(headers, lines))
     return DatasetDict(left)
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
-    """Mine the source tree into `folder`, unless that is what lies there."""
+    """The folder with the pairs of the source tree, which is mined again if it has changed."""
+    # The grammars and MinHash are slow to import.
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
-    source = standard_library() if arguments.source_dir == "stdlib" else arguments.source_dir
+    source = os.path.dirname(os.__file__) if arguments.source_dir == "stdlib" else arguments.source_dir
     keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
     record = folder / "mined_from.json"
     origin = [str(Path(source).resolve()), tree_state(source, language), language, list(keep)]

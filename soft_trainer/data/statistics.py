@@ -1,4 +1,4 @@
-"""What is in the rows: the table at the start of a run."""
+"""Statistics of the rows: the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ PAPER_ROWS = {  # Table 6
 
 
 def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> dict[str, dict]:
-    """For every split its rows and, by side, token lengths before the cut, share cut, and texts that occur before.
+    """Statistics of every split.
 
     Returns:
-        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, a side only where the
-        split is read for it. Lengths are in tokens, special tokens included; `cut` is a share from 0 to 1.
+        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with the sides that a
+        run reads of the split. Lengths are in tokens before truncation, special tokens included. `cut` is the share of
+        truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
     """
     statistics: dict[str, dict] = {}
     for split, rows in data.items():
@@ -51,22 +52,22 @@ def _side_statistics(rows: Dataset, side: str, profile: EncoderProfile, tokenize
 
 
 def statistics_table(statistics: dict[str, dict], paper_language: str | None = None) -> str:
-    """`data_statistics` as a Markdown table, with the paper's row counts for CodeSearchNet's `paper_language`."""
+    """`data_statistics` as a Markdown table, with the paper's row counts where `paper_language` is given."""
     headers = ["split", "rows"]
     paper: Sequence[int | None] = (None,) * len(statistics)
     if paper_language is not None:
         headers.append("rows in the paper")
         paper = PAPER_ROWS[paper_language]
     for side in ("query", "code"):
-        headers += [f"{side} tokens: mean", "95 %", "cut", f"same {side} before"]
+        headers += [f"{side} tokens: mean", "95 %", "truncated", f"repeated {side}"]
     rows = []
     for (split, values), published in zip(statistics.items(), paper, strict=True):
         row = [split, values["rows"], *([published] if paper_language is not None else [])]
         for side in ("query", "code"):
-            found = values.get(side)
+            own = values.get(side)
             row += (
-                [f"{found['mean']:.0f}", f"{found['p95']:.0f}", f"{found['cut']:.1%}", found["duplicates"]]
-                if found
+                [f"{own['mean']:.0f}", f"{own['p95']:.0f}", f"{own['cut']:.1%}", own["duplicates"]]
+                if own
                 else [None] * 4
             )
         rows.append(row)

@@ -1,4 +1,4 @@
-"""Token ids of a column, memory-mapped, and their padding into batches."""
+"""Token ids of one side of every row: computed once, memory-mapped, read row by row."""
 
 from __future__ import annotations
 
@@ -22,35 +22,43 @@ GRAPHS = Features(
         for name in ("input_ids", "position_ids", "node_starts", "node_ends", "edge_targets", "edge_sources")
     }
 )
-PARSED_AT_ONCE = 500  # functions that a process parses at a time
-READ_AT_ONCE = 1000  # rows of a column that are in memory as text
+PARSED_AT_ONCE = 500  # functions
+READ_AT_ONCE = 1000  # rows of text that are in memory
 
 
 class TokenColumn:
-    """Ragged token ids by row, without a copy of the Arrow file behind them.
+    """Token ids of every row, as many as the row has, without a copy of the Arrow file behind them.
+
+    A column of a data set pickles as that data set and the column's name. A data set on disk pickles as the path of
+    its file, so a column is cheap to send to another process.
 
     Args:
-        chunks: for each Arrow chunk its flat values and the offsets of its rows (one more than rows).
+        chunks: the flat values of each Arrow chunk, and the offsets of its rows (one more than rows).
+        origin: the data set and the column that the chunks are from, None for a column in memory.
     """
 
-    def __init__(self, chunks: Sequence[tuple[np.ndarray, np.ndarray]]):
-        self._chunks = list(chunks)
+    def __init__(self, chunks: Sequence[tuple[np.ndarray, np.ndarray]], origin: tuple[Dataset, str] | None = None):
+        self._chunks, self._origin = list(chunks), origin
         self._starts = np.cumsum([0, *(len(offsets) - 1 for _, offsets in self._chunks)])
         self.lengths = np.concatenate([np.diff(offsets) for _, offsets in self._chunks] or [np.zeros(0, np.int64)])
 
+    def __reduce__(self):
+        return (TokenColumn.from_dataset, self._origin) if self._origin else (TokenColumn, (self._chunks,))
+
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]]) -> TokenColumn:
-        """A column held in memory."""
+        """A column in memory."""
         offsets = np.cumsum([0, *map(len, lists)])
         values = np.fromiter((token for tokens in lists for token in tokens), dtype=np.int32, count=offsets[-1])
         return cls([(values, offsets)])
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, column: str) -> TokenColumn:
-        """A column of lists of int of a data set, which must not be a view with an index mapping."""
+        """A column of lists of int. The data set must have no index mapping."""
         arrays = dataset.data.column(column).chunks
-        # `values` ignores the slice that `offsets` counts in, which is what makes the two fit.
-        return cls([(array.values.to_numpy(), array.offsets.to_numpy()) for array in arrays])
+        # `values` ignores the slice of the array, and `offsets` count from the start of the whole array too.
+        chunks = [(array.values.to_numpy(), array.offsets.to_numpy()) for array in arrays]
+        return cls(chunks, (dataset, column) if dataset.cache_files else None)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -63,11 +71,14 @@ class TokenColumn:
 
 
 class GraphColumn:
-    """Codes with the nodes of their data flow, by row: what `dataflow.graph_features` gives for each."""
+    """Codes with their data flow: for every row the result of `dataflow.graph_features`."""
 
     def __init__(self, columns: dict[str, TokenColumn]):
         self._columns = columns
         self.lengths = columns["input_ids"].lengths
+
+    def __reduce__(self):
+        return GraphColumn, (self._columns,)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -77,7 +88,7 @@ class GraphColumn:
 
 
 def side_settings(profile: EncoderProfile, side: str) -> dict:
-    """What turns one side's rows into token ids: columns, prefix and length."""
+    """The profile's settings for one side: columns, prefix and length."""
     return {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
 
 
@@ -85,7 +96,7 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """The first of `columns` that the data set has.
 
     Raises:
-        UserError: it has none of them.
+        UserError: the data set has none of them.
     """
     for column in columns:
         if column in dataset.column_names:
@@ -97,21 +108,34 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def texts(values: Sequence) -> list[str]:
-    """Texts of a column; a list of tokens is joined by one space."""
+    """The values of a column as texts. A list of tokens is joined by one space."""
     return [value if isinstance(value, str) else " ".join(value or ()) for value in values]
 
 
+def check_language_column(rows: Dataset, name: str) -> None:
+    """Checks that rows whose code is parsed say in which language it is.
+
+    Raises:
+        UserError: no column `language` (the message calls the rows `name`).
+    """
+    if "language" not in rows.column_names:
+        raise UserError(
+            f"{name}: no column 'language', which an encoder with data flow needs to parse the code: add it to the "
+            "rows, or give one --language"
+        )
+
+
 def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
-    """The texts of a column, one after the other, without the whole of it in memory."""
+    """The texts of a column, read in small batches."""
     for batch in dataset.select_columns(column).iter(READ_AT_ONCE):
         yield from texts(batch[column])
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
-    """What the encoder reads of one side of every row; prepared once, then taken from the `datasets` cache.
+    """The encoder's input for one side of every row, computed once and kept in the `datasets` cache.
 
     Raises:
-        UserError: the side's columns are missing.
+        UserError: the rows lack the side's columns, or `language` where the encoder reads data flow.
     """
     if side == "code" and profile.data_flow_length:
         graphs = _with_data_flow(dataset, profile, tokenizer)
@@ -120,7 +144,8 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """The codes of every row as token ids, positions, nodes and edges, extracted on all cores."""
+    """The token ids, positions, nodes and edges of every row's code, computed on all cores."""
+    check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
 
@@ -129,38 +154,38 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         return {name: [row[name] for row in features] for name in GRAPHS}
 
-    key = Hasher.hash([dataset._fingerprint, column, lengths, _vocabulary(tokenizer), "data flow"])
-    rows = dataset.select_columns([column, "language"])
-    return _as_table(rows).map(
-        run,
-        batched=True,
-        batch_size=PARSED_AT_ONCE,
-        num_proc=processes_for(len(rows)),
-        remove_columns=rows.column_names,
-        features=GRAPHS,
-        new_fingerprint=key,
-        desc="Extracting data flow",
-    )
+    key = [column, lengths, _vocabulary(tokenizer), "data flow"]
+    parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset))}
+    return _mapped(dataset, [column, "language"], run, GRAPHS, key, desc="Extracting data flow", **parallel)
 
 
 def processes_for(rows: int) -> int | None:
-    """Processes of `datasets.map` for so many rows to parse: one a CPU core, as far as there is work, or None."""
+    """The number of processes in which `datasets.map` parses so many rows. None means this process."""
     return min(os.cpu_count() or 1, rows // PARSED_AT_ONCE) or None
 
 
-def _as_table(dataset: Dataset) -> Dataset:
-    """The rows without an index mapping, so that what is made of them has none either."""
-    return dataset.flatten_indices() if dataset._indices is not None else dataset
+def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: list, **options) -> Dataset:
+    """The result of `run` on batches of `columns`, in the `datasets` cache under the hash of the rows and `key`."""
+    rows = dataset.select_columns(columns)
+    if rows._indices is not None:  # the result of `map` would have an index mapping too
+        rows = rows.flatten_indices()
+    return rows.map(
+        run,
+        batched=True,
+        remove_columns=columns,
+        features=features,
+        new_fingerprint=Hasher.hash([dataset._fingerprint, *key]),
+        **options,
+    )
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Token ids of one side of every row: columns `ids` (cut) and `length` (tokens before the cut).
+    """The token ids of one side of every row: columns `ids` (truncated) and `length` (tokens before truncation).
 
-    Runs once on all cores; a data set on disk keeps the result in the `datasets` cache under a key of rows, tokenizer
-    and settings.
+    The result for a data set on disk stays in the `datasets` cache. Its key is made of rows, tokenizer and settings.
 
     Raises:
-        UserError: the side's columns are missing.
+        UserError: the rows lack the side's columns.
     """
     settings = side_settings(profile, side)
     column = text_column(dataset, settings["columns"], side)
@@ -169,21 +194,13 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         ids, lengths = tokenize_with_lengths(tokenizer, texts(batch[column]), settings["prefix"], settings["length"])
         return {"ids": ids, "length": lengths}
 
-    # The tokenizer itself does not hash the same before and after its first use: its serialised vocabulary does.
-    key = Hasher.hash([dataset._fingerprint, column, settings, _vocabulary(tokenizer)])
-    rows = _as_table(dataset.select_columns(column))
-    return rows.map(
-        run,
-        batched=True,
-        remove_columns=rows.column_names,
-        features=TOKENS,
-        new_fingerprint=key,
-        desc=f"Tokenising {side}",
-    )
+    # A tokenizer has another hash after its first use. Its serialised vocabulary keeps its hash.
+    key = [column, settings, _vocabulary(tokenizer)]
+    return _mapped(dataset, [column], run, TOKENS, key, desc=f"Tokenising {side}")
 
 
 def _vocabulary(tokenizer) -> str:
-    """The tokenizer's serialised form without the truncation and padding that its last call left behind."""
+    """The serialised tokenizer, without the truncation and padding of its last call."""
     backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

@@ -1,4 +1,4 @@
-"""Data-flow graphs from tree-sitter, and GraphCodeBERT's input made from them."""
+"""Builds data-flow graphs with tree-sitter, and the inputs of GraphCodeBERT from them."""
 
 import importlib
 

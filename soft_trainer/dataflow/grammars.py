@@ -1,4 +1,4 @@
-"""The one place that knows which grammar reads which language."""
+"""The grammars of the languages. A new language is one more entry here and in `rules.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tree_sitter import Language, Parser
 
 from soft_trainer.errors import UserError
 
-# language -> the function of `tree_sitter_LANGUAGE` that returns the grammar
+# language -> the function of the module `tree_sitter_LANGUAGE` that returns the grammar
 _GRAMMARS = {
     "ruby": "language",
     "python": "language",
@@ -23,7 +23,7 @@ LANGUAGES = tuple(_GRAMMARS)
 
 @cache
 def parser(language: str) -> Parser:
-    """The tree-sitter parser of `language`, one of `LANGUAGES`, made once a process.
+    """The tree-sitter parser of a language of `LANGUAGES`. Each process makes it once.
 
     Raises:
         UserError: any other language.

@@ -1,18 +1,18 @@
-"""Data-flow graphs: which token each value of a function comes from.
+"""Builds data-flow graphs: an edge leads from a value of a function to the tokens that it comes from.
 
-`extract_data_flow` gives the edges of GraphCodeBERT's published extractor on today's grammars. A tree is first written
-out as a flat program by the rules of its language (`rules.py`), then the program runs over one table of states
-(variable -> tokens that last gave it a value). Neither step recurses, so no nesting is too deep, and loops repeat only
-while `_MAX_WORK` lasts, so no nesting takes exponential time.
+`extract_data_flow` returns the edges of GraphCodeBERT's published extractor, with the present grammars. The rules of
+the language (`rules.py`) turn the tree into a flat program. The program then runs on a table of states: variable ->
+tokens that last gave it a value. Neither step recurses, so the nesting may have any depth. Loops repeat only until
+`_MAX_WORK` is used up, so nested loops do not take exponential time.
 
-Kept from the published rules although they look odd: a token whose text is the name of its own node type is a sign
-(PHP's `$name`), the body of a Python `for` with an `else` is passed over, JavaScript's plain assignments and
-`for (let` have no rule, and what looks like a comment is cut from the text before it is parsed (`source.py`).
+Some published rules look odd and are kept: a token whose text is the name of its own node type counts as a sign
+(PHP's `$name`); the body of a Python `for` with an `else` is skipped; JavaScript's plain assignments and `for (let`
+have no rule; text that looks like a comment is removed before the code is parsed (`source.py`).
 
-Where the edges differ from those under the grammars of 2020, the old tree was the poorer one: syntax that came later
-(`??=`, `?.[`, `#private`, PHP's union types), and Java and JavaScript methods without a class, which only half parsed
-(type parameters and `throws` became variables, defaults lost their rule); lines with letters outside ASCII, whose
-tokens the published extractor cuts at byte positions; and line ends, which were leaves of the Go grammar.
+Some edges differ from those under the grammars of 2020, which did not parse the code as well. They lacked later syntax
+(`??=`, `?.[`, `#private`, PHP's union types). They parsed Java and JavaScript methods without a class only in part, so
+that type parameters and `throws` became variables and defaults lost their rule. Line ends were leaves of the Go
+grammar. The published extractor also cuts the tokens of lines with letters outside ASCII at byte positions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tree_sitter import Node
 from soft_trainer.dataflow.rules import COMES_FROM, Branch, Define, First, ForEach, Label, Loop
 from soft_trainer.dataflow.source import Source, read
 
-# Real functions need up to 60,000 steps; only loops nested ten deep come to this.
+# Real functions need up to 60,000 steps. Only loops nested ten deep reach this number.
 _MAX_WORK = 100_000
-# Edges of one source each; beyond so many, all sources of a target share one edge.
+# Up to this number every pair has an edge. Beyond it, all sources of a target share one edge.
 _MAX_PAIRS = 20_000
 
 
@@ -47,16 +47,16 @@ class DataFlow(NamedTuple):
 
 
 def extract_data_flow(code: str, language: str) -> DataFlow:
-    """Return the data-flow graph of `code` by GraphCodeBERT's rules.
+    """Returns the data-flow graph of `code` by GraphCodeBERT's rules.
 
-    Comments and docstrings are left out. Code that does not parse gives what can be had.
+    Comments and docstrings are left out. Code with syntax errors gives the graph of the parts that parse.
 
     Args:
-        code: one function, or any other piece of source.
+        code: one function, or another piece of source.
         language: one of `soft_trainer.dataflow.LANGUAGES`.
 
     Raises:
-        UserError: `language` is none of them.
+        UserError: any other language.
     """
     source = read(code, language)
     flow = _Flow(source)
@@ -71,7 +71,7 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
 
 
 class _Flow:
-    """The states and edges while a program runs; its public methods are the instructions."""
+    """The states and edges while a program runs. The public methods are the instructions."""
 
     def __init__(self, source: Source):
         self.edges: list[tuple[int, str, tuple[int, ...]]] = []
@@ -79,19 +79,19 @@ class _Flow:
         self._states: dict[str, tuple[int, ...]] = {}
         self._forks: list[tuple[dict, list[dict]]] = []  # states before a branch, states after each arm
         self._outside: list[dict] = []  # states to return to after an arm
-        self._loops: list[int] = []  # where the second pass of each open loop begins, -1 for none
+        self._loops: list[int] = []  # start of the second pass of each open loop, -1 for none
         self._merged: dict[tuple[int, str], tuple | set] = {}  # edges of the outermost open loop
         self._next = self._work = self._pairs = 0
 
     def run(self, program: list[tuple]) -> None:
-        """Carry out `program`, a list of `(instruction, *operands)`."""
+        """Runs `program`, a list of `(instruction, *operands)`."""
         while self._next < len(program):
             instruction, *operands = program[self._next]
             self._next += 1
             instruction(self, *operands)
 
     def use(self, token: int, name: bool) -> None:
-        """Read a value: it comes from where its variable was last set, or is new; a new name is a variable."""
+        """Reads a value. It comes from the tokens that last set its variable. A new name becomes a variable."""
         text = self._source.tokens[token]
         known = self._states.get(text)
         if known is None and name:
@@ -99,7 +99,7 @@ class _Flow:
         self._record(token, COMES_FROM, known or ())
 
     def set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
-        """Give every target the value of the sources, in one edge or in one for each."""
+        """Gives every target the value of the sources, by one edge (`grouped`) or an edge for each source."""
         self._pairs += len(targets) * len(sources)
         grouped = grouped or self._pairs > _MAX_PAIRS
         for target in targets:
@@ -108,21 +108,21 @@ class _Flow:
             self._states[self._source.tokens[target]] = (target,)
 
     def fork(self) -> None:
-        """Begin a branch."""
+        """Begins a branch."""
         self._forks.append((dict(self._states), []))
 
     def enter(self) -> None:
-        """Begin an arm, from the state before the branch."""
+        """Begins an arm with the states before the branch."""
         self._outside.append(self._states)
         self._states = dict(self._forks[-1][0])
 
     def leave(self) -> None:
-        """End an arm."""
+        """Ends an arm."""
         self._forks[-1][1].append(self._states)
         self._states = self._outside.pop()
 
     def join(self, skippable: bool) -> None:
-        """End a branch: a variable may come from any arm, and from before where the arms can be skipped."""
+        """Ends a branch. A variable may come from any arm, and from before the branch if it is `skippable`."""
         before, arms = self._forks.pop()
         for states in [*arms, before] if skippable else arms:
             self._work += len(states)
@@ -132,15 +132,15 @@ class _Flow:
                     self._states[name] = tuple(sorted({*known, *tokens}))
 
     def loop(self) -> None:
-        """Begin a loop, which has no second pass until `mark` says where it begins."""
+        """Begins a loop. It has a second pass only if `mark` follows."""
         self._loops.append(-1)
 
     def mark(self) -> None:
-        """The second pass begins here."""
+        """Marks the start of the second pass."""
         self._loops[-1] = self._next
 
     def again(self) -> None:
-        """End a pass, and the loop after its second."""
+        """Ends a pass. The loop ends after its second pass."""
         start = self._loops.pop()
         if start >= 0 and self._work < _MAX_WORK:
             self._loops.append(-1)
@@ -150,7 +150,7 @@ class _Flow:
             self._merged = {}
 
     def _record(self, target: int, relation: str, sources: tuple) -> None:
-        """Keep an edge; inside a loop those of one target and relation become one."""
+        """Keeps an edge. Inside a loop, edges with the same target and relation become one."""
         self._work += 1 + len(sources)
         if not self._loops:
             self.edges.append((target, relation, sources))
@@ -163,7 +163,7 @@ class _Flow:
 
 
 def _compile(source: Source) -> list[tuple]:
-    """The tree as a flat program, in the order in which data moves."""
+    """The tree as a flat program, in the order of the data flow."""
     program, stack, rules = [], [source.root], source.rules
     while stack:
         task = stack.pop()
@@ -183,7 +183,7 @@ def _compile(source: Source) -> list[tuple]:
 
 
 def _assign(target: Node, origin: Node, rule: Define | ForEach, source: Source) -> list:
-    """Read the right side, then set the left."""
+    """Reads the right side, then sets the left side."""
     targets, origins = [[target]], [[origin]]
     if rule.pairwise:
         left, right = source.parts(target), source.parts(origin)
@@ -195,7 +195,7 @@ def _assign(target: Node, origin: Node, rule: Define | ForEach, source: Source) 
 
 
 def _define(rule: Define, node: Node, source: Source) -> list | None:
-    """A declaration, an assignment or an increment; None where the tree lacks the target."""
+    """A declaration, an assignment or an increment. None if the tree lacks the target."""
     if not rule.target:
         values = source.values(node)
         return [(_Flow.set, values, rule.relation, values, False)]
@@ -208,7 +208,7 @@ def _define(rule: Define, node: Node, source: Source) -> list | None:
 
 
 def _branch(rule: Branch, node: Node, source: Source) -> list:
-    """The arms of an alternative, each from the state before it."""
+    """The arms of a branch. Each starts with the states before the branch."""
     tasks, armed = [(_Flow.fork,)], False
     kinds = [child.type for child in node.children]
     for child, kind in zip(node.children, kinds, strict=True):
@@ -218,7 +218,7 @@ def _branch(rule: Branch, node: Node, source: Source) -> list:
 
 
 def _loop(rule: Loop, node: Node, source: Source) -> list:
-    """A loop, its second pass from the place that the rule names."""
+    """A loop. The rule names the start of its second pass."""
     waiting = bool(rule.again_after)
     tasks = [(_Flow.loop,)] if waiting else [(_Flow.loop,), (_Flow.mark,)]
     for child in node.children:
@@ -233,7 +233,7 @@ def _loop(rule: Loop, node: Node, source: Source) -> list:
 
 
 def _for_each(rule: ForEach, node: Node, source: Source) -> list | None:
-    """A loop over a collection; None where the tree lacks the target or the collection."""
+    """A loop over a collection. None if the tree lacks the target or the collection."""
     if rule.target:
         target, origin = node.child_by_field_name(rule.target), node.child_by_field_name(rule.source)
     else:
@@ -248,12 +248,12 @@ def _for_each(rule: ForEach, node: Node, source: Source) -> list | None:
 
 
 def _first(rule: First, node: Node, source: Source) -> list:
-    """The children of one type, then the others."""
+    """The children of the rule's type, then the others."""
     return sorted(node.children, key=lambda child: child.type != rule.kind)
 
 
 def _label(rule: Label, node: Node, source: Source) -> list | None:
-    """A label and what it stands for; None where the label is more than a name."""
+    """A label and its siblings. None if the label is more than a name."""
     label, *rest = node.children
     tokens = source.values(label)
     if label.type != rule.kind or len(tokens) != 1:

@@ -1,7 +1,7 @@
-"""GraphCodeBERT's model input: code tokens, then the nodes of the data-flow graph, and who sees whom.
+"""Builds GraphCodeBERT's input: code tokens, the nodes of the data-flow graph, and a mask of who sees whom.
 
-A row is prepared once by `graph_features` and kept as short lists of integers; the mask of a batch is made by
-`pad_graph_features`. A plain `RobertaModel` (attention implementation "sdpa", the default) is then called with
+`graph_features` prepares a row once, as short lists of integers. `pad_graph_features` makes a batch and its mask. A
+plain `RobertaModel` (attention implementation "sdpa", the default) is then called with
 
     model(
         inputs_embeds=graph_embeddings(model.get_input_embeddings(), batch),
@@ -9,7 +9,7 @@ A row is prepared once by `graph_features` and kept as short lists of integers; 
         position_ids=batch["position_ids"],
     )
 
-The mask goes in with four dimensions because `transformers` takes one of three for a padding mask and fails. "eager"
+The mask needs four dimensions, because `transformers` treats a mask of three as a padding mask and fails. "eager"
 attention adds the mask to the scores, so it needs 0 for True and the lowest number of its type for False.
 """
 
@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from soft_trainer.dataflow.graph import extract_data_flow
 
-# tokenizer -> text of a code token -> ids: few tokens of a code base are new, and tokenizing is the most work
+# tokenizer -> text of a code token -> ids. Tokenizing takes the most time, and most tokens of a corpus come again.
 _IDS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, list[int]]] = WeakKeyDictionary()
 _MAX_IDS = 200_000
 
@@ -37,25 +37,25 @@ def graph_features(
     code_length: int = 256,
     data_flow_length: int = 64,
 ) -> dict[str, list[int]]:
-    """Return one function as GraphCodeBERT reads it, cut as published: `code_length + data_flow_length` in all.
+    """Returns one function as GraphCodeBERT reads it, truncated as published to `code_length + data_flow_length`.
 
-    Where a function has fewer than `data_flow_length` nodes its code gets their room, and the other way round. A code
-    token is tokenized as after a space (all but the first), a node is the tokenizer's unknown token.
+    A function with fewer than `data_flow_length` nodes has room for more code, and the other way round. Every code
+    token but the first is tokenized as after a space. A node is the tokenizer's unknown token.
 
     Args:
         code: one function.
         language: one of `soft_trainer.dataflow.LANGUAGES`.
-        tokenizer: that of a RoBERTa.
+        tokenizer: a tokenizer of RoBERTa.
         code_length: code tokens, special tokens included.
         data_flow_length: nodes.
 
     Returns:
         `input_ids` and `position_ids` of `<s>`, code, `</s>` and nodes; `node_starts` and `node_ends`, the range of
-        `input_ids` that each node is identified from (empty where it is cut off); `edge_targets` and `edge_sources`,
-        pairs of nodes of which the first comes from the second, counted from 0.
+        `input_ids` that identifies each node (empty if it is truncated); `edge_targets` and `edge_sources`, the
+        numbers of two nodes, the first of which comes from the second.
 
     Raises:
-        UserError: `language` is none of the six.
+        UserError: any other language.
     """
     tokens, edges = extract_data_flow(code, language)
     pieces = _pieces(tokens, tokenizer)
@@ -84,15 +84,15 @@ def graph_features(
 
 
 def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: int) -> dict[str, Tensor]:
-    """Pad rows of `graph_features` to the longest and build the graph-guided mask.
+    """Returns a batch: rows of `graph_features` padded to the longest, and the graph-guided mask.
 
-    Code sees code; a node and the code tokens that it is identified from see each other; a node sees the nodes that
-    it comes from; the first and the last token of the code see all. A node that would see nothing, because all of it
-    is cut off, sees the whole row: what the published additive mask amounts to.
+    Code tokens see each other. A node and the code tokens that identify it see each other. A node sees the nodes that
+    it comes from. The first and the last code token see everything. A node that would see nothing, because its code is
+    truncated, sees the whole row, as it does under the published additive mask.
 
     Args:
         features: B rows.
-        pad_token_id: id and position of what is added.
+        pad_token_id: id and position of the padding.
 
     Returns:
         `input_ids` and `position_ids` LongTensor[B, L]; `attention_mask` BoolTensor[B, L, L], True where the row
@@ -127,11 +127,11 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
 
 
 def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the model's `inputs_embeds`: a node is the mean of the code tokens it is identified from (0 if cut off).
+    """Returns the model's `inputs_embeds`. A node is the mean of the code tokens that identify it, 0 if truncated.
 
     Args:
-        word_embeddings: the model's, ids to vectors of d numbers.
-        batch: of `pad_graph_features`.
+        word_embeddings: the model's module, from ids to vectors of d numbers.
+        batch: the result of `pad_graph_features`.
 
     Returns:
         Tensor[B, L, d].
@@ -145,7 +145,7 @@ def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Te
 
 
 def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) -> None:
-    """Let every node and the code tokens from `start` to `end` see each other in `mask`, BoolTensor[B, L, L]."""
+    """Sets `mask`, BoolTensor[B, L, L], to True between every node and its code tokens from `start` to `end`."""
     batch, row = node.nonzero(as_tuple=True)
     width = (end - start)[node]
     before = width.cumsum(0) - width
@@ -155,7 +155,7 @@ def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) 
 
 
 def _flat(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
-    """LongTensor of one column of all rows, end to end."""
+    """One column of all rows, joined into one LongTensor."""
     return torch.from_numpy(np.concatenate([np.asarray(row[key], dtype=np.int64) for row in features]))
 
 
@@ -167,7 +167,7 @@ def _place(features: Sequence[dict[str, list[int]]], key: str, where: Tensor, fi
 
 
 def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Ids of each code token: the first as it stands, the others as after a space."""
+    """The ids of each code token: the first as it is, the others as after a space."""
     known = _IDS.setdefault(tokenizer, {})
     if len(known) > _MAX_IDS:
         known.clear()

@@ -1,7 +1,7 @@
-"""One table of node types a language: which nodes of today's grammars move data, and how.
+"""Tables of node types: for each language the nodes that move data, and the way they do it.
 
-The rules are those of GraphCodeBERT's published extractor, whose grammars were those of 2020. Where a grammar has
-since split, renamed or wrapped a node, the entry here names today's, so that the walker (`graph.py`) needs no cases.
+The rules are those of GraphCodeBERT's published extractor, whose grammars were those of 2020. If a grammar has since
+split, renamed or wrapped a node, the table holds the present node, so `graph.py` needs no special cases.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ COMPUTED_FROM = "computedFrom"
 
 @dataclass(frozen=True)
 class Define:
-    """A node that gives variables a value: every token of `target` from every token of `source`.
+    """A node that gives variables a value: every token of `target` gets it from every token of `source`.
 
     Args:
-        target, source: names of the fields; an empty `source` stands for the target itself (`i++`).
+        target, source: names of the fields; both are empty if the node is target and source at once (`i++`).
         relation: `COMES_FROM` for a declaration, `COMPUTED_FROM` for an assignment.
-        grouped: one edge a target with all sources, else one edge for every pair.
-        pairwise: `a, b = c, d` matches the children of both sides where there are as many on each.
-        declares: without a source the target is still a new variable, else the node is passed over.
+        grouped: True for one edge a target with all sources, False for an edge a pair.
+        pairwise: `a, b = c, d` matches the children of both sides if both sides have equally many.
+        declares: a target without a source is a new variable. If False, a node without a source is skipped.
     """
 
     target: str
@@ -34,12 +34,12 @@ class Define:
 
 @dataclass(frozen=True)
 class Branch:
-    """A node whose children in `arms` each start from the state before it; the states are joined after it.
+    """A node with alternatives. Each starts from the states before the node, and the states are joined after it.
 
     Args:
         arms: types of the children that are alternatives.
         rest: all children after the first arm are arms too.
-        exhaustive: types of children that make one arm certain, so that the state before is not joined.
+        exhaustive: types of children that make sure that one arm runs. The states before the node then end.
     """
 
     arms: frozenset[str]
@@ -49,11 +49,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Loop:
-    """A node that is walked twice, so that what its end defines reaches its beginning.
+    """A node that is walked twice, so that a value set at its end reaches its beginning.
 
     Args:
-        again_after: the second pass begins after the first child of this type (at the `update` field of that child,
-            where it has one), and there is no second pass without such a child; empty: it is the whole node.
+        again_after: the second pass begins after the first child of this type, or at the `update` field of that child.
+            A node without such a child has no second pass. If empty, the second pass is the whole node.
     """
 
     again_after: str = ""
@@ -61,12 +61,12 @@ class Loop:
 
 @dataclass(frozen=True)
 class ForEach:
-    """A loop over a collection: `target` is computed from `source`, then comes `body`; all of it twice.
+    """A loop over a collection: `target` is computed from `source`, then `body` follows, all of it twice.
 
     Args:
-        target, source, body: names of the fields; where `target` is empty the grammar has none, and source and target
-            are the first two named children.
-        body_type: the body counts only where the last child is of this type.
+        target, source, body: names of the fields. If the grammar has no fields, `target` is empty, and source and
+            target are the first two named children.
+        body_type: the body counts only if the last child is of this type.
         grouped, pairwise: as in `Define`.
     """
 
@@ -81,14 +81,14 @@ class ForEach:
 
 @dataclass(frozen=True)
 class First:
-    """A node whose children of type `kind` are walked before their siblings, as the loops of a comprehension."""
+    """A node whose children of type `kind` are walked first, such as the loops of a comprehension."""
 
     kind: str
 
 
 @dataclass(frozen=True)
 class Label:
-    """A node whose first child, of type `kind`, is a name that becomes a variable, or does not, unlike its type."""
+    """A node whose first child, of type `kind`, is a name. `variable` says if the name becomes a variable."""
 
     kind: str
     variable: bool
@@ -99,21 +99,21 @@ Rule = Define | Branch | Loop | ForEach | First | Label
 
 @dataclass(frozen=True)
 class Rules:
-    """All that the walker knows of a language.
+    """The rules of one language.
 
     Args:
-        nodes: node type -> rule; any other node is its children in order.
-        atoms: nodes that are one token whatever is in them.
-        plain: nodes that are one token where nothing is interpolated.
-        comments: comments, which are no tokens.
-        dropped: leaves that are no tokens, as the grammars of 2020 did not show them: parts of strings.
-        text_comments: comments are cut from the text before it is parsed, as GraphCodeBERT does.
-        signs: named leaves that carry no value, as keywords and operators do not.
-        keywords: names that are signs too, unless a `$` makes variables of them.
-        wrappers: nodes whose children count as those of their parent.
-        heads: node -> number of first children that count as one where more follow (`a.b` of the call `a.b(c)`).
-        method_name: type of the name of a method, which in a bare method counts as the name of a function does.
-        docstring: statement that is no code where a string is all of it.
+        nodes: node type -> rule. A node without a rule is walked child by child.
+        atoms: nodes that are one token with all that they contain.
+        plain: nodes that are one token if they interpolate nothing.
+        comments: comments, which are not tokens.
+        dropped: parts of strings that are leaves now and were not in 2020. They are not tokens.
+        text_comments: comments are removed from the text before it is parsed, as GraphCodeBERT does.
+        signs: named leaves without a value, like keywords and operators.
+        keywords: names that are signs, except after a `$`, which makes them variables.
+        wrappers: nodes whose children count as children of their parent.
+        heads: node -> number of first children that count as one if more follow (`a.b` of the call `a.b(c)`).
+        method_name: type of a method's name. In a bare method it counts like a function's name.
+        docstring: statement that is not code if it consists of a string.
     """
 
     nodes: dict[str, Rule]

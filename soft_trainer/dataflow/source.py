@@ -1,4 +1,4 @@
-"""Source text as the grammars read it: its tree, its tokens, and the text without comments."""
+"""Parses source text: its tree, its tokens, and the text without comments."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tree_sitter import Node
 from soft_trainer.dataflow.grammars import parser
 from soft_trainer.dataflow.rules import RULES, Rules
 
-# What stands around a piece of source to make a file of it: before and after it, and between those and it what is no
-# part of it. A bare method parses inside a class, a nameless JavaScript function inside parentheses.
+# Frames make a file of a piece of source: (before, opening, closing, after). Opening and closing give no tokens.
+# A bare method parses inside a class, a nameless JavaScript function inside parentheses.
 _FRAMES = {
     "java": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b"")),
     "javascript": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b""), (b"", b"(", b")", b"")),
     "php": ((b"<?php", b"", b"", b"?>"), (b"<?php", b" class C {", b"}", b"?>")),
 }
 _FILE = ((b"", b"", b"", b""),)
-# Strings are matched too, so that a comment sign inside one is none.
+# Strings are matched too, so that a comment sign inside a string is not taken for a comment.
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
@@ -27,11 +27,11 @@ class Source:
 
     Attributes:
         root: the tree.
-        rules: those of the language.
-        tokens: text of each token.
-        value: whether each token is a name or a literal, as opposed to a keyword or a sign.
-        name: whether each token becomes a variable where it is first seen.
-        at: byte at which a token starts -> its index.
+        rules: the rules of the language.
+        tokens: the text of each token.
+        value: True for each token that is a name or a literal, False for keywords and signs.
+        name: True for each token that becomes a variable when it first occurs.
+        at: first byte of a token -> index of the token.
     """
 
     def __init__(self, root: Node, text: bytes, hidden: tuple[range, range], rules: Rules):
@@ -58,13 +58,13 @@ class Source:
         self._starts = list(self.at)
 
     def values(self, *nodes: Node) -> tuple[int, ...]:
-        """Indices of the names and literals from the first to the last of `nodes`."""
+        """The indices of the names and literals from the first to the last of `nodes`."""
         first = bisect_left(self._starts, nodes[0].start_byte)
         last = bisect_left(self._starts, nodes[-1].end_byte)
         return tuple(i for i in range(first, last) if self.value[i])
 
     def parts(self, node: Node) -> list[list[Node]]:
-        """The members of one side of an assignment; none for a plain name or a literal."""
+        """The members of one side of an assignment. A plain name or a literal has none."""
         if node.type in self.rules.atoms:
             return []
         children, rules = [], self.rules
@@ -80,10 +80,10 @@ class Source:
 
 
 def read(code: str, language: str) -> Source:
-    """Parse `code` without its comments.
+    """Parses `code` without its comments.
 
     Raises:
-        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
     parser(language)
     rules = RULES[language]
@@ -91,31 +91,31 @@ def read(code: str, language: str) -> Source:
 
 
 def code_tokens(code: str, language: str) -> list[str]:
-    """Return the tokens that GraphCodeBERT reads: the leaves of the tree but for comments and docstrings.
+    """Returns the tokens that GraphCodeBERT reads: the leaves of the tree except comments and docstrings.
 
     Raises:
-        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
     return read(code, language).tokens
 
 
 def parses(code: str, language: str) -> bool:
-    """Return whether `code` is a whole piece of `language`: a file, a function or a bare method.
+    """Returns True if `code` is a file, a function or a bare method without a syntax error.
 
     Raises:
-        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
     return not _parse(code, language)[0].has_error
 
 
 def remove_comments(code: str, language: str) -> str:
-    """Return `code` without comments, docstrings and blank lines.
+    """Returns `code` without comments, docstrings and blank lines.
 
-    Java, JavaScript, PHP and Go lose what looks like a comment outside quotes, by GraphCodeBERT's rule, which takes a
-    `//` in a regular expression or a raw string for one; Python and Ruby lose the comments of the tree.
+    Python and Ruby lose the comments of the tree. Java, JavaScript, PHP and Go lose, by GraphCodeBERT's rule, all text
+    outside quotes that looks like a comment, even a `//` in a regular expression or a raw string.
 
     Raises:
-        UserError: `language` is none of `soft_trainer.dataflow.LANGUAGES`.
+        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
     parser(language)
     rules = RULES[language]
@@ -130,22 +130,22 @@ def remove_comments(code: str, language: str) -> str:
 
 
 def _parse(code: str, language: str) -> tuple[Node, bytes, tuple[range, range]]:
-    """Tree and text of `code` in the first frame without an error, else in the first; bytes that are no part of it."""
-    code, found = code.encode("utf-8", "replace"), None
+    """Tree and text of `code` in the first frame without an error, else in the first frame; the hidden bytes."""
+    code, parsed = code.encode("utf-8", "replace"), None
     for before, opening, closing, after in _FRAMES.get(language, _FILE):
         text = b"".join((before, opening, code, closing, after))
         root = parser(language).parse(text).root_node
         start, end = len(before), len(text) - len(after)
         hidden = range(start, start + len(opening)), range(end - len(closing), end)
-        if found is None or not root.has_error:
-            found = root, text, hidden
+        if parsed is None or not root.has_error:
+            parsed = root, text, hidden
         if not root.has_error:
             break
-    return found
+    return parsed
 
 
 def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
-    """The tokens under `root`, and the comments and docstrings left out."""
+    """The tokens under `root`; the comments and docstrings under it."""
     tokens, comments, stack = [], [], [root]
     while stack:
         node = stack.pop()
@@ -168,10 +168,10 @@ _DOCSTRINGS = ("string", "concatenated_string")
 
 
 def _cut_comments(code: str) -> str:
-    """`code` without comments of the form // and /* */."""
+    """The code without comments of the form // and /* */."""
     return _cut_blank_lines(_COMMENT_OR_STRING.sub(lambda match: " " if match[0][0] == "/" else match[0], code))
 
 
 def _cut_blank_lines(code: str) -> str:
-    """`code` without lines that hold nothing."""
+    """The code without blank lines."""
     return "\n".join(line for line in code.split("\n") if line.strip())

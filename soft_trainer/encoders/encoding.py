@@ -1,82 +1,148 @@
-"""Texts to token ids, token vectors to embeddings, embeddings to scores: for training, evaluation and loading."""
+"""Texts to token ids, token ids to padded batches, and any number of texts to embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from tqdm.auto import tqdm
 
-from soft_trainer.dataflow.inputs import graph_embeddings
+from soft_trainer import distributed
+from soft_trainer.dataflow.inputs import graph_embeddings, pad_graph_features
+from soft_trainer.encoders.pooling import pool
 from soft_trainer.encoders.profiles import EncoderProfile
+
+# ---- Texts to token ids ----
 
 
 def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256) -> list[list[int]]:
-    """Token ids of `prefix + text` with the tokenizer's special tokens, cut to `max_length`, not padded."""
+    """Returns the token ids of `prefix + text` with special tokens, cut to `max_length` and not padded."""
     return tokenize_with_lengths(tokenizer, texts, prefix, max_length)[0]
 
 
 def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
-    """`tokenize`, and how many tokens each text has before the cut."""
+    """Returns the token ids as `tokenize` does, and each text's number of tokens before the cut."""
     encodings = tokenizer([prefix + text for text in texts], truncation=True, max_length=max_length).encodings
     special = tokenizer.num_special_tokens_to_add()
     lengths = [len(e) + sum(len(rest) - special for rest in e.overflowing) for e in encodings]
     return [e.ids for e in encodings], lengths
 
 
-def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
-    """One embedding a text, Tensor[B, d] in float32 or higher, from a model's outputs.
+# ---- Token ids to padded batches ----
 
-    Args:
-        outputs: what the model returned, `last_hidden_state` Tensor[B, L, d] and, for "pooler", `pooler_output`.
-        attention_mask: Tensor[B, L], 1 on the tokens to average.
+
+class TokenRows(Protocol):
+    """Token ids (or features with data flow) by row, and `lengths`, int64[rows], each row's number of tokens."""
+
+    lengths: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> Sequence[int] | dict: ...
+
+
+def token_count(item: Sequence[int] | dict) -> int:
+    """Counts the tokens of one row, its data-flow nodes included."""
+    return len(item["input_ids"] if isinstance(item, dict) else item)
+
+
+def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int) -> dict[str, Tensor]:
+    """Pads rows on the right to the longest of the batch.
+
+    Returns:
+        `input_ids` and `attention_mask`, both LongTensor[B, L]. Rows with data flow: see `pad_graph_features`.
     """
-    if profile.pooling == "pooler":
-        embeddings = _widened(outputs.pooler_output)
-    elif profile.pooling == "cls":
-        embeddings = _widened(outputs.last_hidden_state[:, 0])
-    else:
-        states = _widened(outputs.last_hidden_state)
-        mask = attention_mask.unsqueeze(-1).to(states.dtype)
-        embeddings = (states * mask).sum(1) / mask.sum(1)
-    return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
+    if isinstance(items[0], dict):
+        return pad_graph_features(items, pad_token_id)
+    lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
+    input_ids = np.full((len(items), lengths.max(initial=1)), pad_token_id, dtype=np.int64)
+    for row, ids in enumerate(items):
+        input_ids[row, : len(ids)] = ids
+    mask = np.arange(input_ids.shape[1]) < lengths[:, None]
+    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+
+
+# ---- Batches to embeddings ----
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Embeddings Tensor[B, d] of one padded batch, in float32 or higher whatever precision the model runs in."""
+    """Computes the embeddings Tensor[B, d] of one padded batch, in float32 or higher in every model precision."""
     if "node_mask" in inputs:
         return _encode_graphs(model, profile, inputs)
     return pool(profile, model(**inputs), inputs["attention_mask"])
 
 
 def _encode_graphs(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Embeddings of codes with data flow: a plain RoBERTa, given the vectors of nodes and who sees whom."""
+    """Encodes codes with data flow: a plain RoBERTa gets the nodes' vectors and a mask of which token sees which."""
     plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     outputs = model(
         inputs_embeds=graph_embeddings(plain.get_input_embeddings(), inputs),
         attention_mask=inputs["attention_mask"][:, None],
         position_ids=inputs["position_ids"],
     )
-    # The first token sees the whole row: its line of the mask says what is not padding.
+    # The first token sees every token of the row, so its line of the mask is 0 on padding only.
     return pool(profile, outputs, inputs["attention_mask"][:, 0])
 
 
-def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
-    """Scores Tensor[B, N] of queries Tensor[B, d] against codes Tensor[N, d]: dot or cosine, times the scale."""
-    queries, codes = comparable(profile, queries), comparable(profile, codes)
-    with torch.autocast(queries.device.type, enabled=False):
-        return queries @ codes.T * profile.score_scale
+@torch.no_grad()
+def embed(
+    model: nn.Module,
+    profile: EncoderProfile,
+    token_ids: Sequence,
+    pad_token_id: int,
+    batch_size: int = 64,
+    progress: str | None = None,
+) -> Tensor:
+    """Computes the embeddings Tensor[n, d] of any number of texts, in eval mode and in the order given.
+
+    They are in float32 or higher and on the model's device. The longest texts are encoded first: a batch then has
+    little padding, and a lack of memory shows in the first batch.
+
+    Args:
+        token_ids: the token ids of each text, or its features with data flow.
+        progress: the label of a progress bar; None shows no bar.
+    """
+    weights = next(model.parameters())
+    order = sorted(range(len(token_ids)), key=lambda row: -token_count(token_ids[row]))
+    was_training = model.training
+    model.eval()
+    dtype = torch.promote_types(weights.dtype, torch.float32)
+    embeddings = torch.empty(len(order), model.config.hidden_size, device=weights.device, dtype=dtype)
+    with tqdm(total=len(order), desc=progress, disable=progress is None, leave=False, unit="text") as bar:
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            inputs = pad([token_ids[row] for row in rows], pad_token_id)
+            inputs = {name: tensor.to(weights.device) for name, tensor in inputs.items()}
+            embeddings[rows] = encode(model, profile, inputs).to(dtype)
+            bar.update(len(rows))
+    model.train(was_training)
+    return embeddings
 
 
-def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
-    """Embeddings whose dot products are the profile's scores, before the scale; in float32 or higher."""
-    embeddings = _widened(embeddings)
-    return F.normalize(embeddings, dim=-1) if profile.score_function == "cosine" else embeddings
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    """In float32, float64 as it is."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+def embed_sharded(
+    model: nn.Module,
+    profile: EncoderProfile,
+    tokens: TokenRows,
+    pad_token_id: int,
+    batch_size: int = 64,
+    progress: str | None = None,
+) -> Tensor:
+    """Computes what `embed` does. Each process encodes its shard, and every process gets all of Tensor[n, d]."""
+    rank, processes = distributed.rank_and_world_size()
+    # Rows are dealt out by length, so that every process has about as many tokens to encode.
+    order = np.argsort(-tokens.lengths, kind="stable")
+    own = order[rank::processes]
+    # A collective inside a forward pass waits for every process, so all of them encode equally many texts.
+    spare = order[-1:] if len(own) < -(-len(order) // processes) else order[:0]
+    local = [tokens[int(row)] for row in (*own, *spare)]
+    label = progress if rank == 0 else None
+    gathered = distributed.gather(embed(model, profile, local, pad_token_id, batch_size, label)[: len(own)])
+    embeddings = torch.empty_like(gathered)
+    rows = np.concatenate([order[process::processes] for process in range(processes)])
+    embeddings[torch.from_numpy(rows).to(gathered.device)] = gathered
+    return embeddings

@@ -1,13 +1,16 @@
-"""What differs between encoders: one row of a table each, no subclasses."""
+"""The differences between encoders: one profile each in a table, no subclasses."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
+from soft_trainer.files import write_json
 
 POOLINGS = ("mean", "cls", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
@@ -16,7 +19,7 @@ PROFILE_FILE = "soft_trainer.json"
 
 @dataclass(frozen=True)
 class EncoderProfile:
-    """How texts become token ids, token vectors one embedding, and two embeddings a score.
+    """The way from a text to token ids, from token vectors to one embedding, and from two embeddings to a score.
 
     Args:
         name: a key of `PROFILES`, or "auto" for any other encoder.
@@ -27,11 +30,11 @@ class EncoderProfile:
         data_flow_length: data-flow nodes that follow the code tokens (GraphCodeBERT), 0 for none.
         score_function: "dot" or "cosine".
         score_scale: factor on every score (the inverse of a softmax temperature).
-        query_columns, code_columns: columns to read the text from, the first that a data set has; a list of tokens
-            is joined by one space.
+        query_columns, code_columns: columns to read the text from; the first that a data set has is read. A list
+            of tokens is joined by single spaces.
 
     Raises:
-        UserError: a value outside those named here.
+        UserError: a value is none of those named here.
     """
 
     name: str = "auto"
@@ -59,21 +62,23 @@ class EncoderProfile:
         if not self.score_scale > 0:
             raise UserError(f"score_scale={self.score_scale}: must be above 0")
 
+    @property
+    def prefix_tokens(self) -> list[str]:
+        """The special tokens, such as `<encoder-only>`, in the prefixes."""
+        return list(dict.fromkeys(re.findall(r"<[^<>\s]+>", self.query_prefix + self.code_prefix)))
+
     def replace(self, **changes) -> EncoderProfile:
-        """A copy with the values in `changes` that are not None."""
+        """Returns a copy with the values in `changes`; a value of None changes nothing."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def save(self, folder: str | Path) -> None:
-        """Write the profile beside a model, for `EncoderProfile.load`."""
-        path = Path(folder) / PROFILE_FILE
-        aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-        aside.replace(path)
+        """Writes the profile beside a model, for `EncoderProfile.load`."""
+        write_json(Path(folder) / PROFILE_FILE, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
-        """Read the profile that `save` wrote at `path` (the file, not the folder)."""
-        values = json.loads(Path(path).read_text())
+        """Reads the profile that `save` wrote at `path` (the file, not the folder)."""
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
 
@@ -88,3 +93,87 @@ PROFILES = {
     ),
     "auto": EncoderProfile(),
 }
+# The last part of a published name -> the profile. Copies under another owner or in a folder keep that part.
+KNOWN_ENCODERS = {
+    "codebert-base": "codebert",
+    "graphcodebert-base": "graphcodebert",
+    "unixcoder-base": "unixcoder",
+    "unixcoder-base-unimodal": "unixcoder",
+    "unixcoder-base-nine": "unixcoder",
+}
+COSINE_SCALE = 20.0
+_NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
+_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
+    """Returns the profile called `name`, or else the one that fits the encoder at `name_or_path`.
+
+    Three things are tried in turn: `soft_trainer.json`; the files of sentence-transformers (pooling, normalisation,
+    prompts, lengths, score function); the encoder's published name in `KNOWN_ENCODERS`. The last resort is "auto".
+
+    Raises:
+        UserError: `name` is not in `PROFILES`, there is no such folder or repository, or it has
+            sentence-transformers modules that no profile can express.
+    """
+    if name is not None:
+        if name not in PROFILES:
+            raise UserError(f"profile={name!r}: use one of {', '.join(PROFILES)}")
+        return PROFILES[name]
+    if path := repository_file(name_or_path, PROFILE_FILE, revision):
+        return EncoderProfile.load(path)
+    if repository_file(name_or_path, "modules.json", revision):
+        return _sentence_transformers_profile(name_or_path, revision)
+    return PROFILES[KNOWN_ENCODERS.get(published_name(name_or_path).rsplit("/", 1)[-1], "auto")]
+
+
+def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
+    """Translates the files of sentence-transformers into a profile."""
+
+    def read(file: str) -> dict:
+        path = repository_file(name_or_path, file, revision)
+        return json.loads(path.read_text()) if path else {}
+
+    modules = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in read("modules.json")}
+    transformer, settings = read("sentence_bert_config.json"), read("config_sentence_transformers.json")
+    prompts = settings.get("prompts") or {}
+    pooling = _pooling(read(f"{modules['Pooling']}/config.json")) if "Pooling" in modules else "pooler"
+    output = transformer.get("modality_config", {}).get("text", {}).get("method_output_name", "last_hidden_state")
+    similarity = settings.get("similarity_fn_name") or "cosine"
+    expressible = (
+        set(modules) <= {"Transformer", "Pooling", "Normalize"}
+        and pooling is not None
+        and (pooling == "pooler") == (output == "pooler_output")
+        and similarity in ("cosine", "dot")
+    )
+    if not expressible:
+        raise UserError(
+            f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
+            f"{similarity}) are more than a profile expresses; to ignore them, give --profile one of "
+            f"{', '.join(PROFILES)}"
+        )
+    length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
+    length = length if length and length < _NO_LENGTH else None
+    code_prefix = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
+    # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.
+    bounded = similarity == "cosine" or "Normalize" in modules
+    return PROFILES["auto"].replace(
+        pooling=pooling,
+        normalize="Normalize" in modules,
+        query_prefix=prompts.get("query") or "",
+        code_prefix=code_prefix,
+        query_length=transformer.get("query_length") or length,
+        code_length=transformer.get("document_length") or length,
+        score_function=similarity,
+        score_scale=COSINE_SCALE if bounded else 1.0,
+    )
+
+
+def _pooling(config: dict) -> str | None:
+    """Reads the configuration of a pooling module; None for anything but "mean" and "cls"."""
+    modes = config.get("pooling_mode") or [
+        key for key, used in config.items() if key.startswith("pooling_mode") and used
+    ]
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    mode = _POOLING_KEYS.get(modes[0], modes[0]) if len(modes) == 1 else None
+    return mode if mode in _POOLING_KEYS.values() and config.get("include_prompt", True) else None

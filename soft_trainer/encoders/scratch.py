@@ -1,9 +1,8 @@
-"""A tokenizer and a small RoBERTa from nothing, for machines without the Hub."""
+"""A tokenizer and a small RoBERTa with random weights, for machines without the Hub."""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.files import write_text
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|_+"  # in camelCase and snake_case
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def parse_size(from_scratch: str) -> tuple[int, int]:
-    """`"256x4"` -> hidden size 256, 4 layers.
+    """Reads `"256x4"` as hidden size 256 and 4 layers.
 
     Raises:
-        UserError: not of that form, or a size that no head divides.
+        UserError: the text has another form, or the hidden size is no multiple of 32 (the size of a head).
     """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
     if not match or int(match[2]) < 1 or int(match[1]) < 32 or int(match[1]) % 32:
@@ -43,15 +43,15 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
 def train_tokenizer(
     texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int = 16384
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`, with RoBERTa's special tokens and those of the prefixes.
+    """Trains a byte-level BPE tokenizer on `texts`, with RoBERTa's special tokens and those of the prefixes.
 
-    Identifiers are split into words and lower-cased first.
+    It splits identifiers into words and lower-cases them first.
     """
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
-    # `readLines`, `read_lines` and "Read lines" share their tokens: small data does not teach that they are one.
+    # A little data does not teach that `readLines`, `read_lines` and "Read lines" are the same words.
     bpe.normalizer = normalizers.Sequence([normalizers.Replace(Regex(WORD_BORDER), " "), normalizers.Lowercase()])
-    special = _special_tokens(profile)
-    bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special, show_progress=False)
+    special_tokens = _special_tokens(profile)
+    bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special_tokens, show_progress=False)
     tokenizer = bpe._tokenizer
     tokenizer.post_processor = RobertaProcessing(
         (SPECIAL["eos"], tokenizer.token_to_id(SPECIAL["eos"])),
@@ -66,42 +66,38 @@ def kept_tokenizer(
     vocabulary_size: int = 16384,
     folder: str | Path = TOKENIZERS,
 ) -> PreTrainedTokenizerFast:
-    """What `train_tokenizer` makes of `texts()`, kept in `folder` under a hash of all that it depends on.
+    """Trains a tokenizer on `texts()`, or reads the one that an earlier run kept in `folder`.
 
-    A file is written aside and renamed; one that cannot be read is made again, and where none can be written the next
-    run trains again.
+    The file's name is a hash of everything that the tokenizer depends on. A file that cannot be read is made again; if
+    none can be written, a warning says so and the next run trains again.
     """
     path = Path(folder) / f"{_key(texts(), profile, vocabulary_size)}.json"
-    with suppress(Exception):  # of `tokenizers`, which raises nothing more special
+    with suppress(Exception):  # `tokenizers` raises nothing more precise
         return _wrapped(Tokenizer.from_file(str(path)), profile)
     tokenizer = train_tokenizer(texts(), profile, vocabulary_size)
-    aside = path.with_name(f".{path.stem}-{os.getpid()}.json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
-        aside.replace(path)
+        write_text(path, tokenizer.backend_tokenizer.to_str())
     except OSError as error:
-        logger.warning("%s could not be written (%s): the next run trains its tokenizer again", path, error.strerror)
+        logger.warning("cannot write %s (%s): the next run trains its tokenizer again", path, error.strerror)
     return tokenizer
 
 
 def _key(texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int) -> str:
-    digest = xxhash.xxh3_128(
-        repr([vocabulary_size, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]).encode()
-    )
+    settings = [vocabulary_size, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]
+    digest = xxhash.xxh3_128(repr(settings).encode())
     for text in texts:
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()
 
 
 def _special_tokens(profile: EncoderProfile) -> list[str]:
-    """RoBERTa's, and those of the prefixes."""
-    prefixed = re.findall(r"<[^<>\s]+>", profile.query_prefix + profile.code_prefix)
-    return list(dict.fromkeys([*SPECIAL.values(), *prefixed]))
+    """RoBERTa's special tokens and those of the prefixes."""
+    return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 
 def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokenizerFast:
-    """As `transformers` takes it."""
+    """The tokenizer as `transformers` uses it."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         **{f"{name}_token": token for name, token in SPECIAL.items()},
@@ -113,7 +109,7 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
 
 
 def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> RobertaModel:
-    """A RoBERTa with random weights of the size that `from_scratch` names, long enough for the profile."""
+    """Makes a RoBERTa with random weights, of the size that `from_scratch` names and long enough for the profile."""
     hidden, layers = parse_size(from_scratch)
     longest = max(profile.query_length, profile.code_length + profile.data_flow_length)
     config = RobertaConfig(
@@ -122,8 +118,8 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         num_hidden_layers=layers,
         num_attention_heads=hidden // (64 if hidden % 64 == 0 else 32),
         intermediate_size=4 * hidden,
-        # With RoBERTa's own 0.02 the first token of a small model says almost nothing of the others, and pooling on it
-        # does not learn; a mean over the tokens finds more with it.
+        # With RoBERTa's own 0.02, the first token of a small model says almost nothing about the others, so pooling on
+        # it does not learn. With a mean over the tokens, 0.02 gives the better encoder.
         initializer_range=0.02 if profile.pooling == "mean" else hidden**-0.5,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,

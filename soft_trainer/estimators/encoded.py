@@ -1,7 +1,9 @@
-"""What SimCSE and a trained model share: rows encoded once by a frozen encoder, looked up by row."""
+"""The base class of SimCSE and the trained model: rows are encoded once by a frozen encoder, then looked up."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,21 +11,30 @@ import torch
 from torch import Tensor
 
 from soft_trainer import distributed
+from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
-from soft_trainer.encoders.embedding import embed_sharded
-from soft_trainer.encoders.encoding import comparable
+from soft_trainer.encoders.encoding import embed_sharded
 from soft_trainer.encoders.loading import Encoder, load_encoder
+from soft_trainer.encoders.pooling import comparable
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
-from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, cached_rows, row_key
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, cached_rows, load_rows, row_key
+
+
+@dataclass(frozen=True)
+class _StoredRows:
+    """Rows in a file, for pickling."""
+
+    path: str
 
 
 class EncodedRowsEstimator(Estimator):
-    """Similarity of row embeddings that a frozen encoder gave once, before training.
+    """Similarity of row embeddings that a frozen encoder computes once, before training.
 
     Args:
         model_name_or_path: folder or Hub name of the encoder; `NAME@REVISION` pins a revision.
-        cache_dir: where row embeddings are kept for the next run; None keeps them in memory only.
-        batch_size: texts encoded at once.
+        cache_dir: the folder that keeps row embeddings for the next run; None keeps them in memory only.
+        batch_size: the number of texts encoded at once.
     """
 
     in_workers = True
@@ -31,22 +42,38 @@ class EncodedRowsEstimator(Estimator):
     def __init__(self, model_name_or_path: str, cache_dir: str | Path | None = DEFAULT_FOLDER, batch_size: int = 64):
         self.model_name_or_path, self.cache_dir, self.batch_size = str(model_name_or_path), cache_dir, batch_size
 
+    def __getstate__(self) -> dict:
+        """The state with the paths of memory-mapped rows in their place, so that a worker maps them too."""
+        state = self.__dict__.items()
+        return {
+            name: _StoredRows(str(value.filename)) if isinstance(value, np.memmap) else value for name, value in state
+        }
+
+    def __setstate__(self, state: dict) -> None:
+        for name, value in state.items():
+            setattr(self, name, load_rows(value.path) if isinstance(value, _StoredRows) else value)
+
     def load(self) -> Encoder:
         """The frozen encoder."""
         name, _, revision = self.model_name_or_path.partition("@")
         return load_encoder(name, revision=revision or None, device=distributed.device())
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
-        """Embeddings of one side of every row, [rows, d], comparable by dot product; from the cache where it has them.
+        """Embeddings of one side of every row, [rows, d], comparable by dot product; from the cache if possible.
 
-        In half precision where the device is fast in it.
+        On a GPU the encoder runs in half precision: in bfloat16 if the GPU has it, because float16 can overflow.
+
+        Raises:
+            UserError: an embedding is not finite. Nothing is stored then.
         """
-        on_gpu = encoder.model.device.type != "cpu"
+        device = encoder.model.device.type
+        on_gpu = device != "cpu"
+        half = torch.bfloat16 if device != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
         dtype = np.dtype(np.float16 if on_gpu else np.float32)
         tokens = column_of(dataset, side, encoder.profile, encoder.tokenizer)
 
         def build() -> Tensor:
-            with torch.autocast(encoder.model.device.type, dtype=torch.float16, enabled=on_gpu):
+            with torch.autocast(device, dtype=half, enabled=on_gpu):
                 embeddings = embed_sharded(
                     encoder.model,
                     encoder.profile,
@@ -55,14 +82,33 @@ class EncodedRowsEstimator(Estimator):
                     self.batch_size,
                     progress=f"{type(self).__name__}: encoding {side}",
                 )
-            return comparable(encoder.profile, embeddings)
+            embeddings = comparable(encoder.profile, embeddings)
+            largest = float(embeddings.abs().max()) if len(embeddings) else 0.0
+            if not largest <= np.finfo(dtype).max:
+                raise UserError(
+                    f"{self.model_name_or_path}: the embeddings of the {side} side hold NaN, infinity or numbers too "
+                    f"large for {dtype}; choose another estimator model"
+                )
+            return embeddings
 
         key = row_key(tokens, encoder.model, encoder.profile, str(dtype))
         return cached_rows(self.cache_dir, key, len(tokens), encoder.model.config.hidden_size, dtype, build)
 
+    def cached_neighbours(
+        self, queries: np.ndarray, codes: np.ndarray, k: int, text_ids: Sequence[np.ndarray], progress: str | None
+    ) -> Neighbours:
+        """The k nearest codes of each row by dot product, from the cache if possible."""
+        key = neighbours_key([queries, codes, *text_ids], k=k)
+        device = distributed.device()
+        return cached_neighbours(
+            self.cache_dir,
+            key,
+            lambda: nearest_rows(queries, codes, k, text_ids=text_ids, progress=progress, device=device),
+        )
+
 
 def dot_products(queries: np.ndarray, codes: np.ndarray, query_rows: Rows, code_rows: Rows) -> Tensor:
-    """Dot products of the chosen rows, Tensor[Q, C] in float32."""
+    """Dot products of the given rows, Tensor[Q, C] in float32."""
     chosen = (values[as_array(rows)] for values, rows in ((queries, query_rows), (codes, code_rows)))
     q, c = (torch.from_numpy(np.asarray(rows, dtype=np.float32)) for rows in chosen)
     return q @ c.T

@@ -1,32 +1,37 @@
-"""Several estimators as one."""
+"""Several estimators as one: the average of their distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from soft_trainer.data.neighbours import Neighbours
+from soft_trainer.encoders.loading import Encoder
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array, checked_similarity
+from soft_trainer.estimators.base import Estimator, Rows, as_array
+from soft_trainer.weights import checked_similarity
 
 
 class MixtureEstimator(Estimator):
     """The average of its members' distributions over a query's negatives.
 
-    `similarity` is the logarithm of the average, so that a softmax at temperature 1 gives the average back. Alpha and
-    beta are the first member's.
+    `similarity` is the logarithm of the average, so a softmax at temperature 1 gives the average back. Alpha and beta
+    are the first member's.
 
     Args:
         members: estimators.
-        shares: of each member in the average, scaled to sum to 1; equal when None.
-        temperatures: of each member's softmax; each member's own when None.
+        shares: the share of each member, scaled to sum to 1; equal when None.
+        temperatures: the temperature of each member's softmax; the member's own when None.
 
     Raises:
-        UserError: no member, a share or temperature too many or too few, or one that is not above 0.
+        UserError: no member, a wrong number of shares or temperatures, or one that is not above 0.
     """
 
     temperature = 1.0
+    compares_codes = False  # its similarities are logarithms, relative to the other codes
 
     def __init__(
         self,
@@ -48,20 +53,33 @@ class MixtureEstimator(Estimator):
         self.shares = [share / sum(shares) for share in shares]
 
     def check(self, dataset) -> None:
-        """Check every member of ours."""
+        """Checks every member that is an `Estimator`."""
         for member in self.members:
             if isinstance(member, Estimator):
                 member.check(dataset)
 
+    def bind(self, encoder: Encoder) -> None:
+        """Binds every member that is an `Estimator`."""
+        for member in self.members:
+            if isinstance(member, Estimator):
+                member.bind(encoder)
+
+    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+        """The neighbours by the first member that has vectors."""
+        for member in self.members:
+            if isinstance(member, Estimator) and type(member).neighbours is not Estimator.neighbours:
+                return member.neighbours(k, text_ids, progress)
+        return super().neighbours(k, text_ids, progress)
+
     def fit(self, dataset) -> None:
-        """Fit every member."""
+        """Fits every member."""
         for member in self.members:
             member.fit(dataset)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Logarithm of the averaged distributions, Tensor[Q, C]."""
         own = torch.from_numpy(as_array(query_rows)[:, None] == as_array(code_rows)[None, :])
-        own &= ~own.all(1, keepdim=True)  # a query whose every column is its own has nothing else to normalise over
+        own &= ~own.all(1, keepdim=True)  # a query that meets only its own code has nothing else to normalise over
         logs = []
         for member, share, temperature in zip(self.members, self.shares, self.temperatures, strict=True):
             logits = checked_similarity(member, query_rows, code_rows).cpu() / temperature

@@ -1,10 +1,10 @@
-"""Row embeddings on disk: computed once, memory-mapped ever after."""
+"""Row embeddings on disk: computed once, then memory-mapped."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +19,7 @@ from transformers.utils import logging
 from soft_trainer import distributed
 from soft_trainer.data.tokens import GraphColumn, TokenColumn
 from soft_trainer.errors import UserError
+from soft_trainer.files import write_json, written_aside
 
 logger = logging.get_logger(__name__)
 
@@ -29,33 +30,38 @@ REMEDY = "name another folder with --estimator_cache_dir, or keep nothing with -
 def cached_rows(
     folder: str | Path | None, key: str, rows: int, width: int, dtype: np.dtype, build: Callable[[], Tensor]
 ) -> np.ndarray:
-    """The array of shape [rows, width] stored under `key`, or what `build` makes of it, stored for the next time.
+    """Returns the array of shape [rows, width] that is stored under `key`, or calls `build` and stores its result.
 
-    A file is written aside and renamed, so that a run killed here leaves no broken one; one that is damaged is built
-    again, with a warning. Every process calls `build` or none; the main process writes.
+    A damaged file is built again, with a warning. Either every process calls `build` or none does; only the main
+    process writes.
 
     Args:
-        folder: where to keep it; None keeps it in memory only.
-        build: gives Tensor[rows, width], the same on every process.
+        folder: the folder of the cache; None keeps the array in memory only.
+        build: computes Tensor[rows, width], the same on every process.
 
     Raises:
-        UserError: the folder cannot be written or has no room, found before anything is built.
+        UserError: the folder cannot be written or has no room; this is checked before anything is built.
     """
     if folder is None:
         return build().cpu().numpy().astype(dtype)
     path = Path(folder) / f"{key}.npy"
     if distributed.from_main(_problem(path) is None):
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return load_rows(path)
     refusal = distributed.from_main(_refusal(path.parent, rows * width * np.dtype(dtype).itemsize))
     if refusal:
         raise UserError(f"estimator cache {path.parent}: {refusal}; {REMEDY}")
     values = build().cpu().numpy().astype(dtype)
     stored = distributed.from_main(distributed.rank_and_world_size()[0] != 0 or _store(path, values))
-    return np.load(path, mmap_mode="r", allow_pickle=False) if stored and path.exists() else values
+    return load_rows(path) if stored and path.exists() else values
+
+
+def load_rows(path: str | Path) -> np.ndarray:
+    """The memory-mapped rows of a file of the cache."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def row_key(tokens: TokenColumn | GraphColumn, model: nn.Module, *settings) -> str:
-    """A name that changes with any token id, any weight of the model and any of `settings`."""
+    """Computes a name that changes with any token id, any weight of the model and any of `settings`."""
     digest = xxhash.xxh3_128()
     for row in range(len(tokens)):
         item = tokens[row]
@@ -70,14 +76,14 @@ def row_key(tokens: TokenColumn | GraphColumn, model: nn.Module, *settings) -> s
 
 
 def _problem(path: Path) -> str | None:
-    """Why the file cannot be used, None if it can; a damaged one is named in a warning."""
+    """Says why the file cannot be used, None if it can. A warning names a damaged file."""
     if distributed.rank_and_world_size()[0] != 0:
         return None
     if not path.exists():
         return "missing"
     try:
         recorded = json.loads(path.with_suffix(".json").read_text())
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        values = load_rows(path)
         if zlib.crc32(values.reshape(-1).view(np.uint8)) == recorded["crc32"]:
             return None
         problem = "its checksum is wrong"
@@ -88,12 +94,10 @@ def _problem(path: Path) -> str | None:
 
 
 def _refusal(folder: Path, size: int) -> str | None:
-    """Why `size` bytes cannot be kept in `folder`, None if they can."""
-    probe = folder / f".probe-{os.getpid()}"
+    """Says why `size` bytes cannot be kept in `folder`, None if they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         return f"cannot be written ({error.strerror})"
     free = shutil.disk_usage(folder).free
@@ -101,17 +105,14 @@ def _refusal(folder: Path, size: int) -> str | None:
 
 
 def _store(path: Path, values: np.ndarray) -> bool:
-    """Write aside and rename; False, with a warning, where the disk fails: the run goes on with what is in memory."""
-    aside = path.with_name(f".{path.stem}-{os.getpid()}.npy")
+    """Stores the array and its checksum. If the disk fails, warns and returns False: the run goes on in memory."""
+    checksum = zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
     try:
-        np.save(aside, values, allow_pickle=False)
-        checksum = json.dumps({"crc32": zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8))})
-        sidecar = aside.with_suffix(".json")
-        sidecar.write_text(checksum + "\n")
-        sidecar.replace(path.with_suffix(".json"))
-        aside.replace(path)
+        with written_aside(path) as aside:
+            with open(aside, "wb") as file:
+                np.save(file, values, allow_pickle=False)
+            write_json(path.with_suffix(".json"), {"crc32": checksum})
         return True
     except OSError as error:
-        logger.warning(f"{path} could not be written ({error.strerror}): the next run computes it again")
-        aside.unlink(missing_ok=True)
+        logger.warning(f"cannot write {path} ({error.strerror}): the next run computes it again")
         return False

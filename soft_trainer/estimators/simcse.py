@@ -1,11 +1,14 @@
-"""SimCSE: a code is as similar to a query as the code's own query is."""
+"""SimCSE: the similarity of a query and a code is that of the query and the code's own query."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
+from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.estimators.base import Rows
 from soft_trainer.estimators.encoded import EncodedRowsEstimator, dot_products
 
@@ -15,14 +18,15 @@ PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
 class SimCSEEstimator(EncodedRowsEstimator):
     """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
 
-    The encoder is a folder or Hub name of sentence-transformers, with its own pooling, or a plain `AutoModel` with
-    mean pooling; embeddings are normalised. The paper takes `PAPER_MODEL`, trained further by `soft_trainer.simcse`.
+    The encoder is a folder or Hub name: of sentence-transformers, with its own pooling, or a plain `AutoModel`, with
+    mean pooling. Embeddings are normalised. The paper uses `PAPER_MODEL`, trained further by `soft_trainer.simcse`.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
+    compares_codes = False
 
     def fit(self, dataset) -> None:
-        """Encode the queries of every row, or take them from the cache."""
+        """Encodes the queries of every row, or reads them from the cache."""
         encoder = self.load()
         profile = encoder.profile.replace(normalize=True, score_function="dot")
         self._queries = self.encode_rows(dataset, "query", dataclasses.replace(encoder, profile=profile))
@@ -30,3 +34,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Cosines, Tensor[Q, C] in float32."""
         return dot_products(self._queries, self._queries, query_rows, code_rows)
+
+    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+        """The k rows with the most similar queries."""
+        return self.cached_neighbours(self._queries, self._queries, k, text_ids, progress)

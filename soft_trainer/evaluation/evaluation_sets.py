@@ -103,7 +103,7 @@ def load_evaluation_sets(
 def _sets_of(
     folder: Path, languages: Sequence[str], codebase: Dataset | None
 ) -> Iterator[tuple[str, tuple[Dataset, Dataset]]]:
-    """What the folder holds: a word for each set, its queries and its pool."""
+    """The sets of a folder: a name for each, its queries and its corpus."""
     if not folder.is_dir():
         raise UserError(f"eval_data_dir={folder}: no such folder")
     if _files(folder, COSQA_QUERIES) or _files(folder, COSQA_CODES):

@@ -1,15 +1,14 @@
-"""Ranks every query's own code among a whole codebase: exactly, by blocks, without the query x code matrix.
+"""Ranks each query's own code in a corpus, block by block, without the query x code matrix.
 
-A block of scores is one float32 matrix product. Rounding can move a score by a bounded amount only, so most codes are
-certainly above or below a query's own; the few pairs inside the bound are compared again in float64, and those that
-float64 cannot tell apart by a sum without rounding. Both sides are centred first: taking one vector from all codes
-changes no rank, and it keeps the bound small where all embeddings point nearly one way.
+A block of scores is one float32 matrix product. Rounding moves such a score by a bounded amount, so most codes are
+certainly above or below a query's own; the few pairs within the bound are scored again in float64. Both sides are
+centred first: this changes no rank, and it keeps the bound small where all embeddings point in nearly one direction.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,18 +20,15 @@ from torch import Tensor
 
 from soft_trainer.errors import UserError
 
-_CHUNK = 32  # codes that share one maximum: the unit in which candidates are looked for
-_STEP = 256  # dimensions summed at a time
-_SAMPLE = 1024  # rows that the centre is the mean of
-_HASHED = 64  # numbers of a row by which copies are found
-_SPARE = 4  # candidates kept beyond the top k, so that float64 may put them in another order
-_PAIR_NUMBERS = 2**17  # numbers in one batch of pairs compared again: 1 MB in float64, and 128 MB on a GPU
-_FLOAT32, _FLOAT64 = 2.0**-24, 2.0**-53  # unit roundoffs
+_CHUNK = 32  # codes that are counted together
+_STEP = 256  # dimensions that one matrix product sums: fewer dimensions give a smaller bound
+_SAMPLE = 1024  # rows whose mean is the centre
+_SPARE = 4  # candidates beyond the top k, so that float64 may put them in another order
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Where each query's own code came, and what came first.
+    """The rank of each query's own code, and the best codes.
 
     Args:
         ranks (`LongTensor[Q]`): 1 is best; a tie counts against the query's own code.
@@ -54,52 +50,59 @@ def rank_codes(
     score_scale: float = 1.0,
     block_size: int | None = None,
 ) -> Ranking:
-    """Ranks the codebase for every query by dot product (normalise both sides first for cosine).
+    """Ranks the corpus for every query by dot product (normalise both sides first for cosine).
 
-    A rank is 1 + the codes that score higher than the query's own + the others that score the same, as in exact
-    arithmetic on the given numbers. The top codes are found in float32 and put in order by their float64 scores.
-    Memory grows with `Q + C` and the block, never with `Q * C`; the work is done where the embeddings are.
+    A rank is 1 + the codes that score higher than the query's own + the other codes that score the same. Scores are
+    float64 sums over one pair in a fixed order, so that identical embeddings tie, on every device and in every block.
+    The top codes are found in float32 and ordered by their float64 scores. Memory grows with `Q + C` and the block,
+    never with `Q * C`. The work is done on the device of the embeddings.
 
     Args:
         query_embeddings (`Tensor[Q, d]`): any floating type.
-        code_embeddings (`Tensor[C, d]`): the codebase, on the same device.
+        code_embeddings (`Tensor[C, d]`): the corpus, on the same device.
         targets (`LongTensor[Q]`): row of each query's own code.
         top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
         score_scale (`float`, *optional*, defaults to 1.0): multiplies the returned scores; positive.
-        block_size (`int`, *optional*): queries and codes in a block; by default what suits the device.
+        block_size (`int`, *optional*): queries and codes in a block; by default a size that suits the device.
 
     Raises:
-        UserError: shapes that do not fit, a target outside the codebase, NaN or infinity in an embedding.
+        UserError: shapes that do not fit, a target outside the corpus, NaN or infinity in an embedding.
     """
-    if query_embeddings.device.type == "mps":  # which has no float64
-        query_embeddings, code_embeddings = query_embeddings.cpu(), code_embeddings.cpu()
-    targets = torch.as_tensor(targets, device=query_embeddings.device)
+    device = query_embeddings.device
+    if device.type == "mps":  # MPS has no float64
+        query_embeddings, code_embeddings, device = query_embeddings.cpu(), code_embeddings.cpu(), torch.device("cpu")
+    targets = torch.as_tensor(targets, device=device)
     _check(query_embeddings, code_embeddings, targets, top_k, score_scale, block_size)
-    size = block_size or (3072 if query_embeddings.device.type == "cpu" else 8192)
     top_k = min(top_k, len(code_embeddings))
-    if len(query_embeddings) == 0:  # a process may have no share of few queries
+    if len(query_embeddings) == 0:  # with few queries a process may have none
         return Ranking(targets, targets.new_empty(0, top_k), query_embeddings.new_empty(0, top_k).float())
-    queries, codes = _Side("query", query_embeddings), _Side("code", code_embeddings)
-    codes.summarise(queries.centre64)
-    rank = partial(_rank_block, queries, codes, targets, top_k, size)
-    with _full_precision(query_embeddings.device):
-        parts = _map_blocks(rank, len(query_embeddings), size, query_embeddings.device)
-    ranks, indices, scores = (torch.cat(part) for part in zip(*parts, strict=True))
-    scale = score_scale / (queries.scale * codes.scale)
-    scores = (scores * scale).to(torch.promote_types(query_embeddings.dtype, torch.float32))
-    return Ranking(ranks, indices, scores)
+    queries, query_scale = _near_one("query", query_embeddings)
+    codes, code_scale = _near_one("code", code_embeddings)
+    size = block_size or (3072 if device.type == "cpu" else 8192)
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    rounds = -(-len(queries) // (threads * size))
+    step = -(-len(queries) // (threads * rounds))
+    with _full_precision(device):
+        rank_block = partial(_rank_block, _Corpus(codes, _centre(queries)), top_k, size)
+        blocks = _map_in_threads(rank_block, threads, queries.split(step), targets.split(step))
+    ranks, indices, scores = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    scores = scores * (score_scale / (query_scale * code_scale))
+    return Ranking(ranks, indices, scores.to(torch.promote_types(query_embeddings.dtype, torch.float32)))
 
 
 def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None) -> dict[str, float]:
-    """Mean reciprocal rank and recall of ranks over a pool of codes.
+    """Mean reciprocal rank and recall.
 
     Args:
         ranks (`LongTensor[Q]`): 1 is best.
-        pool_size (`int`): number of codes that each query was ranked against.
+        pool_size (`int`): number of codes in the corpus.
         max_rank (`int`, *optional*): a rank beyond it counts 0; the published scripts cut at 1000.
 
     Returns:
         `dict`: `mrr`, `recall@1`, `recall@5`, `recall@10`, `pool_size`, `queries`.
+
+    Raises:
+        UserError: no ranks.
     """
     ranks = torch.as_tensor(ranks)
     if len(ranks) == 0:
@@ -113,292 +116,194 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 def _check(
     queries: Tensor, codes: Tensor, targets: Tensor, top_k: int, score_scale: float, block_size: int | None
 ) -> None:
-    """Refuses what cannot be ranked, in one line."""
     if queries.ndim != 2 or codes.ndim != 2 or queries.shape[1] != codes.shape[1]:
         raise UserError(
             f"Embeddings must be [queries, d] and [codes, d], not {list(queries.shape)} and {list(codes.shape)}."
         )
     if len(codes) == 0:
-        raise UserError("The codebase is empty: there is nothing to rank.")
+        raise UserError("The corpus is empty: there is nothing to rank.")
     if targets.shape != queries.shape[:1]:
         raise UserError(f"targets must hold one row for each of {len(queries)} queries, not {list(targets.shape)}.")
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
     if len(outside):
         row = int(outside[0])
-        raise UserError(f"targets[{row}] is {int(targets[row])}, outside the codebase of {len(codes)} codes.")
+        raise UserError(f"targets[{row}] is {int(targets[row])}, outside the corpus of {len(codes)} codes.")
     if top_k < 1 or score_scale <= 0 or (block_size is not None and block_size < 1):
         raise UserError(
             f"top_k, score_scale and block_size must be positive, not {top_k}, {score_scale} and {block_size}."
         )
 
 
+def _near_one(side: str, rows: Tensor) -> tuple[Tensor, float]:
+    """Brings very large and very small numbers near 1, by a power of two, which rounds nothing."""
+    low, high = rows.aminmax()
+    largest = float(torch.maximum(-low, high))
+    if not math.isfinite(largest):
+        row = int((~torch.isfinite(rows)).any(1).nonzero()[0])
+        raise UserError(f"The {side} embedding in row {row} holds NaN or infinity: it cannot be ranked.")
+    exponent = min(max(math.frexp(largest)[1], -1000), 1000)
+    return (rows, 1.0) if abs(exponent) < 30 else (rows.double() * 2.0**-exponent, 2.0**-exponent)
+
+
+def _centre(rows: Tensor) -> Tensor:
+    """The mean of some rows: every centre gives the same ranks, a near one gives them faster."""
+    return rows[:: -(-len(rows) // _SAMPLE)].double().mean(0).float()
+
+
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Keeps autocast, TF32 and bfloat16 products out of the scores: the bound is that of float32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    """Keeps autocast, TF32 and bfloat16 out of the matrix products: the bound is that of float32."""
+    since_2_9 = hasattr(torch.backends, "fp32_precision")  # reading the old switch raises once the new ones are set
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if since_2_9 else ()
+    before = [switch.fp32_precision for switch in switches] or torch.get_float32_matmul_precision()
     try:
+        if not since_2_9:
+            torch.set_float32_matmul_precision("highest")
+        for switch in switches:
+            switch.fp32_precision = "ieee"
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if not since_2_9:
+            torch.set_float32_matmul_precision(before)
+        for switch, precision in zip(switches, before, strict=False):
+            switch.fp32_precision = "none"  # the value of the switch above it, which may be what it had
+            if switch.fp32_precision != precision:
+                switch.fp32_precision = precision
 
 
-class _Side:
-    """The embeddings of one side, and the `centre` that is taken from them, so that float32 scores are fine.
-
-    Very large and very small numbers are brought near 1 by a power of two (`scale`), which rounds nothing.
-    """
-
-    def __init__(self, name: str, rows: Tensor):
-        low, high = rows.aminmax()
-        largest = float(torch.maximum(-low, high))
-        if not math.isfinite(largest):
-            row = int((~torch.isfinite(rows)).any(1).nonzero()[0])
-            raise UserError(f"The {name} embedding in row {row} holds NaN or infinity: it cannot be ranked.")
-        exponent = min(max(math.frexp(largest)[1], -1000), 1000)
-        self.scale = 1.0 if abs(exponent) < 30 else 2.0**-exponent
-        self.rows = rows if self.scale == 1.0 else rows.double() * self.scale
-        sample = self.rows[:: -(-len(rows) // _SAMPLE)].double()  # any centre is right, a near one is fast
-        self.centre = sample.mean(0).to(torch.promote_types(self.rows.dtype, torch.float32))
-        self.centre64 = self.centre.double()
-        self.dim = rows.shape[1]
-
-    def summarise(self, query_centre: Tensor) -> None:
-        """Keeps what comparisons need: which codes are copies, products with the queries' centre, the largest norm."""
-        self.copies = _copies(self.rows)
-        products, norms = [], []
-        for (rows,) in _batches(self.dim, self.rows):
-            products.append(rows.double() @ query_centre)
-            norms.append((rows - self.centre).norm(dim=1).max())
-        self.products = torch.cat(products) - self.centre64 @ query_centre
-        self.norm, self.product = torch.stack(norms).max().double(), self.products.abs().max()
-
-    def operand(self, index: slice, column: Tensor | float, fill: float = 0.0) -> Tensor:
-        """Centred rows in float32 and one more column; rows of zeros and `fill` complete the last chunk."""
-        rows = self.rows[index]
-        height = -(-len(rows) // _CHUNK) * _CHUNK
-        block = torch.empty(height, self.dim + 1, dtype=torch.float32, device=rows.device)
-        torch.sub(rows, self.centre, out=block[: len(rows), :-1])
-        block[: len(rows), -1] = column
-        block[len(rows) :, :-1] = 0
-        block[len(rows) :, -1] = fill
-        return block
-
-
-def _copies(rows: Tensor) -> Tensor:
-    """For each row the first identical row, LongTensor[C]: found by a hash of some of the bits, then compared."""
-    some = rows[:, :: -(-rows.shape[1] // _HASHED)].contiguous()
-    bits = some.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()])
-    factors = torch.randint(-(2**63), 2**63 - 1, some.shape[1:], generator=torch.Generator().manual_seed(0))
-    _, group = (bits * factors.to(rows.device)).sum(1).unique(return_inverse=True)
-    order = torch.arange(len(rows), device=rows.device)
-    first = torch.full_like(order, len(rows)).scatter_reduce(0, group, order, "amin")[group]
-    later = (first != order).nonzero().squeeze(1)
-    for (row,) in _batches(rows.shape[1], later):
-        same = (rows[row] == rows[first[row]]).all(1)
-        first[row] = torch.where(same, first[row], row)
-    return first
-
-
-def _map_blocks(rank: Callable[[slice], tuple], queries: int, size: int, device: torch.device) -> list[tuple]:
-    """Blocks of queries in turn; on a CPU each thread takes whole blocks, so that no operation waits for another."""
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
-    rounds = -(-queries // (threads * size))
-    step = -(-queries // (threads * rounds))
-    blocks = [slice(start, start + step) for start in range(0, queries, step)]
+def _map_in_threads(function, threads: int, *arguments) -> list:
+    """Maps over blocks. A thread takes whole blocks: the NumPy operations would leave all others waiting."""
     if threads == 1:
-        return [rank(block) for block in blocks]
+        return list(map(function, *arguments))
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(rank, blocks))
+            return list(pool.map(function, *arguments))
     finally:
         torch.set_num_threads(threads)
 
 
-@torch.no_grad()
-def _rank_block(queries: _Side, codes: _Side, targets: Tensor, top_k: int, size: int, index: slice) -> tuple:
-    """Ranks, top rows and top scores (float64, scaled) of one block of queries."""
-    centred = queries.operand(index, 1.0)[: len(targets[index])]
-    own = _Own(queries, codes, index, targets[index], centred[:, :-1].norm(dim=1))
-    best = _Best(len(centred), top_k + _SPARE, centred.device)
-    ranks = torch.ones_like(own.target)
-    chunks = -(-min(size, len(codes.rows)) // _CHUNK)
-    scores = centred.new_empty(chunks, _CHUNK, len(centred))
-    for start in range(0, len(codes.rows), size):
-        block = slice(start, start + size)
-        operand = codes.operand(block, codes.products[block], -math.inf)
-        chunks = len(operand) // _CHUNK
-        _multiply(operand, centred, scores[:chunks])
-        maxima = _maxima(scores[:chunks])
-        above, rows, columns = own.compare(scores[:chunks], maxima)
-        ranks += above + own.not_above(rows, columns + start)
-        best.add(scores[:chunks], maxima, start)
-    return ranks, *_top(own.queries, codes, best.codes(), top_k)
+class _Corpus:
+    """Codes, and the terms of `query . (code - centre) = (query - query_centre) . (code - centre) + offset`."""
+
+    def __init__(self, rows: Tensor, query_centre: Tensor):
+        self.rows, self.centre, self.query_centre = rows, _centre(rows), query_centre
+        self.copies = rows.unique(dim=0, return_inverse=True)[1]  # identical codes have one number
+        offsets, norms = [], []
+        for part in rows.split(4096):
+            centred = part.double() - self.centre
+            offsets.append(centred @ query_centre.double())
+            norms.append(centred.norm(dim=1).max())
+        self.offsets, self.norm = torch.cat(offsets), torch.stack(norms).max()
+
+    def block(self, index: slice) -> Tensor:
+        """Centred codes and their offsets, float32[N, d + 1]; codes of score -inf complete the last chunk."""
+        rows = self.rows[index]
+        block = torch.zeros(
+            -(-len(rows) // _CHUNK) * _CHUNK, rows.shape[1] + 1, dtype=torch.float32, device=rows.device
+        )
+        torch.sub(rows, self.centre, out=block[: len(rows), :-1])
+        block[: len(rows), -1] = self.offsets[index]
+        block[len(rows) :, -1] = -math.inf
+        return block
+
+    def bounds(self, queries: Tensor, centred: Tensor, own_scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Float32 scores outside these bounds are surely below or above the own code's, float32[B] each.
+
+        In any order of summation a dot product of n numbers is off by at most n u |x| |y| (1 + O(n u)), where u is
+        the unit roundoff; a few u more for centring, for the offset and for the bounds themselves.
+        """
+        queries, centre, dim = queries.double(), self.centre.double(), queries.shape[1]
+        terms = 1.01 * (min(dim, _STEP) + dim / _STEP + 12)
+        margin = terms * 2.0**-24 * (centred.double().norm(dim=1) * self.norm + self.offsets.abs().max())
+        norms = (queries.norm(dim=1) + self.query_centre.double().norm()) * (self.norm + centre.norm())
+        margin += 4 * (dim + 8) * 2.0**-53 * norms + 8 * dim * torch.finfo(torch.float32).tiny
+        own = own_scores - queries @ centre
+        return (own - margin).float(), (own + margin).float()
 
 
-def _multiply(codes: Tensor, queries: Tensor, scores: Tensor) -> None:
-    """Products of all codes and queries into `scores`, summed by steps so that less is rounded."""
-    steps = -(-(queries.shape[1] - 1) // _STEP)
-    scores = scores.view(len(codes), len(queries))
+def _rank_block(
+    corpus: _Corpus, top_k: int, size: int, queries: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ranks, top rows and top scores of one block of queries."""
+    rows = torch.arange(len(queries), device=queries.device)
+    own_scores = _pair_scores(queries, corpus.rows, rows, targets)
+    centred = (queries - corpus.query_centre).float()
+    low, high = corpus.bounds(queries, centred, own_scores)
+    centred = torch.cat([centred, torch.ones_like(centred[:, :1])], 1)
+    number = min(top_k + _SPARE, len(corpus.rows))
+    largest = centred.new_full((number, len(queries)), -math.inf)  # of the chunks' maxima so far
+    ranks, candidates = torch.zeros_like(targets), []
+    for start in range(0, len(corpus.rows), size):
+        scores = _multiply(corpus.block(slice(start, start + size)), centred)
+        above, below = _count("greater", scores, high), _count("less", scores, low)
+        row, code, _ = _pick(scores, above + below != _CHUNK, low, high, start)
+        counted = (
+            corpus.copies[code] == corpus.copies[targets[row]]
+        )  # also the own code; a collapsed encoder's are all
+        unsure = (~counted).nonzero().squeeze(1)
+        counted[unsure] = _pair_scores(queries, corpus.rows, row[unsure], code[unsure]) >= own_scores[row[unsure]]
+        ranks += above.sum(0) + row[counted].bincount(minlength=len(ranks))
+        maxima = scores.amax(1)
+        floor, largest = largest[-1], torch.cat([largest, maxima]).topk(number, dim=0).values
+        # A code that equals the new floor may be among the best, one that equals the floor of earlier rows may not.
+        floor = torch.maximum(floor.nextafter(floor.new_tensor(math.inf)), largest[-1])
+        candidates.append(_pick(scores, maxima >= floor, floor, torch.full_like(floor, math.inf), start))
+    row, code = _best(*(torch.cat(parts) for parts in zip(*candidates, strict=True)), number)
+    scores = _pair_scores(queries, corpus.rows, row, code).view(-1, number)
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    return ranks, code.view(-1, number).gather(1, order)[:, :top_k], scores[:, :top_k]
+
+
+def _multiply(codes: Tensor, queries: Tensor) -> Tensor:
+    """Products of all codes and queries, by chunks of codes: Tensor[N / chunk, chunk, B]."""
+    scores = codes.new_empty(len(codes), len(queries))
+    steps = -(-(queries.shape[1] - 1) // _STEP)  # the offset joins the last
     for step, (code, query) in enumerate(zip(codes.chunk(steps, 1), queries.chunk(steps, 1), strict=True)):
         torch.addmm(scores, code, query.T, beta=min(step, 1), out=scores)
+    return scores.view(-1, _CHUNK, len(queries))
 
 
-def _maxima(scores: Tensor) -> Tensor:
-    """The largest score of every chunk; NumPy needs half the time of torch on a CPU."""
-    return torch.from_numpy(scores.numpy().max(1)) if scores.device.type == "cpu" else scores.amax(1)
+def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
+    """The number of scores in each chunk that are "greater" or "less" than a query's bound: Tensor[N / chunk, B]."""
+    library = torch
+    if scores.device.type == "cpu":  # there NumPy needs a third of torch's time
+        library, scores, bounds = np, scores.numpy(), bounds.numpy()
+    true = getattr(library, compare)(scores, bounds).view(library.uint8)
+    return torch.as_tensor(true.sum(1, dtype=library.uint8))
 
 
-def _counts(compare: str, scores: Tensor, threshold: Tensor) -> Tensor:
-    """How many scores of every chunk are above ("greater") or at least ("greater_equal") each query's threshold.
+def _pick(scores: Tensor, chunks: Tensor, low: Tensor, high: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, code and score of all scores from `low` to `high` in these chunks, [P] each, in order of the code."""
+    chunk, row = chunks.nonzero(as_tuple=True)
+    values = scores[chunk, :, row]
+    pair, offset = ((values >= low[row, None]) & (values <= high[row, None])).nonzero(as_tuple=True)
+    return row[pair], start + chunk[pair] * _CHUNK + offset, values[pair, offset]
 
-    ByteTensor[N / chunk, B]. On a CPU NumPy, which compares and adds in bytes, two chunks at a time: they stay in the
-    processor's cache.
+
+def _best(row: Tensor, code: Tensor, score: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The `number` best codes of each query, the lower code where scores tie: queries and codes, in order of both."""
+    order = score.argsort(descending=True, stable=True)
+    order = order[row[order].argsort(stable=True)]
+    counts = row.bincount()
+    place = torch.arange(len(order), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    order = order[place < number]
+    return row[order], code[order].view(-1, number).sort(dim=1).values.flatten()
+
+
+def _pair_scores(queries: Tensor, codes: Tensor, query_rows: Tensor, code_rows: Tensor) -> Tensor:
+    """Float64 scores of P pairs. The upper half of the products is added to the lower half until one number is left.
+
+    `sum` would add in an order that depends on the device and on the number of pairs.
     """
-    if scores.device.type != "cpu":
-        return getattr(torch, compare)(scores, threshold).sum(1, dtype=torch.uint8)
-    scores, threshold, compare = scores.numpy(), threshold.numpy(), getattr(np, compare)
-    counts = np.empty((len(scores), scores.shape[2]), np.uint8)
-    held = np.empty((2, *scores.shape[1:]), bool)
-    for start in range(0, len(scores), 2):
-        some = scores[start : start + 2]
-        true = compare(some, threshold, out=held[: len(some)]).view(np.uint8)
-        np.add.reduce(true, axis=1, dtype=np.uint8, out=counts[start : start + 2])
-    return torch.from_numpy(counts)
-
-
-def _batches(dim: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Splits along the first dimension so that as many vectors of `dim` numbers stay in a processor's cache."""
-    numbers = _PAIR_NUMBERS * (1 if tensors[0].device.type == "cpu" else 128)
-    return zip(*(tensor.split(max(1, numbers // dim)) for tensor in tensors), strict=True)
-
-
-class _Own:
-    """The score of each query's own code in a block of queries, and comparisons with it.
-
-    For any order of summation a dot product of n numbers is off by at most n u sum |x_i y_i| (1 + O(n u)), and by
-    Cauchy-Schwarz the sum is at most |x| |y|; a few u more for centring, for the added column and for thresholds.
-    """
-
-    def __init__(self, queries: _Side, codes: _Side, index: slice, target: Tensor, centred_norms: Tensor):
-        self.codes, self.target, self.queries = codes, target, queries.rows[index].double()
-        own = [(query, codes.rows[row].double()) for query, row in _batches(codes.dim, self.queries, target)]
-        self.score = torch.cat([(query * code).sum(1) for query, code in own])
-        centred = torch.cat([(query * (code - codes.centre64)).sum(1) for query, code in own])
-        norms = self.queries.norm(dim=1) + queries.centre64.norm()
-        self.doubt = 2.02 * (codes.dim + 8) * _FLOAT64 * norms * (codes.norm + codes.centre64.norm())
-        terms = 1.01 * (min(codes.dim, _STEP) + codes.dim / _STEP + 12)
-        margin = terms * _FLOAT32 * (centred_norms.double() * codes.norm + codes.product) + self.doubt
-        margin += 8 * codes.dim * torch.finfo(torch.float32).tiny
-        self.low, self.high = (centred - margin).float(), (centred + margin).float()
-
-    def compare(self, scores: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The number of scores surely above each query's own, and the (query, code) pairs that rounding may decide."""
-        hot = maxima >= self.low
-        count = torch.zeros_like(self.target)
-        if hot.count_nonzero() > hot.numel() // 8:
-            above = _counts("greater", scores, self.high)
-            hot = _counts("greater_equal", scores, self.low) != above
-            count += above.masked_fill_(hot, 0).sum(0)
-        chunks, rows = hot.nonzero(as_tuple=True)
-        values = scores[chunks, :, rows]
-        above = values > self.high[rows, None]
-        count.index_add_(0, rows, above.sum(1))
-        entries, offsets = ((values >= self.low[rows, None]) ^ above).nonzero(as_tuple=True)
-        return count, rows[entries], chunks[entries] * _CHUNK + offsets
-
-    def not_above(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """For each query the number of these codes, its own left out, that its own does not exceed; LongTensor[B]."""
-        own = self.target[rows]
-        copy = self.codes.copies[columns] == self.codes.copies[own]
-        counts = rows[copy & (columns != own)].bincount(minlength=len(self.target))
-        for row, column in _batches(self.codes.dim, rows[~copy], columns[~copy]):
-            # To float64 first: a product of two types is several times slower.
-            code = self.codes.rows.index_select(0, column).double()
-            value = code.mul_(self.queries.index_select(0, row)).sum(1) - self.score[row]
-            unsure = value.abs() <= self.doubt[row]
-            if unsure.any():
-                row_, code = row[unsure], self.codes.rows[column[unsure]].double()
-                value[unsure] = _exact_sign(self.queries[row_], code, self.codes.rows[self.target[row_]].double())
-            counts += row[value >= 0].bincount(minlength=len(counts))
-        return counts
-
-
-def _exact_sign(query: Tensor, code: Tensor, own: Tensor) -> Tensor:
-    """Sign of `query . code - query . own` without any rounding, Tensor[P].
-
-    Numbers are cut in two, so that their products are exact. High parts on one grid then add up exactly; their sum
-    joins what is left over until it outweighs all of it (Rump, Ogita and Oishi, Accurate Floating-Point Summation).
-    """
-    products = [sign * x * y for sign, z in ((1, code), (-1, own)) for x in _halves(query) for y in _halves(z)]
-    terms = torch.cat(products, 1)
-    terms = terms.where(terms.abs() > 2.0**-900, 0.0)
-    while True:
-        largest = terms.abs().amax(1, keepdim=True)
-        grid = torch.exp2(largest.log2().ceil() + math.ceil(math.log2(terms.shape[1])) + 1).clamp(min=2.0**-1000)
-        high = (terms + grid) - grid
-        rest, total = terms - high, high.sum(1)
-        left = rest.abs().amax(1) * terms.shape[1]
-        if (total.abs() > left).logical_or(left == 0).all():
-            return total.sign()
-        terms = torch.cat([rest, total[:, None]], 1)
-
-
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers of at most 26 bits each that add up to each float64 number (Veltkamp)."""
-    shifted = x * (2.0**27 + 1)
-    high = shifted - (shifted - x)
-    return high, x - high
-
-
-class _Best:
-    """The best `number` codes of each query so far, by float32 score; the lower row wins a tie."""
-
-    def __init__(self, queries: int, number: int, device: torch.device):
-        self.number = number
-        self.scores = torch.full((queries, number), -math.inf, dtype=torch.float32, device=device)
-        self.rows = torch.zeros((queries, number), dtype=torch.int64, device=device)
-        self.floor = self.scores[:, -1]
-        self.pile, self.height = [], 0
-
-    def add(self, scores: Tensor, maxima: Tensor, start: int) -> None:
-        """Puts what beats the floor of its query on the pile; Tensor[N / chunk, chunk, B] of codes `start` and on."""
-        if start == 0 and len(maxima) >= self.number:
-            lowest = maxima.topk(self.number, 0).values[-1]
-            self.floor = torch.nextafter(lowest, lowest.new_tensor(-math.inf))
-        chunk, query = (maxima > self.floor).nonzero(as_tuple=True)
-        values = scores[chunk, :, query]
-        entries, offsets = (values > self.floor[query, None]).nonzero(as_tuple=True)
-        self.pile.append((query[entries], start + chunk[entries] * _CHUNK + offsets, values[entries, offsets]))
-        self.height += len(entries)
-        if self.height > 2 * self.number * scores.shape[2]:
-            self.merge()
-
-    def merge(self) -> None:
-        """Keeps the best of the pile and of what was kept before. Stable sorts: earlier means a lower row."""
-        queries, number = self.scores.shape
-        held = torch.arange(queries, device=self.scores.device).repeat_interleave(number)
-        pile = [(held, self.rows.flatten(), self.scores.flatten()), *self.pile]
-        query, row, score = (torch.cat(part) for part in zip(*pile, strict=True))
-        order = score.argsort(descending=True, stable=True)
-        order = order[query[order].argsort(stable=True)]
-        counts = query.bincount(minlength=queries)
-        place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-        order = order[place < number]
-        self.rows, self.scores = row[order].view(queries, number), score[order].view(queries, number)
-        self.floor, self.pile, self.height = self.scores[:, -1].contiguous(), [], 0
-
-    def codes(self) -> Tensor:
-        """Rows of the codes held, LongTensor[B, number], -1 where there are fewer."""
-        self.merge()
-        return self.rows.masked_fill(self.scores == -math.inf, -1)
-
-
-def _top(queries: Tensor, codes: _Side, candidates: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The best `top_k` candidates of each query and their scores, in order of float64 score, then of row."""
-    candidates = candidates.sort(dim=1).values
-    parts = _batches(codes.dim * candidates.shape[1], queries, candidates.clamp(min=0))
-    scores = torch.cat([codes.rows[rows].double().mul_(query[:, None]).sum(2) for query, rows in parts])
-    scores, order = scores.masked_fill(candidates < 0, -math.inf).sort(dim=1, descending=True, stable=True)
-    return candidates.gather(1, order)[:, :top_k], scores[:, :top_k]
+    numbers = 2**24 if codes.is_cuda else 2**17  # in one batch of pairs: on a CPU they stay in its cache
+    step, scores = max(1, numbers // queries.shape[1]), []
+    for query, code in zip(query_rows.split(step), code_rows.split(step), strict=True):
+        # To float64 first: a product of two types is several times slower.
+        products = codes.index_select(0, code).double().mul_(queries.index_select(0, query).double())
+        while (width := products.shape[1]) > 1:
+            half = (width + 1) // 2
+            products[:, : width - half] += products[:, half:]
+            products = products[:, :half]
+        scores.append(products[:, 0])
+    return torch.cat(scores)

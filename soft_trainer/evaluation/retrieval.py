@@ -94,6 +94,30 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
     return GradedRanking(Ranking(torch.from_numpy(places[first]), *top), pairs, gained / possible)
 
 
+def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
+    """Average precision of each query, float64[Q]: the mean over its relevant codes of the precision at their places.
+
+    Its mean over queries is MAP. Ties are broken against us: among codes that score the same, the irrelevant ones come
+    first.
+
+    Args:
+        ranking: of the P pairs, as `graded_ranking` takes it.
+        queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
+
+    Raises:
+        UserError: arrays that do not fit, or a query number without a pair.
+    """
+    queries, ranks = np.asarray(queries), ranking.ranks.numpy(force=True)
+    if not len(ranks) == len(queries) > 0:
+        raise UserError(f"{len(ranks)} ranks need as many queries, and at least one")
+    counts = np.bincount(queries)
+    if not counts.all():
+        raise UserError("queries must be numbered from 0 without gaps")
+    places = _places(ranks, queries, np.ones(len(ranks)))
+    relevant = _running(np.lexsort((places, queries)), queries) + 1
+    return np.bincount(queries, relevant / places) / counts
+
+
 def _places(ranks: np.ndarray, queries: np.ndarray, grades: np.ndarray) -> np.ndarray:
     """The place of each pair's code, int64[P]: relevant codes that score the same share a rank, the last of theirs."""
     order = np.lexsort((-grades, ranks, queries))

@@ -1,8 +1,7 @@
-"""An encoder as a folder that loads with `AutoModel`, `SentenceTransformer` and `soft_trainer.load_encoder` alike."""
+"""Writes an encoder as a folder that `AutoModel`, `SentenceTransformer` and `soft_trainer.load_encoder` can load."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.files import reporting_disk_errors
+from soft_trainer.files import reporting_disk_errors, write_json
 
 _LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 _MODULE = "sentence_transformers.models."
@@ -25,13 +24,13 @@ def export_encoder(
     folder: str | Path,
     state_dict: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write weights, configuration, tokenizer, profile and the files of sentence-transformers into `folder`.
+    """Writes weights, configuration, tokenizer, profile and the files of sentence-transformers into `folder`.
 
-    Everything is written into a directory aside first, then each file is renamed into place: a full disk or an
-    interruption while writing leaves what was in `folder` as it was.
+    Everything is first written into a directory inside `folder`, then each file is renamed into place. A full disk or
+    an interruption while writing leaves the earlier files as they were.
 
     Args:
-        state_dict: weights to save in place of the model's own (sharded training gathers them first).
+        state_dict: weights to save in place of the model's own; sharded training gathers them first.
 
     Returns:
         `folder` as a path.
@@ -44,36 +43,30 @@ def export_encoder(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
             _write(model, tokenizer, profile, Path(aside), state_dict)
-            _move(Path(aside), folder)
+            for path in [path for path in Path(aside).rglob("*") if path.is_file()]:
+                target = folder / path.relative_to(aside)
+                target.parent.mkdir(exist_ok=True)
+                path.replace(target)
     return folder
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict) -> None:
-    """Write the whole folder."""
     model.save_pretrained(aside, state_dict=state_dict)
-    # Otherwise the file keeps the length to which the tokenizer happened to cut last.
+    # Otherwise the file keeps the length of the tokenizer's last call.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(aside)
     for file, content in sentence_transformers_files(model, profile).items():
         (aside / file).parent.mkdir(exist_ok=True)
-        (aside / file).write_text(json.dumps(content, indent=2) + "\n")
+        write_json(aside / file, content)
     profile.save(aside)
 
 
-def _move(aside: Path, folder: Path) -> None:
-    """Rename every file below `aside` into `folder`."""
-    for path in [path for path in aside.rglob("*") if path.is_file()]:
-        target = folder / path.relative_to(aside)
-        target.parent.mkdir(exist_ok=True)
-        path.replace(target)
-
-
 def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile) -> dict[str, object]:
-    """File name -> JSON content of what `SentenceTransformer` reads beside the model.
+    """Returns the files that `SentenceTransformer` reads beside the model: name -> JSON content.
 
-    `encode_query` and `encode_document` keep to `query_length` and `code_length`, the plain `encode` to the longer.
-    A pooler is the model's own output, not a copy of its weights, so there is no pooling module then.
+    `encode_query` and `encode_document` cut to `query_length` and `code_length`, the plain `encode` to the longer of
+    the two. A pooler is an output of the model itself, so a profile that pools with it has no pooling module.
     """
     transformer = {"max_seq_length": max(profile.query_length, profile.code_length), "do_lower_case": False}
     if profile.query_length != profile.code_length:
@@ -88,7 +81,7 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
     else:
         modules.append(("Pooling", "1_Pooling"))
         modes = {key: mode == profile.pooling for mode, key in _LEGACY_POOLING.items()}
-        # The older keys: every release of sentence-transformers reads them.
+        # Every release of sentence-transformers reads these older keys.
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
             **modes,

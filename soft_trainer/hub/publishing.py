@@ -1,4 +1,4 @@
-"""Pushes during training, in the background, of which none fails in silence."""
+"""Pushes during training, in the background; every failure is logged and made good at the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.get_logger(__name__)
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
-    """Make sure, before anything is mined or trained, that what the options ask to push can be pushed.
+    """Makes sure, before anything is mined or trained, that the pushes of the options can succeed.
 
     Raises:
-        UserError: what `check_push` or `check_data_push` refuses.
+        UserError: `check_push` or `check_data_push` refuses.
     """
     if distributed.rank_and_world_size()[0] == 0:
         check_data_push(data, args)
@@ -39,10 +39,10 @@ class Publisher:
     """Pushes the folders of one run to its repository on the Hub, one after the other.
 
     Args:
-        args: of the run; those that begin with `hub_` are read.
+        args: the arguments of the run; those that begin with `hub_` are read.
 
     Raises:
-        UserError: the repository cannot be pushed to; nothing has been trained yet.
+        UserError: the repository cannot be pushed to. Nothing has been trained yet.
     """
 
     def __init__(self, args: TrainingArguments):
@@ -50,14 +50,14 @@ class Publisher:
         self.hub_model_id = _model_id(args)
         check_push(self.hub_model_id, args.hub_token, args.hub_private_repo)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
-        self._pushes: list[tuple[Future, str | Path, str, tuple[str | None, ...]]] = []
-        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # by path in the repository
+        self._pushes: list[Future] = []
+        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # path in the repository -> folder, message
 
     def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
-        """Push `folder` now and return the address of the commit.
+        """Pushes `folder` now and returns the address of the commit.
 
         Raises:
-            UserError: the push failed for good; says how to push later.
+            UserError: the push failed for good; the message says how to push later.
         """
         args = self.args
         return push_folder(
@@ -65,62 +65,60 @@ class Publisher:
             path_in_repo=path_in_repo,
         )  # fmt: skip
 
-    def push_behind(self, folder: str | Path, message: str, paths: tuple[str | None, ...] = (None,)) -> None:
-        """Push `folder` in the background, to each of `paths` in the repository; not while another push is under way,
-        unless `hub_always_push`."""
-        self._report()
-        if self._pushes and not self.args.hub_always_push:
+    def push_in_background(self, folder: str | Path, message: str, paths: tuple[str | None, ...] = (None,)) -> None:
+        """Pushes `folder` in the background, to each of `paths` in the repository.
+
+        Does nothing while another push is under way, unless `hub_always_push` is set.
+        """
+        if not all(push.done() for push in self._pushes) and not self.args.hub_always_push:
             return
         try:
             staged = _staged(folder, self.args.output_dir)
         except OSError as error:
             self._fail(error, folder, message, paths)
-            return
-
-        def push_staged():
-            with staged:
-                return [self.push(staged.name, message, path) for path in paths]
-
-        self._pushes.append((self._executor.submit(push_staged), folder, message, paths))
+        else:
+            self._pushes.append(self._executor.submit(self._push_staged, staged, folder, message, paths))
 
     def finish(self) -> None:
-        """Wait for the pushes that are under way; one that failed is logged."""
-        wait([push for push, *_ in self._pushes])
-        self._report()
+        """Waits for the pushes that are under way."""
+        wait(self._pushes)
 
     def conclude(self, message: str) -> str:
-        """Push the output folder and, again, the checkpoints whose push failed; return the address of the commit.
+        """Pushes the output folder, then again every checkpoint whose push failed.
+
+        Returns:
+            The address of the commit of the output folder.
 
         Raises:
-            UserError: a push failed for good; says how to push later.
+            UserError: a push failed for good; the message says how to push later.
         """
         self.finish()
         url = self.push(self.args.output_dir, message)
         for path, (folder, step) in self._failed.items():
-            if path is not None and Path(folder).is_dir():  # a checkpoint may have made room for a newer one
+            if path is not None and Path(folder).is_dir():  # an old checkpoint may have been deleted by now
                 self.push(folder, step, path)
         return url
 
-    def _report(self) -> None:
-        """Log every push that failed."""
-        done = [push for push in self._pushes if push[0].done()]
-        self._pushes = [push for push in self._pushes if push not in done]
-        for push, folder, message, paths in done:
-            if error := push.exception():
-                self._fail(error, folder, message, paths)
-            else:
-                self._failed = {path: what for path, what in self._failed.items() if path not in paths}
+    def _push_staged(self, staged: tempfile.TemporaryDirectory, folder, message: str, paths) -> None:
+        """Pushes the staged files of `folder` to each of `paths`; a failure is logged."""
+        try:
+            with staged:
+                for path in paths:
+                    self.push(staged.name, message, path)
+                    self._failed.pop(path, None)
+        except Exception as error:  # no caller reads the error of this thread
+            self._fail(error, folder, message, paths)
 
     def _fail(self, error: BaseException, folder: str | Path, message: str, paths: tuple[str | None, ...]) -> None:
-        """Log a push that failed, and remember it for the end."""
-        # The command in the message of a push names links that are gone by now: only its cause matters.
-        why = reason(error.__cause__ or error)
-        logger.warning(f"Pushing {folder} during training failed and is made good at the end: {why}")
+        """Logs a push that failed and remembers it for the end."""
+        # The UserError names a command with links that are gone by now, so only its cause is logged.
+        cause = reason(error.__cause__ or error)
+        logger.warning(f"Pushing {folder} during training failed and is made good at the end: {cause}")
         self._failed |= dict.fromkeys(paths, (folder, message))
 
 
 def _staged(folder: str | Path, output_dir: str) -> tempfile.TemporaryDirectory:
-    """Links of the files of a checkpoint, which training may delete while they are being sent."""
+    """Links the files of a checkpoint into a folder of their own: training may delete them while they are sent."""
     staged = tempfile.TemporaryDirectory(prefix=".push-", dir=output_dir)
     try:
         shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
@@ -131,7 +129,7 @@ def _staged(folder: str | Path, output_dir: str) -> tempfile.TemporaryDirectory:
 
 
 def _link(source: str, target: str) -> None:
-    """A second name for a file; a copy where the file system has no such thing."""
+    """Links a file, or copies it if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Pushes a folder to the Hub."""
+"""Pushes a folder to the Hub, during a run or later with `soft-trainer push DIR USER/NAME`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
 from soft_trainer.errors import UserError
+from soft_trainer.files import write_text
 
 logger = logging.getLogger(__name__)
 
 REPO_TYPES = ("model", "dataset", "space")
-# Pickles run code when loaded, and Trainer's `training_args.bin` holds the token; the rest is of this machine only.
+# Pickles run code when loaded, and Trainer's `training_args.bin` holds the token. The other files are temporary.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
-# What a run's output folder holds beside the encoder; ranks and rows show source code that may not be for everybody.
 PUSHED_ROWS = "pushed_rows"
-NO_PART = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*")}
+# A run's output folder also holds ranks and rows, which show source code that may be private.
+NOT_PUSHED_WITH = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*")}
 WAITS = (1, 2, 4, 8, 16)  # seconds before each further try
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
@@ -31,16 +32,16 @@ _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 def check_push(
     hub_model_id: str, token: str | None = None, private: bool | None = None, repo_type: str = "model"
 ) -> None:
-    """Make sure, before a long run, that its result can be pushed; creates the repository where it is missing.
+    """Makes sure, before a long run, that its result can be pushed; creates the repository if it is missing.
 
     Args:
         hub_model_id: `USER/NAME`.
-        token: the token to push with; the one of `HF_TOKEN` or `hf auth login` when None.
-        private: visibility of a repository that is created.
+        token: the token to push with; None takes the one of `HF_TOKEN` or `hf auth login`.
+        private: the visibility of a new repository.
 
     Raises:
-        UserError: the name is not valid, there is no token, it is not valid or may not write there, or the Hub cannot
-            be reached.
+        UserError: the name is not valid, there is no token, the token is not valid or may not write there, or the Hub
+            cannot be reached.
     """
     _check_name(hub_model_id, repo_type)
     api = HfApi(token=_token(token))
@@ -70,26 +71,27 @@ def push_folder(
     repo_type: str = "model",
     path_in_repo: str | None = None,
 ) -> str:
-    """Push the files of `folder` in one commit, creating repository and branch where missing.
+    """Pushes the files of `folder` in one commit; creates the repository and the branch if they are missing.
 
-    What passes (no connection, 429, 5xx, also on the commit itself, a commit by someone else in between) is tried
-    again after `WAITS`. Files that are already there unchanged are not sent again.
+    A failure that may pass (see `is_retryable`) is tried again after `WAITS`. Files that have not changed are not sent
+    again.
 
     Args:
-        token, private, repo_type: as in `check_push`; repo_type one of `REPO_TYPES`.
-        revision: the branch to push to, `main` when None.
-        path_in_repo: folder of the repository to put the files into.
+        token, private: as in `check_push`.
+        revision: the branch to push to; None is `main`.
+        repo_type: one of `REPO_TYPES`.
+        path_in_repo: the folder of the repository that the files go into.
 
     Returns:
         The address of the commit.
 
     Raises:
-        UserError: nothing to push, the token stands in one of the files, or the push failed for good; the message
-            has the command that pushes later.
+        UserError: there is nothing to push, one of the files contains the token, or the push failed for good. The
+            message then has the command that pushes later.
     """
     _check_name(hub_model_id, repo_type)
     folder, token = Path(folder), _token(token)
-    ignored = [*NEVER_PUSHED, *NO_PART.get(repo_type, ())]
+    ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, token, ignored)
     api = HfApi(token=token)
 
@@ -108,7 +110,7 @@ def push_folder(
         ).commit_url
 
     try:
-        return _persist(push, hub_model_id)
+        return retry(push, hub_model_id)
     except (HTTPError, OSError, ValueError) as error:
         command = later_command(folder, hub_model_id, private, revision, repo_type, path_in_repo)
         raise UserError(
@@ -116,19 +118,30 @@ def push_folder(
         ) from error
 
 
-def _persist(push: Callable[[], str], repo_id: str) -> str:
-    """Call `push` until it returns, waiting `WAITS` in between; raise what does not pass or lasts too long."""
-    for wait in (*WAITS, None):
+def retry(push: Callable[[], str], repo_id: str) -> str:
+    """Calls `push` until it returns, waiting `WAITS` in between; raises an error that is final or lasts too long."""
+    # `huggingface_hub.utils.http_backoff` repeats single requests. The client uses it for uploads, but not for the
+    # commit: a 500 there, or a commit by someone else in between, ends `upload_folder`.
+    waits = iter(WAITS)
+    while True:
         try:
             return push()
         except (HTTPError, OSError, RuntimeError) as error:
             # The client wraps a failed upload into a RuntimeError.
             cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
-            if wait is None or not _passes(cause):
+            wait = next(waits, None)
+            if wait is None or not is_retryable(cause):
                 raise cause from None
             logger.warning("Push to %s failed (%s); next try in %d s.", repo_id, reason(cause), wait)
             time.sleep(wait)
-    raise AssertionError("the last try returns or raises")
+
+
+def is_retryable(error: Exception) -> bool:
+    """True if another try may succeed: after no answer, too many requests, a conflict or a fault of the server."""
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        return status >= 500 or status in (408, 409, 412, 429)
+    return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
 
 
 def later_command(
@@ -139,7 +152,7 @@ def later_command(
     repo_type: str = "model",
     path_in_repo: str | None = None,
 ) -> str:
-    """The command line that pushes `folder` later, quoted for a shell."""
+    """Returns the command line that pushes `folder` later, quoted for a shell."""
     command = ["soft-trainer", "push", str(folder), hub_model_id]
     command += ["--private"] if private else []
     command += ["--revision", revision] if revision else []
@@ -148,30 +161,30 @@ def later_command(
     return shlex.join(command)
 
 
-def named(repo_id: str, revision: str | None = None) -> str:
-    """The arguments by which code loads a repository, or one of its branches."""
+def load_arguments(repo_id: str, revision: str | None = None) -> str:
+    """Returns the arguments, as Python code, that load a repository or one of its branches."""
     return f'"{repo_id}"' + (f', revision="{revision}"' if revision else "")
 
 
 def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> None:
-    """Create the repository where it is missing."""
+    """Creates the repository if it is missing."""
     sdk = "gradio" if repo_type == "space" else None
     api.create_repo(repo_id, private=private, repo_type=repo_type, exist_ok=True, space_sdk=sdk)
 
 
 def _check_name(repo_id: str, repo_type: str) -> None:
-    """Raise for anything but a valid `USER/NAME`."""
+    """Refuses anything but a valid `USER/NAME`."""
     option = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id"
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
     if repo_id.count("/") != 1:
-        raise UserError(f"{option}={repo_id!r}: write USER/NAME, with your user name or an organisation of yours")
+        raise UserError(f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations")
 
 
 def _token(token: str | None) -> str:
-    """The token given or stored."""
+    """Returns the given token, or the stored one."""
     token = token or get_token()
     if not token:
         raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
@@ -179,7 +192,7 @@ def _token(token: str | None) -> str:
 
 
 def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
-    """Raise where there is nothing to push, or where the token stands in a file that would be."""
+    """Refuses a folder with nothing to push, or with the token in one of its files."""
     paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     paths = list(filter_repo_objects(paths, ignore_patterns=ignored))
     if not paths:
@@ -189,16 +202,8 @@ def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
             raise UserError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")
 
 
-def _passes(error: Exception) -> bool:
-    """Whether another try may succeed: no answer at all, too many requests, a conflict, or a fault of the server."""
-    if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code
-        return status >= 500 or status in (408, 409, 412, 429)
-    return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
-
-
 def reason(error: Exception) -> str:
-    """What went wrong, for a person, in one line."""
+    """Says in one line, for a person, what went wrong."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     status, message = error.response.status_code, error.server_message or error.response.reason_phrase
@@ -211,8 +216,8 @@ def reason(error: Exception) -> str:
 
 
 def name_in_card(folder: str | Path, repo_id: str, revision: str | None) -> None:
-    """Let the snippets of a card that was written for another place load the encoder from this one."""
+    """Rewrites the snippets of a card so that they load the encoder from this repository."""
     path = Path(folder) / "README.md"
     card = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if written := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)\)', card):
-        path.write_text(card.replace(f"({written[1]}", f"({named(repo_id, revision)}"), encoding="utf-8")
+    if match := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)\)', card):
+        write_text(path, card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}"))

@@ -1,4 +1,4 @@
-"""From a doc comment to a query: delimiters, tags and markup off, the first paragraph kept."""
+"""Turns a doc comment into a query: removes delimiters, tags and markup, keeps the first paragraph."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc
 
-# A word, or one sign: `snake_case` stays whole and `f()` is three tokens, as in CodeSearchNet.
+# As in CodeSearchNet, `snake_case` is one token and `f()` three.
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
-# "... For example:" leads to what the summary leaves out
+# The example that follows "... For example:" is not part of the summary.
 _LEAD_IN = re.compile(r"(?i)(?<=[.!?)])\s+(for (example|instance)|examples?|usage|e\.g\.|as follows)\s*:+\s*$")
 
 Substitution = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
@@ -19,10 +19,10 @@ Substitution = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 @dataclass(frozen=True)
 class DocStyle:
-    """How one ecosystem writes documentation.
+    """The markup of one ecosystem's documentation.
 
-    `substitutions` take markup off in order; a line that matches `stop` ends the summary, and one that matches
-    `skip` is left out of it.
+    `substitutions` remove markup, in order. The summary ends before the first line that matches `stop`, and leaves out
+    lines that match `skip`.
     """
 
     substitutions: tuple[Substitution, ...]
@@ -31,7 +31,7 @@ class DocStyle:
 
 
 def summary(docstring: str, style: DocStyle) -> str:
-    """The first paragraph of `docstring` as plain text; empty where there is nothing but tags."""
+    """The first paragraph of `docstring` as plain text, empty if it holds tags alone."""
     for pattern, replacement in style.substitutions:
         docstring = pattern.sub(replacement, docstring)
     lines: list[str] = []
@@ -56,7 +56,7 @@ def strip_block(comment: str) -> str:
 
 
 def strip_line_comments(comment: str, sign: str) -> str:
-    """The text of line comments that begin with `sign` (`//`, `#`), their common indentation taken off."""
+    """The text of line comments that begin with `sign` (`//`, `#`), without their common indentation."""
     lines = (re.sub(rf"^\s*{sign}+", "", line) for line in comment.splitlines())
     return cleandoc("\n" + "\n".join(lines))
 
@@ -83,7 +83,7 @@ def strip_ruby(comment: str) -> str:
     directive = re.compile(r"\s*#(:|\s*(rubocop:|frozen_string_literal:|encoding:|-\*-|typed:|@api |!))")
     lines = (line for line in comment.splitlines() if not directive.match(line))
     text = strip_line_comments("\n".join(lines), "#")
-    # `#--` hides what follows from RDoc until `#++`
+    # RDoc ignores the text from `#--` to `#++`.
     return re.sub(r"(?ms)^--\s*$.*?(^\+\+\s*$|\Z)", "", text).strip()
 
 
@@ -125,7 +125,7 @@ _JAVADOC: tuple[Substitution, ...] = (
     (re.compile(rf"\{{@return\s+{_BRACED}"), r"Returns \1"),
 )
 _TAG_LINE = r"\s*@\w"
-# where an indented line is a block of code
+# an indented line, in languages where it is a block of code
 _INDENTED = r"(\t| {2,})\s*\S"
 _UNDERLINE = r"\s*(?P<sign>[-=~^*#_])(?P=sign){2,}\s*$"
 

@@ -1,4 +1,4 @@
-"""One source file -> its functions as rows."""
+"""Turns one source file into rows, a row for every function."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Row = dict[str, Any]
 Span = tuple[int, int]
 
 
-# searching through the children of an error takes quadratic time: 20 s for 80,000 of them
+# A search through the children of a syntax error takes quadratic time: 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
 
 
 def parse(source: bytes, language: str) -> Node | None:
-    """The syntax tree of `source`; None where the parser found next to nothing in it."""
+    """The syntax tree of `source`, None if most of it is a syntax error."""
     root = parser(language).parse(source).root_node
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
     return None if broken else root
 
 
 def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
-    """The named functions with a body in `source`, in order, each with its syntax node.
+    """Yields the named functions of `source` that have a body, in order, each with its syntax node.
 
-    A row has CodeSearchNet's columns but for `repo` and `partition`, which are its package's. A function without
-    documentation has an empty `docstring`; one whose documentation is nothing but tags has no `docstring_tokens`.
+    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. A function without
+    documentation has an empty `docstring`. One with tags alone has a `docstring`, but no `docstring_tokens`.
     """
     table = SOURCE_LANGUAGES[language]
-    found = QueryCursor(_query(language)).captures(root)
-    comments = _Comments(source, found.get("comment", []), table)
+    captures = QueryCursor(_query(language)).captures(root)
+    comments = _Comments(source, captures.get("comment", []), table)
     end, urls = 0, set()
-    for node in sorted(found.get("function", []), key=lambda node: node.start_byte):
+    for node in sorted(captures.get("function", []), key=lambda node: node.start_byte):
         if node.end_byte <= end and not table.nested:
             continue
         end = max(end, node.end_byte)
@@ -55,7 +55,7 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
             {
                 "path": path,
                 "func_name": name,
-                "original_string": _text(source, named.start_byte, named.end_byte),
+                "original_string": _node_text(named),
                 "language": language,
                 "code": _without(source, named, spans),
                 "code_tokens": _tokens(source, named, spans, table.strings),
@@ -69,7 +69,7 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
 
 @cache
 def _query(language: str) -> Query:
-    """Captures every function and every comment in one pass."""
+    """A query that captures every function and every comment."""
     table = SOURCE_LANGUAGES[language]
     types = " ".join(f"({kind})" for kind in table.functions)
     grammar: Language = parser(language).language
@@ -77,7 +77,7 @@ def _query(language: str) -> Query:
 
 
 def _named(node: Node, table: SourceLanguage) -> tuple[Node, str | None]:
-    """The node that shows the function's name (itself, or `f = function () {}` around it) and its qualified name."""
+    """The node that names the function (itself, or `f = function () {}` around it) and the qualified name."""
     name = node.child_by_field_name("name")
     if name is None and (field := table.wrappers.get(node.parent.type)):
         node = node.parent
@@ -96,7 +96,7 @@ def _named(node: Node, table: SourceLanguage) -> tuple[Node, str | None]:
 
 
 class _Comments:
-    """The comments of a file: what they span, and which of them document a function."""
+    """The comments of a file: their places, and the documentation of each function."""
 
     def __init__(self, source: bytes, nodes: list[Node], table: SourceLanguage):
         self.source, self.table = source, table
@@ -105,9 +105,9 @@ class _Comments:
         self.by_last_row = {_last_row(node): node for node in self.nodes}
 
     def between(self, start: int, end: int, body: Node) -> list[Span]:
-        """The byte spans of the comments inside `start` to `end`, which hold a function with this `body`."""
+        """The byte spans of the comments in a function, which goes from `start` to `end` and has this `body`."""
         inside = self.nodes[bisect_left(self.starts, start) : bisect_left(self.starts, end)]
-        # a function inside that is nothing but a docstring would not parse without it
+        # An inner function that consists of a docstring would not parse without it.
         return [
             (node.start_byte, node.end_byte)
             for node in inside
@@ -115,7 +115,7 @@ class _Comments:
         ]
 
     def docstring(self, function: Node, body: Node) -> str:
-        """The documentation of `function`, delimiters off; empty where there is none."""
+        """The documentation of `function` without delimiters, empty if it has none."""
         if self.table.docstring_in_body:
             first = body.named_children[0] if body.named_child_count else None
             is_string = first is not None and first.type == "expression_statement"
@@ -125,7 +125,7 @@ class _Comments:
         return self.table.strip(comment).strip() if comment else ""
 
     def _before(self, function: Node) -> str:
-        """The text of the doc comment that ends on the line above `function`, line comments joined."""
+        """The doc comment that ends on the line above `function`. Line comments are joined."""
         while function.parent is not None and function.parent.type in self.table.wrappers:
             function = function.parent
         row, group = function.start_point[0] - 1, [""]
@@ -138,18 +138,18 @@ class _Comments:
         return "\n".join(group) if group[0].startswith(self.table.doc_prefix) else ""
 
     def _alone(self, comment: Node) -> bool:
-        """Whether nothing but space stands in front of `comment` on its line."""
+        """True if `comment` is the first thing on its line."""
         start = comment.start_byte
         return not self.source[self.source.rfind(b"\n", 0, start) + 1 : start].strip()
 
 
 def _last_row(comment: Node) -> int:
-    """The row of the comment's last character; some grammars let it run on to the next line's start."""
+    """The row of the comment's last character. In some grammars a comment ends at the start of the next line."""
     return comment.end_point[0] - (comment.end_point[1] == 0)
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
-    """The text of `node` without `spans`; lines that this leaves blank go too, and blank ones after them."""
+    """The text of `node` without `spans`, nor the lines that become blank, nor the blank lines after them."""
     pieces, at = [], node.start_byte
     for start, end in spans:
         line_start = max(source.rfind(b"\n", 0, start) + 1, at)
@@ -164,21 +164,21 @@ def _without(source: bytes, node: Node, spans: list[Span]) -> str:
     return b"".join(pieces).decode(errors="replace").rstrip()
 
 
-# nothing but space up to the line's end and on the lines after it
+# blanks up to the end of the line, and the blank lines after it
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 
 
 def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:
-    """The leaves of `node` outside `spans`, a string being one leaf."""
+    """The leaves of `node` outside `spans`. A string is one leaf."""
     skipped, tokens = dict(spans), []
     cursor, depth = node.walk(), 0
     while True:
-        here = cursor.node
-        comment = skipped.get(here.start_byte) == here.end_byte
-        if not comment and here.type not in strings and cursor.goto_first_child():
+        leaf = cursor.node
+        comment = skipped.get(leaf.start_byte) == leaf.end_byte
+        if not comment and leaf.type not in strings and cursor.goto_first_child():
             depth += 1
             continue
-        text = source[here.start_byte : here.end_byte].strip()
+        text = source[leaf.start_byte : leaf.end_byte].strip()
         if not comment and text and text != b"\\":
             tokens.append(text.decode(errors="replace"))
         while not cursor.goto_next_sibling():
@@ -192,8 +192,3 @@ def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str
 def _node_text(node: Node) -> str:
     """The source text of `node`."""
     return node.text.decode(errors="replace")
-
-
-def _text(source: bytes, start: int, end: int) -> str:
-    """Bytes `start` to `end` of `source` as text."""
-    return source[start:end].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What mining needs to know of each language: one table entry a language."""
+"""The facts that mining needs about each language. A new language is one more entry in the table."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from soft_trainer.mining.documentation import DocStyle
 
 @dataclass(frozen=True)
 class SourceLanguage:
-    """Where a language keeps functions, their names and their documentation.
+    """The places of functions, their names and their documentation in a language.
 
     Attributes:
-        extensions: endings of its files.
+        extensions: endings of file names.
         functions: node types with a `body` field that count as functions.
-        strings: node types that are one token, whatever they contain.
-        style: how its documentation is marked up.
-        strip: takes the delimiters off a doc comment.
-        comments: tree-sitter query for everything that is not code.
+        strings: node types that are one token with all that they contain.
+        style: the markup of documentation.
+        strip: removes the delimiters of a doc comment.
+        comments: tree-sitter query for comments and docstrings.
         containers: node types whose name goes in front of the function's (`Class.method`).
-        wrappers: node types around a function that name it (`exports.f = function () {}`) or stand between it and its
-            doc comment; the value is the field with the name, None where there is none.
-        doc_prefix: what a doc comment begins with; plain comments (`/* ... */` in Java) do not document.
-        docstring_in_body: documentation is the first statement of the body.
-        nested: functions inside functions count too.
+        wrappers: node types around a function that name it (`exports.f = function () {}`) or separate it from its doc
+            comment; the value is the field that holds the name, None for a wrapper without a name.
+        doc_prefix: beginnings of doc comments; other comments (`/* ... */` in Java) are no documentation.
+        docstring_in_body: the documentation is the first statement of the body.
+        nested: functions inside functions are rows too.
     """
 
     extensions: tuple[str, ...]
@@ -55,7 +55,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         extensions=(".py",),
         functions=("function_definition",),
         strings=frozenset({"string"}),
-        # a string that is a statement of its own documents something, or stands in for a comment
+        # A string that is a statement is a docstring or serves as a comment.
         comments="(comment) @comment (expression_statement . (string) .) @comment",
         containers=frozenset({"class_definition"}),
         style=documentation.PYTHON,
@@ -96,7 +96,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         },
         style=documentation.JSDOC,
         strip=documentation.strip_block,
-        # modules are often wrapped in a function, constructors hold their methods
+        # A function often wraps a module, and constructors define methods.
         nested=True,
     ),
     "php": SourceLanguage(

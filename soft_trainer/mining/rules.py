@@ -1,19 +1,16 @@
 """The rules by which CodeSearchNet and GraphCodeBERT choose their rows.
 
-Most rules look at one row, in CodeSearchNet's columns, and say whether it goes. `comments` drops nothing: it takes the
-comments off the code. Whether a row is a duplicate depends on the rows before it.
+Most rules look at a single row in CodeSearchNet's columns and return True to drop it. `comments` drops nothing but
+removes the comments from the code. The two rules on duplicates compare a row with the rows before it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from soft_trainer import dataflow
-
-if TYPE_CHECKING:
-    pass
 
 Row = dict[str, Any]
 
@@ -28,7 +25,7 @@ CONSTRUCTORS = {
     "php": {"__construct", "__destruct"},
     "go": set(),
 }
-# CodeSearchNet's own lists of methods that every class may have; `__names__` of Python and PHP are a pattern
+# CodeSearchNet's lists of methods that any class may have. Those of Python and PHP are a pattern.
 MAGIC_METHODS = {
     "ruby": set("to_s to_text inspect display dup clone equal? eql? hash == != === =~ <=> <= < > >= between?".split()),
     "java": set("toString hashCode equals finalize notify notifyAll clone".split()),
@@ -44,34 +41,34 @@ _LINK = re.compile(r"https?\s*:\s*/\s*/", re.IGNORECASE)
 
 
 def does_not_parse(row: Row) -> bool:
-    """Code that has a syntax error, or of which the grammar has no idea."""
+    """The code has a syntax error."""
     return not dataflow.parses(row["code"], row["language"])
 
 
 def is_short(row: Row) -> bool:
-    """Under three lines of code, blank ones not counted."""
+    """The code has fewer than three lines, blank ones not counted."""
     return sum(1 for line in row["code"].splitlines() if line.strip()) < MIN_CODE_LINES
 
 
 def is_test(row: Row) -> bool:
-    """A test: `test` is a word of the function's own name, or of its path (in Ruby and JavaScript also `spec`)."""
+    """The function's name or its path contains the word `test` (in Ruby and JavaScript also `spec` in the path)."""
     return is_test_path(row["path"], row["language"]) or bool(_TEST_WORDS & _words(_own_name(row)))
 
 
 def is_test_path(path: str, language: str) -> bool:
-    """Whether a file or a folder of its is named as tests are: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
+    """True if the path looks like a test: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
     words = _TEST_WORDS | {"spec", "specs"} if language in _SPEC_LANGUAGES else _TEST_WORDS
     return bool(words & _words(path))
 
 
 def is_constructor(row: Row) -> bool:
-    """A constructor or destructor, by its name; in Java one that is named as its class is."""
+    """The function's name is that of a constructor or destructor, in Java that of its class."""
     *scope, name = row["func_name"].split(".")
     return name in CONSTRUCTORS[row["language"]] or (row["language"] == "java" and scope[-1:] == [name])
 
 
 def is_magic(row: Row) -> bool:
-    """A method that any class may have, such as `__str__`, `toString` or `<=>`, constructors not counted."""
+    """The function is a method that any class may have, such as `__str__`, `toString` or `<=>`, but no constructor."""
     name, language = _own_name(row), row["language"]
     pattern = _MAGIC_PATTERN.get(language)
     magic = bool(pattern.fullmatch(name)) if pattern else name in MAGIC_METHODS[language]
@@ -79,22 +76,22 @@ def is_magic(row: Row) -> bool:
 
 
 def has_document_of_odd_length(row: Row) -> bool:
-    """A document of under 3 or over 256 tokens."""
+    """The document has fewer than 3 or more than 256 tokens."""
     return not MIN_DOCUMENT_TOKENS <= len(row["docstring_tokens"]) <= MAX_DOCUMENT_TOKENS
 
 
 def has_image(row: Row) -> bool:
-    """`<img ...>` in the document."""
+    """The document contains `<img ...>`."""
     return bool(_IMAGE.search(_document(row)))
 
 
 def has_link(row: Row) -> bool:
-    """`http://` or `https://` in the document."""
+    """The document contains `http://` or `https://`."""
     return bool(_LINK.search(_document(row)))
 
 
 def is_not_english(row: Row) -> bool:
-    """A character outside ASCII in the document: no published query has one."""
+    """The document has a character outside ASCII, which no published query has."""
     return not _document(row).isascii()
 
 
@@ -109,11 +106,11 @@ def _document(row: Row) -> str:
 
 
 def _words(name: str) -> set[str]:
-    """The lower-case words of an identifier or a path: `FooTest`, `foo_test` and `foo/test` hold `test`."""
+    """The words of an identifier or a path in lower case: those of `FooTest` and of `foo/test` are foo and test."""
     return {word.lower() for word in _WORD.findall(name)}
 
 
-# name -> whether a row goes: rules that look at the function, and rules that look at its document
+# name -> True for a row to drop. Code rules look at the function, document rules at its documentation.
 CODE_RULES: dict[str, Callable[[Row], bool]] = {
     "short_functions": is_short,
     "tests": is_test,
@@ -128,15 +125,27 @@ DOCUMENT_RULES: dict[str, Callable[[Row], bool]] = {
 }
 ROW_RULES = {"unparseable": does_not_parse, **CODE_RULES, **DOCUMENT_RULES}
 RULES: dict[str, str] = {
-    "comments": "Comments and docstrings are taken off the code; counts the rows that had some.",
+    "comments": "Comments and docstrings are removed from the code. The count is that of the rows that had some.",
     **{name: (rule.__doc__ or "").strip() for name, rule in ROW_RULES.items()},
-    "duplicates": "The same code tokens as a row before.",
-    "near_duplicates": "Nearly the same code tokens as a row before.",
+    "duplicates": "An earlier row has the same code tokens.",
+    "near_duplicates": "An earlier row has nearly the same code tokens.",
+}
+# rule -> the columns that it reads
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "comments": ("code", "code_tokens", "language"),
+    "unparseable": ("code", "language"),
+    "short_functions": ("code",),
+    "tests": ("path", "func_name", "language"),
+    "constructors": ("func_name", "language"),
+    "magic_methods": ("func_name", "language"),
+    **{name: ("docstring_tokens",) for name in DOCUMENT_RULES},
+    "duplicates": ("code_tokens",),
+    "near_duplicates": ("code_tokens",),
 }
 GRAPHCODEBERT_RULES = ("comments", "unparseable", *DOCUMENT_RULES)
 CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 
 
 def first_broken(row: Row, rules: Iterable[str]) -> str:
-    """The first of `rules` that drops `row`; empty where none does."""
+    """The first of `rules` that drops `row`, empty if no rule does."""
     return next((name for name in rules if ROW_RULES[name](row)), "")

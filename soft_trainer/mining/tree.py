@@ -1,8 +1,7 @@
 """Mines documented functions from a source tree.
 
-The output is a folder in GraphCodeBERT's layout with CodeSearchNet's columns. Splits never share a top-level module or
-package, duplicates are dropped over the whole tree, and the same tree gives the same bytes, whatever the number of
-workers.
+The output is a folder in GraphCodeBERT's layout with CodeSearchNet's columns. No package has rows in two splits.
+Duplicates are dropped over the whole tree. The same tree gives the same bytes with any number of workers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 from tqdm import tqdm
 
 from soft_trainer.errors import UserError
@@ -30,18 +28,16 @@ from soft_trainer.files import write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
 from soft_trainer.mining.functions import functions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, is_test_path
+from soft_trainer.terminal import table
 
 Row = dict[str, Any]
-# a function and the MinHash of its code
+# a function, and the MinHash of its code
 Candidate = tuple[Row, np.ndarray]
 
-SPLITS = ("train", "valid", "test")
-HELD_OUT_SHARE = 0.1
-# what will do, rather than tear packages apart
-MIN_TRAIN_SHARE, MIN_HELD_OUT_SHARE = 0.6, 0.05
 MAX_FILE_BYTES = 1_000_000
-# minified files have few line ends; written code has about 35 bytes a line
+# Code written by people has about 35 bytes a line.
 MAX_MEAN_LINE_BYTES = 110
 SKIPPED_FOLDERS = {"__pycache__", "bower_components", "dist-packages", "node_modules", "site-packages", "vendor"}
 _GENERATED = re.compile(
@@ -54,21 +50,11 @@ RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 @dataclass
 class Mined:
-    """What a source tree gave: `rows` by split and for the codebase, and what was counted on the way."""
+    """The result of mining: rows of every split and of the codebase; counts of files and functions by their fate."""
 
     rows: dict[str, list[Row]]
     files: Counter[str] = field(default_factory=Counter)
     functions: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-    def counts(self) -> dict[str, Any]:
-        """Rows by split, files and functions by what became of them, and seconds."""
-        return {
-            "rows": {split: len(rows) for split, rows in self.rows.items()},
-            "functions": dict(self.functions.most_common()),
-            "files": dict(self.files.most_common()),
-            "seconds": self.seconds,
-        }
 
 
 def mine(
@@ -79,25 +65,24 @@ def mine(
     max_file_bytes: int = MAX_FILE_BYTES,
     progress: bool = True,
 ) -> Mined:
-    """Mine the documented functions below `source_dir`.
+    """Mines the documented functions of a source tree.
 
-    Tests, hidden folders and those of other people's code (`SKIPPED_FOLDERS`) are left out. A pair is a function with
-    documentation that passes every rule of `RULES` but those in `keep`. The codebase holds the codes of valid and test
-    and every other distinct function of their packages and of those without pairs, documented or not.
+    Tests, hidden folders and folders of foreign code (`SKIPPED_FOLDERS`) are skipped. A pair is a documented function
+    that passes every rule of `RULES` except those in `keep`. The codebase holds the codes of valid and test, and all
+    other distinct functions outside the training packages, documented or not.
 
     Args:
-        source_dir: the tree; symbolic links in it are not followed.
+        source_dir: root of the tree; symbolic links are not followed.
         language: one of `SOURCE_LANGUAGES`.
-        num_workers: processes; None means one a CPU core. The result does not depend on it.
-        keep: names of rules of `RULES` that shall not apply.
+        num_workers: processes; None means one a CPU core. The result is the same for any number.
+        keep: names of rules that are not applied.
         max_file_bytes: larger files are skipped.
-        progress: show a progress bar, if the terminal can.
+        progress: show a progress bar if standard error is a terminal.
 
     Raises:
-        UserError: unknown language or rule, no such folder, no file of the language, no documented function in it,
-            or fewer than three packages.
+        UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
+            fewer than three packages.
     """
-    started = time.perf_counter()
     _check(source_dir, language, keep)
     mined = Mined({})
     root = Path(source_dir)
@@ -108,39 +93,46 @@ def mine(
     pairs: list[Candidate] = []
     others: list[Candidate] = []
     read = partial(_mine_file, root, language, frozenset(keep), max_file_bytes)
-    for fate, found, undocumented, dropped in _each(read, paths, num_workers, progress):
+    for fate, documented, undocumented, dropped in _each(read, paths, num_workers, progress):
         mined.files[fate] += 1
         mined.functions.update(dropped)
-        pairs += found
+        pairs += documented
         others += undocumented
     mined.rows = _split(pairs, others, root, mined.functions)
     mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
-    mined.seconds = time.perf_counter() - started
     return mined
 
 
 def mine_to(
     source_dir: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
 ) -> dict[str, Any]:
-    """Mine `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`; options and errors as in `mine`.
+    """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`. Takes the options of `mine`.
 
     Returns:
-        `rows` by split, `files` and `functions` by what became of them, `seconds`; `mining_table` prints it.
+        Numbers of `rows` by split, of `functions` and `files` by their fate, and `seconds`; see `mining_table`.
+
+    Raises:
+        UserError: as `mine`.
     """
     started = time.perf_counter()
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
-    return {**mined.counts(), "seconds": time.perf_counter() - started}
+    return {
+        "rows": {split: len(rows) for split, rows in mined.rows.items()},
+        "functions": dict(mined.functions.most_common()),
+        "files": dict(mined.files.most_common()),
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def mining_table(counts: dict[str, Any]) -> str:
-    """What `mine_to` returned as a Markdown table."""
+    """The counts of `mine_to` as a Markdown table."""
     rows = [[kind, name, count] for kind in ("rows", "functions", "files") for name, count in counts[kind].items()]
-    return tabulate(rows, ["", f"mined in {counts['seconds']:.1f} s", "count"], "pipe", intfmt=",")
+    return table(["", f"mined in {counts['seconds']:.1f} s", "count"], rows)
 
 
 def _check(source_dir: str | os.PathLike[str], language: str, keep: Sequence[str]) -> None:
-    """One clear line for what can be wrong before anything is read."""
+    """Raises UserError for a wrong argument, before any file is read."""
     if language not in SOURCE_LANGUAGES:
         raise UserError(f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}")
     if not Path(source_dir).is_dir():
@@ -150,12 +142,12 @@ def _check(source_dir: str | os.PathLike[str], language: str, keep: Sequence[str
 
 
 def _explain(counts: Counter[str]) -> str:
-    """The commonest fates, for an error message."""
+    """The commonest reasons and their counts, for an error message."""
     return "; " + ", ".join(f"{name}: {count}" for name, count in counts.most_common(4)) if counts else ""
 
 
 def _source_files(root: Path, language: str, with_tests: bool, skipped: Counter[str]) -> Iterator[str]:
-    """The paths of the language's regular files, relative to `root`; links and tests are counted, not given."""
+    """Yields the paths of the language's source files, relative to `root`. Counts links and tests in `skipped`."""
     extensions = SOURCE_LANGUAGES[language].extensions
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
@@ -176,28 +168,26 @@ def _source_files(root: Path, language: str, with_tests: bool, skipped: Counter[
 
 
 def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
-    """A hash of the names, sizes and times of the tree's source files: whether it has changed since it was mined."""
+    """A hash of the names, sizes and times of the tree's source files. It changes when the tree changes."""
     root = Path(source_dir)
     stats = ((path, (root / path).stat()) for path in sorted(_source_files(root, language, True, Counter())))
     return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
 
 
 def _each(read: Callable, paths: list[str], num_workers: int | None, progress: bool) -> Iterator[tuple]:
-    """`read` of every path, in order, in `num_workers` processes."""
+    """Yields the result of `read` for every path in order, computed in `num_workers` processes."""
     workers = min(num_workers or os.cpu_count() or 1, len(paths))
     with ExitStack() as stack:
+        results: Iterable = map(read, paths)
         if workers > 1:
-            pool = stack.enter_context(multiprocessing.Pool(workers))
-            results: Iterable = pool.imap(read, paths, chunksize=8)
-        else:
-            results = map(read, paths)
+            results = stack.enter_context(multiprocessing.Pool(workers)).imap(read, paths, chunksize=8)
         yield from tqdm(results, total=len(paths), desc="mining", unit="file", disable=None if progress else True)
 
 
 def _mine_file(
     root: Path, language: str, keep: frozenset[str], max_bytes: int, path: str
 ) -> tuple[str, list[Candidate], list[Candidate], Counter[str]]:
-    """What became of one file, its pairs, its functions with code alone to go by, and the drops by reason."""
+    """The fate of one file, its pairs, its functions without usable documentation, and counts of dropped functions."""
     dropped: Counter[str] = Counter()
     source = _read(root / path, max_bytes)
     if isinstance(source, str):
@@ -219,7 +209,7 @@ def _mine_file(
 
 
 def _read(path: Path, max_bytes: int) -> bytes | str:
-    """The bytes of a source file that a person wrote, in UTF-8; else the reason why it is skipped."""
+    """The content of a file, or the reason to skip it."""
     try:
         if path.stat().st_size > max_bytes:
             return f"over {max_bytes:,} bytes"
@@ -238,77 +228,16 @@ def _read(path: Path, max_bytes: int) -> bytes | str:
 
 
 def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:
-    """Those of `candidates` that are no duplicates of those before."""
+    """The candidates that are not duplicates of an earlier one. Counts the others in `dropped`."""
     copies = exact_duplicates(fingerprint(row["code_tokens"]) for row, _ in candidates)
-    first = [candidate for candidate, copy in zip(candidates, copies, strict=True) if not copy]
-    near = near_duplicates(range(len(first)), lambda place: first[place][1])
+    candidates = [candidate for candidate, copy in zip(candidates, copies, strict=True) if not copy]
+    near = near_duplicates(range(len(candidates)), lambda place: candidates[place][1])
     dropped.update(+Counter(duplicates=int(copies.sum()), near_duplicates=int(near.sum())))
-    return [candidate for candidate, alike in zip(first, near, strict=True) if not alike]
-
-
-def package_names(sizes: Counter[str]) -> Callable[[str], str]:
-    """The rule that names a path's package, for `sizes` pairs a path.
-
-    A package is a first-level folder or file, its ending taken off, so that `json/` and `json.py` are one. Where these
-    are too few or too unequal for three splits, as the only folder `src/` is, the largest is divided into its own
-    folders and files, as often as needed.
-    """
-    divided: set[str] = set()
-
-    def name(path: str) -> str:
-        parts = _stem(path).split("/")
-        prefixes = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
-        return next((prefix for prefix in prefixes if prefix not in divided), "/".join(parts))
-
-    while True:
-        packages: Counter[str] = Counter()
-        for path, size in sizes.items():
-            packages[name(path)] += size
-        divisible = {name(path) for path in sizes if name(path) != _stem(path)}
-        largest = max(divisible, key=lambda package: (packages[package], package), default=None)
-        if _balanced(packages) or largest is None:
-            return name
-        if len(packages) > len(SPLITS) and packages[largest] < MIN_HELD_OUT_SHARE * packages.total():
-            return name
-        divided.add(largest)
-
-
-def _stem(path: str) -> str:
-    """A path without its ending."""
-    folder, slash, file = path.rpartition("/")
-    return folder + slash + file.split(".")[0]
-
-
-def _balanced(sizes: Counter[str]) -> bool:
-    """Whether packages of these sizes can be split into about 80, 10 and 10 per cent."""
-    if len(sizes) < len(SPLITS):
-        return False
-    pairs: Counter[str] = Counter()
-    for package, split in assign_splits(sizes).items():
-        pairs[split] += sizes[package]
-    held_out = min(pairs["valid"], pairs["test"])
-    return pairs["train"] >= MIN_TRAIN_SHARE * sizes.total() and held_out >= MIN_HELD_OUT_SHARE * sizes.total()
-
-
-def assign_splits(sizes: Counter[str]) -> dict[str, str]:
-    """A split for each package of `sizes` pairs, about 80, 10 and 10 per cent of the pairs.
-
-    Packages come in the order of their names' hashes; each goes to test or valid where it still fits, else to train.
-    """
-    split, room = {}, dict.fromkeys(("test", "valid"), HELD_OUT_SHARE * sizes.total())
-    for package in sorted(sizes, key=lambda package: hashlib.sha256(package.encode()).digest()):
-        split[package] = next((name for name in room if sizes[package] <= room[name]), "train")
-        if split[package] in room:
-            room[split[package]] -= sizes[package]
-    for name in room:
-        if name not in split.values():
-            smallest = min((p for p in split if split[p] == "train"), key=lambda p: (sizes[p], p))
-            split[smallest] = name
-    return split
+    return [candidate for candidate, copy in zip(candidates, near, strict=True) if not copy]
 
 
 def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped: Counter[str]) -> dict[str, list[Row]]:
-    """Distinct rows by split and of the codebase, in the order of the tree."""
+    """The distinct rows of every split and of the codebase, in the order of the tree."""
     pairs = _distinct(pairs, dropped)
     if not pairs:
         raise UserError(f"{root}: no documented function{_explain(dropped)}")
@@ -317,14 +246,14 @@ def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped:
     if len(sizes) < len(SPLITS):
         raise UserError(
             f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
-            "train, valid and test need one each, so give a larger tree"
+            "train, valid and test need one each: give a larger tree"
         )
     split = assign_splits(sizes)
     rows: dict[str, list[Row]] = {name: [] for name in (*SPLITS, "codebase")}
     for row, _ in pairs:
         repo = package(row["path"])
         rows[split[repo]].append({"repo": repo, **row, "partition": split[repo]})
-    # no function of the training packages, so that nothing in the codebase was seen in training
+    # The encoder must not have seen a function of the codebase in training.
     others = [other for other in others if split.get(package(other[0]["path"])) != "train"]
     unseen = [
         {"repo": package(row["path"]), **row, "partition": "codebase"}

@@ -1,10 +1,10 @@
-"""From a study's YAML to its cells: one cell is one run with its options and the cells that it needs first."""
+"""Reads the YAML of a study: from a grid of options to the runs, each with its options and the runs that it needs."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,59 +12,44 @@ from soft_trainer.arguments import read_recipe
 from soft_trainer.errors import UserError
 
 KEYS = ("grid", "keep_checkpoints", "launcher", "once", "options", "output_dir")
-ABOUT = ("config", "module", "name", "needs")  # keys of an entry that are no options of a run
+ENTRY_KEYS = ("config", "module", "name", "needs")  # keys of an entry that are not options of its run
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a study.
+class PlannedRun:
+    """One run of a study."""
 
-    Args:
-        name: its folder below the study's.
-        place: the entry that it takes of every axis, empty for a run outside of the grid.
-        options: of the run, without its output folder.
-        needs: names of the cells whose output folders are its `estimator_model`.
-        module: what is trained in place of a code-search encoder: `soft_trainer.simcse`, or None.
-    """
-
-    name: str
-    place: Mapping[str, str]
-    options: Mapping[str, object]
-    needs: tuple[str, ...] = ()
-    module: str | None = None
+    name: str  # its folder below the study's folder
+    place: Mapping[str, str]  # axis -> name of the run's entry; empty for a run outside of the grid
+    options: Mapping[str, object]  # without the output folder
+    needs: tuple[str, ...] = ()  # names of the runs whose output folders are its `estimator_model`
+    module: str | None = None  # what is trained in place of a code-search encoder: `soft_trainer.simcse`
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study's YAML says: where to write, how to start a run, and its cells by name."""
+    """The content of a study's YAML: the folder to write to, the launcher, and the runs by name."""
 
     output_dir: Path
     launcher: str
     keep_checkpoints: bool
     axes: Mapping[str, tuple[str, ...]]
-    cells: Mapping[str, Cell]
+    runs: Mapping[str, PlannedRun]
 
-    def folder(self, cell: str) -> Path:
-        """Where a cell writes."""
-        return self.output_dir / cell
+    def folder(self, name: str) -> Path:
+        """The output folder of a run."""
+        return self.output_dir / name
 
-    def chosen(self, only: str | None = None) -> list[Cell]:
-        """The cells of the grid and what they need, what is needed first.
+    def chosen(self, only: str | None = None) -> list[PlannedRun]:
+        """The runs of the grid, each after the runs that it needs.
 
         Args:
             only: `axis=name` by comma; several names of one axis are alternatives.
-        """
-        conditions = self._conditions(only)
-        ordered: dict[str, Cell] = {}
-        for cell in self.cells.values():
-            if cell.place and all(cell.place[axis] in names for axis, names in conditions.items()):
-                self._put(cell.name, ordered)
-        if not ordered:
-            raise UserError("the study has no cells: its grid names no run")
-        return list(ordered.values())
 
-    def _conditions(self, only: str | None) -> dict[str, set[str]]:
+        Raises:
+            UserError: an unknown axis or name, runs that need each other, or no run.
+        """
         conditions: dict[str, set[str]] = {}
         for condition in only.split(",") if only else ():
             axis, _, name = condition.strip().partition("=")
@@ -72,116 +57,128 @@ class Study:
                 known = "; ".join(f"{key}={'|'.join(names)}" for key, names in self.axes.items())
                 raise UserError(f"only={condition}: write AXIS=NAME of {known}")
             conditions.setdefault(axis, set()).add(name)
-        return conditions
+        ordered: dict[str, PlannedRun] = {}
 
-    def _put(self, name: str, ordered: dict[str, Cell], waiting: tuple[str, ...] = ()) -> None:
-        """Add a cell after those that it needs."""
-        if name in waiting:
-            raise UserError(f"needs: {' needs '.join((*waiting, name))}: no order is possible")
-        for needed in self.cells[name].needs:
-            self._put(needed, ordered, (*waiting, name))
-        ordered.setdefault(name, self.cells[name])
+        # By hand, since `graphlib` sorts by layers and would not keep the order of the grid.
+        def add(name: str, waiting: tuple[str, ...] = ()) -> None:
+            if name in waiting:
+                raise UserError(f"needs: {' needs '.join((*waiting, name))}: no order is possible")
+            for needed in self.runs[name].needs:
+                add(needed, (*waiting, name))
+            ordered.setdefault(name, self.runs[name])
+
+        for run in self.runs.values():
+            if run.place and all(run.place[axis] in names for axis, names in conditions.items()):
+                add(run.name)
+        if not ordered:
+            raise UserError("the study has no runs: no combination of its grid is chosen")
+        return list(ordered.values())
 
 
 def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **settings) -> Study:
-    """The study of a YAML file.
+    """Reads a study from a YAML file.
 
-    A study has `output_dir`, `grid` (`axis: [entry, ...]`), and may have `options` (of every cell of the grid),
-    `once` (`name: entry`, runs that cells need), `launcher`, `keep_checkpoints`. An entry is a value of the option
-    that its axis is named after, or a mapping of options with a `name`, and may name a recipe to start from
-    (`config`) and cells that are made first (`needs`), whose folders become its `estimator_model`: a name of `once`,
-    or of its own axis, in the cell that is the same otherwise. `{option}` in a value stands for another option.
+    A study has `output_dir`, `grid` (`axis: [entry, ...]`), and may have `options` (of every run of the grid),
+    `once` (`name: entry`, runs that others need), `launcher`, `keep_checkpoints`. An entry is a value of the option
+    that its axis is named after, or a mapping of options with a `name`. It may name a recipe to start from
+    (`config`) and runs that are made first (`needs`), whose folders become its `estimator_model`: a name of `once`,
+    or a name of its own axis, which means the run that is the same otherwise. `{option}` in a value stands for
+    another option.
 
     Args:
-        changes: options for every cell of the grid, over what the YAML says; `NAME.option` for a run of `once`.
-        settings: other values of `output_dir`, `launcher` and `keep_checkpoints`, where they are not None.
+        changes: options of every run of the grid, which override the YAML; `NAME.option` for a run of `once`.
+        settings: values of `output_dir`, `launcher` and `keep_checkpoints`; one that is not None overrides the YAML.
 
     Raises:
-        UserError: a file that is no study, an unknown key, name or placeholder.
+        UserError: the file is not a study, or has an unknown key, name or placeholder.
     """
-    path, changes = Path(path), dict(changes or {})
-    content = read_recipe(path)
+    path = Path(path)
+    content = read_recipe(path) | {key: value for key, value in settings.items() if value is not None}
+    try:
+        return _study(content, path.parent, dict(changes or {}))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _study(content: dict, folder: Path, changes: dict) -> Study:
     unknown = sorted(set(content) - set(KEYS))
     if unknown or not isinstance(content.get("grid"), dict):
-        raise UserError(f"{path}: {f'unknown key {unknown[0]!r}' if unknown else 'no grid'}; a study has {KEYS}")
-    content |= {key: value for key, value in settings.items() if value is not None}
+        raise UserError(f"{f'unknown key {unknown[0]!r}' if unknown else 'no grid'}; a study has {', '.join(KEYS)}")
     if "output_dir" not in content:
-        raise UserError(f"{path}: name an output_dir, where every run has its folder")
-    axes = {axis: _entries(path, axis, entries) for axis, entries in content["grid"].items()}
-    once = {name: _read({"name": name, **entry}, path) for name, entry in (content.get("once") or {}).items()}
-    cells = [_once(path, entry, changes) for entry in once.values()]
-    taken = sorted(set(changes) & set(axes))
-    if taken:
+        raise UserError("name an output_dir, where every run has its folder")
+    axes = {axis: _entries(axis, entries, folder) for axis, entries in content["grid"].items()}
+    once = {name: _with_recipe({"name": name, **entry}, folder) for name, entry in (content.get("once") or {}).items()}
+    runs = [_run_outside_the_grid(entry, changes) for entry in once.values()]
+    if taken := sorted(set(changes) & set(axes)):
         raise UserError(f"set {taken[0]}: it is an axis of the grid, choose from it with --only {taken[0]}=...")
     for entries in itertools.product(*axes.values()):
-        cells.append(_cell(path, dict(zip(axes, entries, strict=True)), content.get("options") or {}, changes, once))
-    study = Study(
+        runs.append(_run_of_grid(dict(zip(axes, entries, strict=True)), content.get("options") or {}, changes, once))
+    by_name = {run.name: run for run in runs}
+    for run in runs:
+        if missing := set(run.needs) - set(by_name):
+            raise UserError(f"{run.name} needs {min(missing)}, which is neither in the grid nor under once")
+    return Study(
         output_dir=Path(content["output_dir"]),
         launcher=content.get("launcher") or "accelerate launch",
         keep_checkpoints=bool(content.get("keep_checkpoints")),
         axes={axis: tuple(str(entry["name"]) for entry in entries) for axis, entries in axes.items()},
-        cells={cell.name: cell for cell in cells},
+        runs=by_name,
     )
-    _check_names(path, study)
-    return study
 
 
-def _entries(path: Path, axis: str, entries: Iterable) -> list[dict]:
+def _entries(axis: str, entries: object, folder: Path) -> list[dict]:
     """The entries of an axis as mappings with a name."""
     if not isinstance(entries, list) or not entries:
-        raise UserError(f"{path}: grid: {axis}: a list of entries is expected")
+        raise UserError(f"grid: {axis}: a list of entries is expected")
     entries = [entry if isinstance(entry, dict) else {"name": entry, axis: entry} for entry in entries]
     if unnamed := [entry for entry in entries if "name" not in entry]:
-        raise UserError(f"{path}: grid: {axis}: {unnamed[0]}: give it a name, which becomes a folder's")
-    return [_read(entry, path) for entry in entries]
+        raise UserError(f"grid: {axis}: {unnamed[0]}: give it a name, which becomes a folder's name")
+    return [_with_recipe(entry, folder) for entry in entries]
 
 
-def _read(entry: dict, path: Path) -> dict:
-    """An entry with the options of its recipe in place of the recipe's name."""
-    return entry | {"config": read_recipe(path.parent / entry["config"]) if "config" in entry else {}}
+def _with_recipe(entry: dict, folder: Path) -> dict:
+    """The entry; the options of its recipe take the place of the recipe's name."""
+    return entry | {"config": read_recipe(folder / entry["config"]) if "config" in entry else {}}
 
 
-def _once(path: Path, entry: dict, changes: dict) -> Cell:
-    """A run outside of the grid."""
+def _run_outside_the_grid(entry: dict, changes: dict) -> PlannedRun:
+    """The run of an entry of `once`; takes its own options out of `changes`."""
     prefix = f"{entry['name']}."
-    own = {key.removeprefix(prefix): changes.pop(key) for key in list(changes) if key.startswith(prefix)}
-    options = _filled(path, entry["config"] | _own(entry) | own, {})
-    return Cell(entry["name"], {}, options, _needed(entry), entry.get("module"))
+    changed = {key.removeprefix(prefix): changes.pop(key) for key in list(changes) if key.startswith(prefix)}
+    options = _filled(entry["config"] | _options(entry) | changed, {})
+    return PlannedRun(entry["name"], {}, options, _needs(entry), entry.get("module"))
 
 
-def _cell(path: Path, entries: dict[str, dict], shared: dict, changes: dict, once: dict) -> Cell:
-    """The cell of the grid with these entries, one of each axis."""
+def _run_of_grid(entries: dict[str, dict], shared: dict, changes: dict, once: dict) -> PlannedRun:
+    """The run with these entries, one of each axis."""
     place = {axis: str(entry["name"]) for axis, entry in entries.items()}
-    recipes = [entry["config"] for entry in entries.values()]
     options: dict = {}
-    for part in (*recipes, shared, *map(_own, entries.values()), changes):
+    for part in (*(entry["config"] for entry in entries.values()), shared, *map(_options, entries.values()), changes):
         options |= part
     needs = tuple(
         name if name in once else "/".join((place | {axis: name}).values())
         for axis, entry in entries.items()
-        for name in _needed(entry)
+        for name in _needs(entry)
     )
-    return Cell("/".join(place.values()), place, _filled(path, options, place), needs)
+    return PlannedRun("/".join(place.values()), place, _filled(options, place), needs)
 
 
-def _needed(entry: dict) -> tuple[str, ...]:
-    """The names under `needs`, one or a list."""
+def _needs(entry: dict) -> tuple[str, ...]:
     names = entry.get("needs") or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _own(entry: dict) -> dict:
-    """The options that an entry names itself."""
-    return {key: value for key, value in entry.items() if key not in ABOUT}
+def _options(entry: dict) -> dict:
+    return {key: value for key, value in entry.items() if key not in ENTRY_KEYS}
 
 
-def _filled(path: Path, options: dict, place: dict[str, str]) -> dict:
-    """The options with their placeholders replaced, without an output folder of a recipe's own."""
+def _filled(options: dict, place: dict[str, str]) -> dict:
+    """The options with their placeholders replaced, without the output folder that a recipe names."""
     known = {**place, **{key: value for key, value in options.items() if value is not None}}
 
     def value_of(match: re.Match) -> str:
         if match[1] not in known:
-            raise UserError(f"{path}: {match[0]}: no option {match[1]!r} is given: --set {match[1]}=...")
+            raise UserError(f"{match[0]}: no option {match[1]!r} is given: --set {match[1]}=...")
         return str(known[match[1]])
 
     return {
@@ -189,10 +186,3 @@ def _filled(path: Path, options: dict, place: dict[str, str]) -> dict:
         for key, value in options.items()
         if key != "output_dir"
     }
-
-
-def _check_names(path: Path, study: Study) -> None:
-    for cell in study.cells.values():
-        for needed in cell.needs:
-            if needed not in study.cells:
-                raise UserError(f"{path}: {cell.name} needs {needed}, which is neither in the grid nor under once")

@@ -1,11 +1,11 @@
-"""One run of the script: what it measured, where it writes, how it picks up again."""
+"""Measures one run and writes its record: metrics, ranks, settings, and the model card."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
@@ -14,17 +14,20 @@ from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in
 from soft_trainer.data.tokens import column_texts, text_column
-from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import examples, results_table, save_ranks
+from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import graded_ranking, target_rows
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.building import model_label, model_name
+
+# The settings that an embedding depends on, beside the weights.
+ENCODER_SETTINGS = ("pooling", "query_length", "code_length", "data_flow_length", "score_function", "score_scale")
+CANCEL_SETTINGS = {"none": [], "top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
@@ -91,13 +94,13 @@ def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> di
 
 
 class Run:
-    """Measures a trainer's encoder before and after training, and writes what it found to the output folder.
+    """Measures a trainer's encoder before and after training and writes the results to the output folder.
 
     Args:
         trainer: the trainer.
-        data: the splits train, valid, test and codebase, as far as there are any.
+        data: the splits train, valid, test and codebase, or those of them that exist.
         statistics: of `data_statistics`.
-        evaluation_sets: what is measured beside valid and test.
+        evaluation_sets: further queries to measure, beside valid and test.
     """
 
     def __init__(
@@ -112,46 +115,48 @@ class Run:
         self.trainer, self.statistics = trainer, statistics
         self.model_args, self.data_args = model_args, data_args
         self.folder = Path(trainer.args.output_dir)
-        self.sets = [*_own_sets(trainer.args, data, data_args.languages), *evaluation_sets]
-        self.results: dict[str, dict[str, dict]] = {one.name: {} for one in self.sets}
+        self.on_main = distributed.rank_and_world_size()[0] == 0
+        self.sets = [*_split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
+        self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
 
     def measure(self, system: str) -> None:
-        """Rank the queries of every set with the encoder as it is now."""
-        for pool, sets in _by_pool(self.sets):
-            codes = self.trainer.embed_rows(pool, "code")
-            for one in sets:
-                output = self.trainer.predict(one.queries, pool, one.name, codes=codes)
-                metrics = {key.removeprefix(f"{one.name}_"): value for key, value in output.metrics.items()}
-                self._add(one, system, output.ranking, metrics)
+        """Ranks the queries of every set with the encoder as it is now; `system` is "untrained" or "trained"."""
+        for corpus, sets in self._sets_by_corpus():
+            codes = self.trainer.embed_rows(corpus, "code")
+            for evaluation_set in sets:
+                name = evaluation_set.name
+                output = self.trainer.predict(evaluation_set.queries, corpus, name, codes=codes)
+                metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
+                self._add(evaluation_set, system, output.ranking, metrics)
 
     def measure_lexical(self) -> None:
-        """Rank the queries of every set with lexical BM25 over the same pool: a line to beat.
+        """Ranks the queries of every set with lexical BM25 over the same corpus, a baseline that needs no training.
 
-        It needs no training, but comes after it: nobody shall wait for it, or for the import of scikit-learn, before
-        the first step. Codes without a word lose this line and no more.
+        It comes after training, so that nobody waits for it, or for the import of scikit-learn, before the first step.
+        A corpus without a word has no such baseline.
         """
-        if distributed.rank_and_world_size()[0] != 0:
+        if not self.on_main:
             return
-        from soft_trainer.evaluation.lexical import lexical_ranks
+        from soft_trainer.evaluation.lexical import lexical_ranks  # imports scikit-learn, which is slow
 
         profile = self.trainer.encoder
-        for pool, sets in _by_pool(self.sets):
-            # `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
-            columns = [name for name in ("code_tokens", "code", *profile.code_columns) if name != "original_string"]
-            codes = _words(pool, columns if profile.data_flow_length else profile.code_columns, "code")
-            for one in sets:
-                queries, targets = _words(one.queries, profile.query_columns, "query"), target_rows(one.queries, pool)
+        # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
+        columns = [name for name in ("code_tokens", "code", *profile.code_columns) if name != "original_string"]
+        for corpus, sets in self._sets_by_corpus():
+            codes = _words(corpus, columns if profile.data_flow_length else profile.code_columns, "code")
+            for evaluation_set in sets:
+                queries = _words(evaluation_set.queries, profile.query_columns, "query")
                 try:
-                    ranking = lexical_ranks(queries, codes, targets)
+                    ranking = lexical_ranks(queries, codes, target_rows(evaluation_set.queries, corpus))
                 except UserError as error:
-                    print_on_main(f"{one.name}: no line of lexical BM25. {error}")
+                    print_on_main(f"{evaluation_set.name}: no line of lexical BM25. {error}")
                     continue
-                self._add(one, "lexical", ranking, retrieval_metrics(ranking.ranks, len(pool)))
+                self._add(evaluation_set, "lexical", ranking, retrieval_metrics(ranking.ranks, len(corpus)))
 
     def finish(self) -> None:
-        """Print the comparison and examples, and write the results (`soft_trainer.files.write_results`)."""
-        if distributed.rank_and_world_size()[0] != 0:
+        """Writes the results and the model card, and prints the comparison and examples."""
+        if not self.on_main:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
@@ -159,114 +164,107 @@ class Run:
         if self.data_args.model_card and "model.safetensors" in os.listdir(self.folder):
             write_model_card(self.folder, record)
         if self.results:
-            print_on_main(f"\n{results_table(self.results)}\n")
+            print_on_main(f"\n{metrics_table(self.results)}\n")
         if self.rankings and self.data_args.examples:
-            self._show_examples(min(self.sets, key=lambda one: not one.name.startswith("test")))
+            # The examples are those of test, if it was measured.
+            self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
         print_on_main(f"Written to {self.folder}")
 
     def record(self) -> dict:
-        """All that is known of the run, as `hub.model_card` describes it: the card and the report are made from it."""
-        trainer, args, data = self.trainer, self.trainer.args, self.data_args
+        """The record of the run, in the form that `hub.model_card` describes; card and report are made from it."""
+        trainer, args, model, data = self.trainer, self.trainer.args, self.model_args, self.data_args
+        encoder = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
         return {
             "model_id": trainer.hub_model_id,
             "revision": args.hub_revision,
-            "base_model": None if self.model_args.from_scratch else model_name(self.model_args),
+            "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
             "languages": data.languages,
-            "options": settings_of(self.model_args, data, args),
-            "encoder": _encoder_facts(self.model_args, trainer.encoder),
-            "loss": _loss_facts(trainer),
-            "estimator": _estimator_facts(data, trainer),
-            "training": _training_facts(trainer),
+            "options": settings_of(model, data, args),
+            "encoder": encoder | {name: getattr(trainer.encoder, name) for name in ENCODER_SETTINGS},
+            "loss": _loss_settings(trainer),
+            "estimator": _estimator_settings(data, trainer),
+            "training": _training_settings(trainer),
             "results": self.results,
             "statistics": self.statistics,
             "weights": trainer.estimator_callback.histogram if trainer.estimator_callback else None,
             "environment": environment(),
         }
 
+    def _sets_by_corpus(self) -> Iterator[tuple[Dataset, list[EvaluationSet]]]:
+        """Every corpus with its sets, so that it is encoded once."""
+        for corpus in {id(each.codebase): each.codebase for each in self.sets}.values():
+            yield corpus, [each for each in self.sets if each.codebase is corpus]
+
     def _training_numbers(self) -> dict[str, float]:
-        """`train_loss`, `train_runtime` and others as the trainer logged them, empty if it has not trained."""
+        """`train_loss`, `train_runtime` and others as the trainer logged them; empty if it has not trained."""
         logged = (entry for entry in reversed(self.trainer.state.log_history) if "train_runtime" in entry)
         return {name: value for name, value in next(logged, {}).items() if name != "step"}
 
-    def _show_examples(self, one: EvaluationSet) -> None:
-        encoder, (queries, ranking) = self.trainer.encoder, self.rankings[one.name]
-        query = text_column(queries, encoder.query_columns, "query")
-        code = text_column(one.codebase, ("code", *encoder.code_columns), "code")
-        shown = examples(queries, one.codebase, ranking, self.data_args.examples, query, code)
-        print_on_main(f"Queries of {one.name}, each with its top three functions (=> is the true one):\n\n{shown}\n")
-
-    def _add(self, one: EvaluationSet, system: str, ranking: Ranking, metrics: dict) -> None:
-        """Keep a ranking, its metrics and, in a file, every query's rank."""
-        queries = shown = one.queries
-        if one.graded:
-            graded = graded_ranking(ranking, one.queries["query_number"], one.queries["relevance"])
-            ranking, shown = graded.ranking, one.queries.select(graded.pairs.tolist())
-            queries = Dataset.from_dict(one.queries[one.first_pairs] | {"ndcg@10": graded.ndcg})
-            metrics |= retrieval_metrics(ranking.ranks, len(one.codebase)) | {"ndcg@10": float(graded.ndcg.mean())}
-        self.results[one.name][system] = metrics
+    def _add(self, evaluation_set: EvaluationSet, system: str, ranking: Ranking, metrics: dict) -> None:
+        """Keeps a ranking and its metrics, and writes every query's rank to a file."""
+        queries = ranked_rows = evaluation_set.queries
+        corpus, name, profile = evaluation_set.codebase, evaluation_set.name, self.trainer.encoder
+        if evaluation_set.graded:
+            graded = graded_ranking(ranking, queries["query_number"], queries["relevance"])
+            ranking, ranked_rows = graded.ranking, queries.select(graded.pairs.tolist())
+            queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | {"ndcg@10": graded.ndcg})
+            metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | {"ndcg@10": float(graded.ndcg.mean())}
+        self.results[name][system] = metrics
         if system != "lexical":
-            self.rankings[one.name] = (shown, ranking)
-        if distributed.rank_and_world_size()[0] == 0:
+            self.rankings[name] = (ranked_rows, ranking)
+        if self.on_main:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path, encoder = self.folder / f"ranks-{one.name}-{system}.parquet", self.trainer.encoder
-            columns = encoder.query_columns, ("code", *encoder.code_columns)
-            save_ranks(path, queries, one.codebase, ranking, *columns)
+            columns = profile.query_columns, ("code", *profile.code_columns)
+            save_ranks(self.folder / f"ranks-{name}-{system}.parquet", queries, corpus, ranking, *columns)
+
+    def _print_examples(self, evaluation_set: EvaluationSet) -> None:
+        name, corpus, profile = evaluation_set.name, evaluation_set.codebase, self.trainer.encoder
+        queries, ranking = self.rankings[name]
+        query = text_column(queries, profile.query_columns, "query")
+        code = text_column(corpus, ("code", *profile.code_columns), "code")
+        text = examples(queries, corpus, ranking, self.data_args.examples, query, code)
+        print_on_main(f"Queries of {name}, each with its top three functions (=> is the true one):\n\n{text}\n")
 
 
-def _own_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
-    """Valid and test, as far as they are there and asked for; of several languages each against its own codes."""
-    wanted = {"valid": args.do_eval, "test": args.do_predict}
-    splits = [split for split, asked in wanted.items() if asked and split in data]
+def _split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
+    """Valid and test, if they exist and are asked for; with several languages, each against its own codes."""
+    asked = {"valid": args.do_eval, "test": args.do_predict}
+    splits = [split for split in asked if asked[split] and split in data]
     if len(languages) == 1:
         return [EvaluationSet(split, data[split], data["codebase"]) for split in splits]
-    pools = {language: rows_in(data["codebase"], language) for language in languages if splits}
+    corpora = {language: rows_in(data["codebase"], language) for language in languages if splits}
     return [
-        EvaluationSet(f"{split}-{language}", rows_in(data[split], language), pool)
+        EvaluationSet(f"{split}-{language}", rows_in(data[split], language), corpus)
         for split in splits
-        for language, pool in pools.items()
+        for language, corpus in corpora.items()
     ]
 
 
-def _by_pool(sets: Sequence[EvaluationSet]) -> list[tuple[Dataset, list[EvaluationSet]]]:
-    """The sets of each codebase, so that it is encoded once."""
-    pools: dict[int, list[EvaluationSet]] = {}
-    for one in sets:
-        pools.setdefault(id(one.codebase), []).append(one)
-    return [(group[0].codebase, group) for group in pools.values()]
+def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
+    """The loss and the settings that it reads."""
+    objective, callback = trainer.objective, trainer.estimator_callback
+    names = ["alpha", "beta", "temperature", "floor"] if objective.needs_similarity else []
+    names += ["infonce_weight", "kl_weight"] if objective.loss == "kl_regularization" else []
+    names += CANCEL_SETTINGS[objective.cancel]
+    names += ["clamp_negative_scores"] if objective.clamp_negative_scores else []
+    settings = {"loss": objective.loss, "estimator": type(callback.estimator).__name__ if callback else None}
+    return settings | {name: getattr(objective, name) for name in names}
 
 
-def _encoder_facts(model: ModelArguments, profile: EncoderProfile) -> dict:
-    """What a text's embedding depends on, beside the weights."""
-    names = ("pooling", "query_length", "code_length", "data_flow_length", "score_function", "score_scale")
-    name = {"name": model_label(model), "profile": profile.name, "from_scratch": model.from_scratch}
-    return name | {key: getattr(profile, key) for key in names}
-
-
-def _loss_facts(trainer: SoftInfoNCETrainer) -> dict:
-    """The loss with those settings that it reads."""
-    objective, estimator = trainer.objective, trainer.estimator_callback
-    facts = {"loss": objective.loss, "estimator": type(estimator.estimator).__name__ if estimator else None}
-    read = ["alpha", "beta", "temperature", "floor"] if objective.needs_similarity else []
-    read += ["infonce_weight", "kl_weight"] if objective.loss == "kl_regularization" else []
-    read += {"none": [], "top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}[objective.cancel]
-    read += ["clamp_negative_scores"] if objective.clamp_negative_scores else []
-    return facts | {name: getattr(objective, name) for name in read}
-
-
-def _estimator_facts(data: DataArguments, trainer: SoftInfoNCETrainer) -> dict:
-    """The estimator as the command line named it, with those of its settings that are not the default."""
+def _estimator_settings(data: DataArguments, trainer: SoftInfoNCETrainer) -> dict:
+    """The estimator as the command line named it, and those of its settings that are not the default."""
     if trainer.estimator_callback is None or not trainer.objective.needs_similarity:
         return {"name": "none"}
-    fields = (one for one in dataclasses.fields(data) if one.name.startswith(("bm25_", "mixture_")))
-    changed = {one.name: value for one in fields if (value := getattr(data, one.name)) != one.default}
+    fields = (field for field in dataclasses.fields(data) if field.name.startswith(("bm25_", "mixture_")))
+    changed = {field.name: value for field in fields if (value := getattr(data, field.name)) != field.default}
     return {"name": data.estimator, "estimator_model": data.estimator_model, **changed}
 
 
-def _training_facts(trainer: SoftInfoNCETrainer) -> dict:
-    """How long and on what batches was trained; times only of a run in one piece, evaluations in it included."""
+def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
+    """The batches and the length of the training; its time, with evaluations, only if it ran in one piece."""
     args, state = trainer.args, trainer.state
-    facts = {
+    settings = {
         "pairs in a batch, per process": args.per_device_train_batch_size,
         "processes": args.world_size,
         "codes that each query meets": trainer.global_batch_size,
@@ -276,14 +274,12 @@ def _training_facts(trainer: SoftInfoNCETrainer) -> dict:
         "learning rate": args.learning_rate,
         "seed": args.seed,
     }
-    seconds = next((entry["train_runtime"] for entry in reversed(state.log_history) if "train_runtime" in entry), None)
-    if seconds is not None and args.resume_from_checkpoint is None:
-        facts |= {
-            "train runtime, s": round(seconds, 1),
-            "seconds a step": round(seconds / max(state.global_step, 1), 4),
-        }
-    return facts
+    times = [entry["train_runtime"] for entry in state.log_history if "train_runtime" in entry]
+    if times and args.resume_from_checkpoint is None:
+        step_time = round(times[-1] / max(state.global_step, 1), 4)
+        settings |= {"train runtime, s": round(times[-1], 1), "seconds a step": step_time}
+    return settings
 
 
-def _words(rows, columns, side: str) -> list[list[str]]:
+def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
     return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]

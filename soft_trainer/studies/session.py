@@ -1,143 +1,147 @@
-"""One pass over a study: each run in a process of its own, what others need first, what is done never again."""
+"""One pass over the runs of a study, in order: the plan, the runs, and the summary."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from soft_trainer.errors import UserError
-from soft_trainer.studies import cells, planning
-from soft_trainer.studies.grid import Cell, Study
+from soft_trainer.studies import plan
+from soft_trainer.studies.execution import LOG, RunningElsewhere, Stopped, execute, progress
+from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main, table
 
 
 @dataclass
 class Outcome:
-    """What came of a cell: `done`, `done before`, `failed`, `cut`, `not run`; and why."""
+    """The outcome of a run (`done`, `done before`, `failed`, `stopped`, `not run`) and its reason."""
 
     state: str
-    note: str = ""
+    reason: str = ""
 
     @property
     def good(self) -> bool:
+        """True if the run is done."""
         return self.state.startswith("done")
 
 
 class Session:
-    """One pass over the cells of a study, in their order.
+    """One pass over the runs of a study.
 
     Args:
-        chosen: the cells, what is needed first.
-        parsed: the arguments of each, by name.
-        seconds_per_step: for the estimates, where given.
+        chosen: the runs, each after those that it needs.
+        parsed: the arguments of each run, by name.
+        seconds_per_step: for the estimates, if known.
     """
 
-    def __init__(self, study: Study, chosen: Sequence[Cell], parsed: dict, seconds_per_step: float | None = None):
+    def __init__(
+        self, study: Study, chosen: Sequence[PlannedRun], parsed: dict, seconds_per_step: float | None = None
+    ):
         self.study, self.chosen, self.parsed = study, chosen, parsed
-        self.states = {cell.name: cells.state(study, cell) for cell in chosen}
+        self.states: dict[str, str] = {}
         self.outcomes: dict[str, Outcome] = {}
-        self.estimates = planning.Estimates(planning.processes(study), seconds_per_step)
+        self.estimates = plan.Estimates(plan.process_count(study), seconds_per_step)
         self.start = time.monotonic()
-        for cell in chosen:
-            self.estimates.learn(cell, cells.spent(study, cell))
+        for run in chosen:
+            now = progress(study, run)
+            self.states[run.name] = now.state
+            self.estimates.learn(run, now.finished)
 
     def plan(self) -> str:
-        """The cells that are chosen, with steps and expected time, and the sum of what is not done."""
+        """The runs with their steps and expected time, and the expected time of all that is not done."""
         rows = []
-        for number, cell in enumerate(self.chosen, 1):
-            parsed, done = self.parsed[cell.name], self.states[cell.name] == "done"
-            expected = None if done else self.estimates.seconds(cell, parsed)
-            steps = planning.steps(parsed, self.estimates.processes)
-            shown = None if expected is None else planning.duration(expected)
-            rows.append([number, cell.name, self.states[cell.name], ", ".join(cell.needs), steps, shown])
-        done = sum(state == "done" for state in self.states.values())
+        for number, run in enumerate(self.chosen, 1):
+            parsed, state = self.parsed[run.name], self.states[run.name]
+            expected = None if state == "done" else self.estimates.seconds(run, parsed)
+            time_text = None if expected is None else plan.duration(expected)
+            steps = plan.steps(parsed, self.estimates.processes)
+            rows.append([number, run.name, state, ", ".join(run.needs), steps, time_text])
+        done = list(self.states.values()).count("done")
         return (
-            table(("", "cell", "state", "needs first", "steps", "time"), rows)
-            + f"\n\n{len(self.chosen)} runs, {done} of them done; to {self.study.output_dir}; "
+            table(("", "run", "state", "needs", "steps", "time"), rows)
+            + f"\n\n{len(self.chosen)} runs, {done} of them done; output in {self.study.output_dir}; "
             f"expected: {self._remaining()} ({self.estimates.source})\n"
         )
 
     def run(self) -> None:
-        """Run every cell that is not done and whose needs are.
+        """Executes every run that is not done and whose needs are done.
 
         Raises:
-            Stopped: told to end.
+            Stopped: a signal told the study to end.
         """
-        for number, cell in enumerate(self.chosen, 1):
+        for number, run in enumerate(self.chosen, 1):
             try:
-                self.outcomes[cell.name] = self._outcome(cell, f"[{number}/{len(self.chosen)}] {cell.name}")
-            except cells.Stopped as stopped:
-                self.outcomes[cell.name] = Outcome("cut", f"told to end by {stopped}")
+                self.outcomes[run.name] = self._outcome(run, f"[{number}/{len(self.chosen)}] {run.name}")
+            except Stopped as stopped:
+                self.outcomes[run.name] = Outcome("stopped", f"by {stopped}")
                 raise
 
-    def _outcome(self, cell: Cell, title: str) -> Outcome:
-        state = cells.state(self.study, cell)  # which another study may have changed meanwhile
+    def _outcome(self, run: PlannedRun, title: str) -> Outcome:
+        state = progress(self.study, run).state  # another study may have changed it meanwhile
         if state == "done":
             return Outcome("done before")
-        missing = [needed for needed in cell.needs if not self.outcomes[needed].good]
+        missing = [needed for needed in run.needs if not self.outcomes[needed].good]
         if missing:
             return Outcome("not run", f"needs {missing[0]}, which is {self.outcomes[missing[0]].state}")
-        elapsed, log = planning.duration(time.monotonic() - self.start), self.study.folder(cell.name) / cells.LOG
+        elapsed = plan.duration(time.monotonic() - self.start)
         print_on_main(
-            f"{title}: {'goes on' if state == 'cut' else 'starts'}; {elapsed} elapsed, about {self._remaining()} to "
-            f"go; output in {log}"
+            f"{title}: {'resumes' if state == 'stopped' else 'starts'}; {elapsed} elapsed, about {self._remaining()} "
+            f"to go; output in {self.study.folder(run.name) / LOG}"
         )
         try:
-            error = cells.run(self.study, cell)
-        except cells.RunningElsewhere:
+            error = execute(self.study, run)
+        except RunningElsewhere:
             return Outcome("not run", "another study, or a run left over from one, holds it now")
         if error is not None:
             print_on_main(f"{title}: failed: {error}")
             return Outcome("failed", error)
-        spent = cells.spent(self.study, cell)
-        self.estimates.learn(cell, spent)
-        mrr = cells.mrr_on_test(self.study, cell)
-        print_on_main(
-            f"{title}: done in {planning.duration(spent[0])}" + (f", MRR {mrr:.3f} on test" if mrr is not None else "")
-        )
+        now = progress(self.study, run)
+        self.estimates.learn(run, now.finished)
+        mrr = "" if now.mrr is None else f", MRR {now.mrr:.3f} on test"
+        print_on_main(f"{title}: done in {plan.duration(now.spent)}{mrr}")
         return Outcome("done")
 
     def _remaining(self) -> str:
-        left = [c for c in self.chosen if c.name not in self.outcomes and self.states[c.name] != "done"]
-        return planning.total(self.estimates.seconds(cell, self.parsed[cell.name]) for cell in left)
+        left = [run for run in self.chosen if run.name not in self.outcomes and self.states[run.name] != "done"]
+        return plan.total(self.estimates.seconds(run, self.parsed[run.name]) for run in left)
 
     def summary(self) -> str:
-        """What came of every cell that was come to."""
+        """The outcome of every run that has started."""
         rows = []
-        for cell in self.chosen:
-            if outcome := self.outcomes.get(cell.name):
-                seconds = (cells.spent(self.study, cell) or (None,))[0] if outcome.good else None
-                shown = None if seconds is None else planning.duration(seconds)
-                rows.append([cell.name, outcome.state, cells.mrr_on_test(self.study, cell), shown, outcome.note])
-        return table(("cell", "state", "MRR on test", "time", "why"), rows)
+        for run in self.chosen:
+            if outcome := self.outcomes.get(run.name):
+                now = progress(self.study, run)
+                time_text = plan.duration(now.finished[0]) if outcome.good and now.finished else None
+                rows.append([run.name, outcome.state, now.mrr, time_text, outcome.reason])
+        return table(("run", "state", "MRR on test", "time", "reason"), rows)
 
 
 def check_changes(session: Session, redo: bool) -> None:
-    """Refuse cells that were made with other options, or, to make them again, clear them.
+    """Refuses runs that were made with other options, or removes them if they are to be made again.
 
     Raises:
-        UserError: names the first of them and what changed.
+        UserError: names the first of them and its changes.
     """
-    changed = [cell for cell in session.chosen if session.states[cell.name] == "changed"]
+    changed = [run for run in session.chosen if session.states[run.name] == "changed"]
     if changed and not redo:
-        what = "; ".join(cells.changes(session.study, changed[0]))
         raise UserError(
-            f"{len(changed)} cells were made with other options, the first is "
-            f"{session.study.folder(changed[0].name)}: {what}. Write to another --output_dir, or remove and make them "
-            "again with --redo"
+            f"{len(changed)} runs were made with other options, the first is {session.study.folder(changed[0].name)}: "
+            f"{'; '.join(progress(session.study, changed[0]).changes)}. Write to another --output_dir, or remove and "
+            "make them again with --redo"
         )
-    for cell in changed:
-        cells.clear(session.study, cell)
-        session.states[cell.name] = "new"
+    for run in changed:
+        shutil.rmtree(session.study.folder(run.name), ignore_errors=True)
+        session.states[run.name] = "new"
 
 
 def stop_on_signals() -> None:
-    """Make SIGINT and SIGTERM raise `Stopped`."""
+    """Makes SIGINT and SIGTERM raise `Stopped`."""
 
     def stop(number, frame):
-        raise cells.Stopped(number)
+        raise Stopped(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)

@@ -1,13 +1,16 @@
-"""Whether one system beats another on the same queries, and by how much: paired tests over queries.
+"""Paired tests over queries: does one system rank better than another, and by how much?
 
 Two systems rank the same queries, so each query gives one difference, and only the differences are resampled. The
-measure is the reciprocal rank, whose mean is the MRR.
+measure is the reciprocal rank, whose mean is the MRR. In all functions `a` and `b` (`ArrayLike[Q]`) hold one number
+for each query, in the same order; fewer than two queries, or sides of different lengths, raise a UserError. The same
+seed gives the same result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,9 +21,8 @@ from soft_trainer.errors import UserError
 _NUMBERS = 2**22  # resampled numbers held at once: 32 MB
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval for the mean difference a - b."""
+class Interval(NamedTuple):
+    """A confidence interval of the mean difference a - b."""
 
     low: float
     high: float
@@ -29,25 +31,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on the same queries.
+    """The comparison of two systems on the same queries."""
 
-    Args:
-        delta: MRR of a less MRR of b.
-        interval: paired bootstrap interval of `delta`.
-        p: two-sided p of the randomisation test, before any correction for many comparisons.
-        wins, losses, ties: queries that a ranks better, worse, the same.
-    """
-
-    delta: float
-    interval: Interval
-    p: float
-    wins: int
+    delta: float  # MRR of a minus MRR of b
+    interval: Interval  # paired bootstrap interval of `delta`
+    p: float  # two-sided p of the randomisation test, before any correction for many comparisons
+    wins: int  # number of queries that a ranks better
     losses: int
     ties: int
 
 
 def reciprocal_ranks(ranks: ArrayLike, max_rank: int | None = None) -> np.ndarray:
-    """1 / rank for each query in float64; 0 beyond `max_rank`."""
+    """The reciprocal rank of each query, float64[Q]; 0 beyond `max_rank`."""
     ranks = np.asarray(ranks, dtype=np.float64)
     if ranks.size and not (ranks >= 1).all():
         raise UserError("Ranks begin at 1, and rank 1 is best: found a lower one.")
@@ -57,23 +52,13 @@ def reciprocal_ranks(ranks: ArrayLike, max_rank: int | None = None) -> np.ndarra
 def paired_bootstrap(
     a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Percentile bootstrap interval for the mean of a - b, resampling queries (SciPy's `bootstrap`).
-
-    Args:
-        a, b (`ArrayLike[Q]`): one number for each query, such as its reciprocal rank, in the same order.
-        n_resamples (`int`, *optional*, defaults to 10000): samples drawn.
-        confidence (`float`, *optional*, defaults to 0.95): share of such intervals that hold the true difference.
-        seed (`int`, *optional*, defaults to 0): same seed, same interval.
-
-    Raises:
-        UserError: `a` and `b` differ in length, or hold fewer than two queries.
-    """
+    """The percentile bootstrap interval of the mean of a - b, from `n_resamples` samples of the queries."""
     difference = _differences(a, b)
     result = stats.bootstrap(
         (difference,),
         np.mean,
         n_resamples=n_resamples,
-        batch=_batch(difference),
+        batch=max(1, _NUMBERS // len(difference)),
         confidence_level=confidence,
         method="percentile",
         rng=np.random.default_rng(seed),
@@ -82,22 +67,14 @@ def paired_bootstrap(
 
 
 def randomisation_test(a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p that the mean of a - b is nothing but chance, by random exchanges (SciPy's `monte_carlo_test`).
+    """The two-sided p of the hypothesis that a and b differ by chance alone.
 
-    Under that hypothesis a query's two numbers may change places: its difference may change sign. This is
-    `permutation_test` over paired samples, drawn as signs, which is ten times faster. The smallest possible p is
-    2 / (n_resamples + 1).
-
-    Args:
-        a, b (`ArrayLike[Q]`): one number for each query, such as its reciprocal rank, in the same order.
-        n_resamples (`int`, *optional*, defaults to 10000): random exchanges.
-        seed (`int`, *optional*, defaults to 0): same seed, same p.
-
-    Raises:
-        UserError: `a` and `b` differ in length, or hold fewer than two queries.
+    Under that hypothesis the two numbers of a query may change places, so its difference may change sign. This is
+    SciPy's `permutation_test` over paired samples, drawn as signs, which is ten times faster. The smallest possible p
+    is 2 / (n_resamples + 1).
     """
     difference = _differences(a, b)
-    difference = difference[difference != 0]  # a tie stays one whichever way it is exchanged
+    difference = difference[difference != 0]  # a tie stays a tie under every exchange
     if len(difference) == 0:
         return 1.0
     generator = np.random.default_rng(seed)
@@ -106,16 +83,16 @@ def randomisation_test(a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, se
         lambda size: difference * (1 - 2 * generator.integers(0, 2, size, dtype=np.int8)),
         np.sum,
         n_resamples=n_resamples,
-        batch=_batch(difference),
+        batch=max(1, _NUMBERS // len(difference)),
     )
     return float(result.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """Holm's correction for many comparisons: the results bound the chance of any false finding among them.
+    """Holm's correction for many comparisons: it bounds the chance of any false finding among them.
 
-    The smallest p is multiplied by the number of comparisons, the next by one less, and so on; none falls below the
-    one before. It needs no independence, unlike `scipy.stats.false_discovery_control`, which allows a share of errors.
+    The smallest p is multiplied by the number of comparisons, the next by one less, and so on; no p falls below the
+    one before it. SciPy has only `false_discovery_control`, which allows a share of errors.
     """
     p_values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p_values)
@@ -125,29 +102,15 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     return adjusted
 
 
-def compare(
-    a_ranks: ArrayLike,
-    b_ranks: ArrayLike,
-    max_rank: int | None = None,
-    n_resamples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Comparison:
-    """Compares the ranks of two systems on the same queries, in the same order; positive favours a.
-
-    Args:
-        a_ranks, b_ranks (`ArrayLike[Q]`): rank of each query's own code, 1 is best.
-        max_rank (`int`, *optional*): a rank beyond it counts 0.
-        n_resamples, confidence, seed: as in `paired_bootstrap` and `randomisation_test`.
-    """
-    a, b = reciprocal_ranks(a_ranks, max_rank), reciprocal_ranks(b_ranks, max_rank)
-    return compare_paired(a, b, n_resamples, confidence, seed)
+def compare(a_ranks: ArrayLike, b_ranks: ArrayLike, max_rank: int | None = None, **options) -> Comparison:
+    """Compares the ranks (1 is best) of two systems; `options` are those of `compare_paired`."""
+    return compare_paired(reciprocal_ranks(a_ranks, max_rank), reciprocal_ranks(b_ranks, max_rank), **options)
 
 
 def compare_paired(
     a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
 ) -> Comparison:
-    """`compare` from one number for each query, such as its reciprocal rank averaged over several runs."""
+    """Compares two systems by a number for each query, such as its reciprocal rank averaged over several runs."""
     difference = _differences(a, b)
     return Comparison(
         delta=float(difference.mean()),
@@ -160,15 +123,9 @@ def compare_paired(
 
 
 def _differences(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """a - b in float64, refused where they are not pairs."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1:
         raise UserError(f"Two systems must rank the same queries: got {list(a.shape)} and {list(b.shape)} numbers.")
     if len(a) < 2:
         raise UserError(f"A paired test needs two queries or more, not {len(a)}.")
     return a - b
-
-
-def _batch(difference: np.ndarray) -> int:
-    """Resamples that SciPy may hold at once."""
-    return max(1, _NUMBERS // len(difference))

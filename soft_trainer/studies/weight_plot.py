@@ -1,4 +1,4 @@
-"""What each estimator makes of one batch: its weights, and one query's negatives (Figure 2 and Appendix D.2)."""
+"""Draws the weights that estimators give to one batch, and one query's negatives (Figure 2 and Appendix D.2)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from soft_trainer.arguments import DataArguments, option
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.tokens import text_column
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import checked_similarity
-from soft_trainer.estimators.choosing import choose_estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
 from soft_trainer.mining.documentation import document_tokens
+from soft_trainer.studies.compare import shortened
 from soft_trainer.terminal import table
-from soft_trainer.weights import negative_weights, smallest_batch
+from soft_trainer.weights import checked_similarity, negative_weights, smallest_batch
 
 FLOOR = 0.1
 WRAP = 52  # characters in a line of a label, of which there are two
@@ -29,7 +29,7 @@ WRAP = 52  # characters in a line of a label, of which there are two
 
 @dataclass
 class WeightPlotArguments:
-    """Which batch, and which estimators."""
+    """The batch and the estimators."""
 
     data_dir: str | None = option(None, "Folder with train.jsonl or train.jsonl.gz to draw a batch from.")
     pairs: str | None = option(
@@ -50,24 +50,18 @@ class WeightPlotArguments:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one estimator says of a batch.
+    """The weights that an estimator gives to a batch."""
 
-    Args:
-        label: its name and settings.
-        similarity: raw, Tensor[B, B].
-        weights: w_ij of Eq. 4 with the estimator's own alpha, beta and temperature, Tensor[B, B].
-    """
-
-    label: str
-    similarity: Tensor
-    weights: Tensor
+    label: str  # its name and settings
+    similarity: Tensor  # raw, Tensor[B, B]
+    weights: Tensor  # Eq. 4 with the estimator's own alpha, beta and temperature, Tensor[B, B]
 
 
 def estimate(name: str, estimator, rows: Dataset) -> Estimate:
-    """Fit an estimator on the batch alone and weigh its negatives.
+    """Fits an estimator on the batch alone and weighs its negatives.
 
     Raises:
-        UserError: a batch too small for Eq. 4 with the estimator's alpha and beta.
+        UserError: the batch is too small for Eq. 4 with the estimator's alpha and beta.
     """
     alpha, beta, temperature = (getattr(estimator, setting, 1.0) for setting in ("alpha", "beta", "temperature"))
     if len(rows) < smallest_batch(alpha, beta):
@@ -86,15 +80,15 @@ def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
     """
     names = arguments.estimators.split(",")
     if "none" in names:
-        raise UserError("estimators: none weighs nothing; leave it out")
+        raise UserError("estimators: none gives no weights; leave it out")
     if len(set(names)) < len(names) or len(names) > len(COLORS):
         raise UserError(f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected")
-    joined = "+".join(names)
     # As one mixture, they take the models of --estimator_model one after the other.
-    chosen = choose_estimator(
-        DataArguments(estimator=joined, estimator_model=arguments.estimator_model, no_estimator_cache=True)
+    joined = DataArguments(
+        estimator="+".join(names), estimator_model=arguments.estimator_model, no_estimator_cache=True
     )
-    members = iter(chosen.members if "+" in joined else [chosen])
+    chosen = choose_estimator(joined)
+    members = iter(chosen.members if "+" in joined.estimator else [chosen])
     groups = {name: [next(members) for _ in name.split("+")] for name in names}
     return {name: group[0] if len(group) == 1 else MixtureEstimator(group) for name, group in groups.items()}
 
@@ -103,7 +97,7 @@ def batch_rows(arguments: WeightPlotArguments) -> Dataset:
     """The rows of the batch, with `docstring_tokens`.
 
     Raises:
-        UserError: files that cannot be read, or fewer rows than the batch wants.
+        UserError: a file cannot be read, or has fewer rows than the batch.
     """
     if (arguments.data_dir is None) == (arguments.pairs is None):
         raise UserError("data_dir and pairs: give one of them")
@@ -112,7 +106,7 @@ def batch_rows(arguments: WeightPlotArguments) -> Dataset:
             raise UserError(f"{arguments.pairs}: no such file")
         rows = load_jsonl(Path(arguments.pairs))
         rows = rows.select_columns([name for name in rows.column_names if None not in rows[name]])
-        text_column(rows, ("docstring",), "query")
+        text_column(rows, ("docstring",), "query")  # checks that it is there
         tokens = [document_tokens(text) for text in rows["docstring"]]
         return rows if "docstring_tokens" in rows.column_names else rows.add_column("docstring_tokens", tokens)
     rows = load_folder(arguments.data_dir, ("train",))["train"]
@@ -122,7 +116,7 @@ def batch_rows(arguments: WeightPlotArguments) -> Dataset:
 
 
 def most_varied_query(estimates: Sequence[Estimate]) -> int:
-    """The query whose negatives' weights spread most, over all estimators."""
+    """The query whose negatives' weights vary most, over all estimators."""
     return int(sum(estimate.weights.double().std(1) for estimate in estimates).argmax())
 
 
@@ -140,20 +134,19 @@ def draw(estimates: Sequence[Estimate], queries: Sequence[str], query: int, nega
     figure = new_figure(15, 2.2 + 0.55 * max(len(negatives), 7))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     _draw_sorted(left, estimates)
-    for number, (one, color, marker) in enumerate(zip(estimates, COLORS, MARKERS, strict=False)):
+    places = np.arange(len(negatives))
+    for number, (estimate, color, marker) in enumerate(zip(estimates, COLORS, MARKERS, strict=False)):
         offset = 0.16 * (number - (len(estimates) - 1) / 2)  # equal weights would hide one another
-        weights = [float(one.weights[query, column]) for column in negatives]
-        right.plot(weights, np.arange(len(negatives)) + offset, marker, color=color, markersize=8, label=one.label)
-    labels = [_label(queries[column]) for column in negatives]
-    right.set_yticks(range(len(negatives)), labels, fontsize=10)
+        weights = estimate.weights[query, list(negatives)].numpy()
+        right.plot(weights, places + offset, marker, color=color, markersize=8, label=estimate.label)
+    right.set_yticks(places, [_label(queries[column]) for column in negatives], fontsize=10)
     right.set_ylim(len(negatives) - 0.5, -0.5)
-    right.hlines(np.arange(1, len(negatives)) - 0.5, 0, 1, transform=right.get_yaxis_transform(), color="0.9", lw=0.8)
+    right.hlines(places[1:] - 0.5, 0, 1, transform=right.get_yaxis_transform(), color="0.9", lw=0.8)
     title = right.set_title(_label(f"Negatives of: {queries[query]}", 60), fontsize=11, fontweight="bold", loc="left")
     for text in (title, *right.get_yticklabels()):
         text.set_parse_math(False)  # `$name` in a docstring is no formula
     right.set_xlabel("weight")
-    for axis in (left, right):
-        line = axis.axhline if axis is left else axis.axvline
+    for axis, line in ((left, left.axhline), (right, right.axvline)):
         line(1, color="0.5", lw=1, label="InfoNCE (weight 1)")
         line(FLOOR, color="0.5", lw=1, ls=":", label=f"floor ({FLOOR:g})")
         axis.spines[["top", "right"]].set_visible(False)
@@ -162,17 +155,15 @@ def draw(estimates: Sequence[Estimate], queries: Sequence[str], query: int, nega
 
 
 def _draw_sorted(axes, estimates: Sequence[Estimate]) -> None:
-    """Every query's weights from the most similar negative on: the median over queries, and where 80 % of them lie."""
+    """Draw each query's weights, the most similar negative first: the median over queries and the middle 80 %."""
     size = len(estimates[0].weights)
-    places = np.arange(1, size)
-    for one, color, marker in zip(estimates, COLORS, MARKERS, strict=False):
-        rows = one.weights.double().numpy()[~np.eye(size, dtype=bool)].reshape(size, size - 1)
+    for estimate, color, marker in zip(estimates, COLORS, MARKERS, strict=False):
+        rows = estimate.weights.double().numpy()[~np.eye(size, dtype=bool)].reshape(size, size - 1)
         low, median, high = np.quantile(np.sort(rows, 1), (0.1, 0.5, 0.9), axis=0)
-        axes.fill_between(places, low, high, color=color, alpha=0.15, lw=0)
-        axes.plot(places, median, f"{marker}-", color=color, markersize=4, lw=1.5, label=one.label)
-    axes.set_title(
-        f"Sorted weights of {size} queries, median and 10 to 90 %", fontsize=11, fontweight="bold", loc="left"
-    )
+        axes.fill_between(range(1, size), low, high, color=color, alpha=0.15, lw=0)
+        axes.plot(range(1, size), median, f"{marker}-", color=color, markersize=4, lw=1.5, label=estimate.label)
+    title = f"Sorted weights of {size} queries, median and 10 to 90 %"
+    axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
     axes.set_xscale("log", base=2)  # most weights differ from 1 among the first few only
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set(xlabel="negative, the most similar first", ylabel="weight")
@@ -183,22 +174,18 @@ def _label(text: str, width: int = WRAP) -> str:
     return "\n".join(textwrap.wrap(" ".join(text.split()), width, max_lines=2, placeholder=" …"))
 
 
-def _cut(text: str, width: int = 80) -> str:
-    """A text in one cell of a Markdown table."""
-    text = " ".join(text.split()).replace("|", "\\|")
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
 def negatives_table(
     names: Sequence[str], estimates: Sequence[Estimate], queries: Sequence[str], query: int, columns: Sequence[int]
 ) -> str:
-    """What one query meets as a Markdown table: similarity and weight of each code under each estimator.
+    """A Markdown table of one query's codes: similarity and weight of each code under each estimator.
 
     A code is named by its own query; `=>` marks the code of `query`, the positive.
     """
-    headers = ["code of", *(f"{name} {what}" for name in names for what in ("similarity", "weight"))]
+    headers = ["code of", *(f"{name} {figure}" for name in names for figure in ("similarity", "weight"))]
     rows = []
     for column in columns:
-        values = [float(value[query, column]) for one in estimates for value in (one.similarity, one.weights)]
-        rows.append([("=> " if column == query else "") + _cut(queries[column]), *values])
+        mark = "=> " if column == query else ""
+        pairs = ((estimate.similarity, estimate.weights) for estimate in estimates)
+        values = [float(figures[query, column]) for pair in pairs for figures in pair]
+        rows.append([mark + shortened(queries[column], 80).replace("|", "\\|"), *values])
     return table(headers, rows)

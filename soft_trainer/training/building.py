@@ -2,55 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from datasets import Dataset
 
 from soft_trainer.arguments import ModelArguments
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
-from soft_trainer.encoders.loading import load_model, load_tokenizer, resolve_profile
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
+from soft_trainer.encoders.repository import published_name
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
 from soft_trainer.errors import UserError
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
-OVERRIDES = (
-    "pooling",
-    "query_prefix",
-    "code_prefix",
-    "query_length",
-    "code_length",
-    "data_flow_length",
-    "score_function",
-    "score_scale",
-)
 
 
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
-    """The profile of the model, or of `profile`, with what the arguments override.
+    """Returns the profile of the model, or the one that `profile` names, with the overrides of the arguments.
 
     Raises:
-        UserError: a value that a profile does not take, or a model that cannot be had.
+        UserError: a value that a profile does not take, or a model that cannot be loaded.
     """
     if arguments.from_scratch:
         if arguments.model_name_or_path:
-            raise UserError("from_scratch and model_name_or_path: give one of them")
+            raise UserError("from_scratch and model_name_or_path: give only one of them")
         parse_size(arguments.from_scratch)
         profile = resolve_profile("", name=arguments.profile or "auto")
     else:
         name = model_name(arguments)
         profile = resolve_profile(name, name=arguments.profile, revision=arguments.model_revision)
-    columns = {
-        f"{side}_columns": tuple(name.strip() for name in value.split(","))
-        for side in SIDES
-        if (value := getattr(arguments, f"{side}_columns")) is not None
-    }
-    return profile.replace(**{name: getattr(arguments, name) for name in OVERRIDES}, **columns)
+    # An argument with the name of a profile's field overrides that field. Columns are separated by commas.
+    changes = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(EncoderProfile)}
+    for columns in (f"{side}_columns" for side in SIDES):
+        if changes[columns] is not None:
+            changes[columns] = tuple(name.strip() for name in changes[columns].split(","))
+    return profile.replace(**changes)
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):
-    """The model's tokenizer, or one trained on the training rows."""
+    """Loads the model's tokenizer, or trains one on the training rows."""
     if not arguments.from_scratch:
-        name = model_name(arguments)
-        return load_tokenizer(name, profile, arguments.model_revision)
+        return load_tokenizer(model_name(arguments), profile, arguments.model_revision)
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return kept_tokenizer(
         lambda: (text for column in columns for text in column_texts(train, column)),
@@ -60,7 +52,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
 
 
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
-    """The model, pretrained or with random weights."""
+    """Loads the pretrained model, or makes one with random weights."""
     if arguments.from_scratch:
         return small_roberta(arguments.from_scratch, tokenizer, profile)
     model = load_model(model_name(arguments), profile, arguments.model_revision)
@@ -69,7 +61,7 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
 
 
 def _check_lengths(config, profile: EncoderProfile) -> None:
-    """Refuse texts longer than the model has positions for; RoBERTa's begin after the padding token's id."""
+    """Refuses texts that are longer than the model's positions; RoBERTa's begin after the id of the padding token."""
     shift = config.pad_token_id + 1 if "roberta" in config.model_type else 0
     positions = getattr(config, "max_position_embeddings", None)
     for name, length in (
@@ -81,12 +73,12 @@ def _check_lengths(config, profile: EncoderProfile) -> None:
 
 
 def model_name(arguments: ModelArguments) -> str:
-    """The folder or Hub name of the pretrained model."""
+    """Returns the folder or Hub name of the pretrained model."""
     return arguments.model_name_or_path or DEFAULT_MODEL
 
 
 def model_label(arguments: ModelArguments) -> str:
-    """A short name of the model for folders and tables."""
+    """Returns a short name of the model for folders and tables."""
     if arguments.from_scratch:
         return f"{arguments.profile or 'scratch'}-{arguments.from_scratch}"
-    return model_name(arguments).rstrip("/").rsplit("/", 1)[-1]
+    return published_name(model_name(arguments)).rsplit("/", 1)[-1]

@@ -1,104 +1,274 @@
-"""What is said and what is refused before the first step."""
+"""Checks before the first step: settings that cannot work are refused, unusual ones are named."""
 
 from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
 
 from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.data.sampling import GlobalBatchSampler, languages_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.evaluation.results import METRICS
+from soft_trainer.evaluation.retrieval import target_rows
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
+from soft_trainer.training.hard_negatives import COLUMN, choice_of
+
+REFUSED_ARGUMENTS = {
+    "compute_loss_func": "choose a loss with args.loss, or override compute_loss",
+    "preprocess_logits_for_metrics": "there are no logits; compute_metrics gets ranks and the top codes",
+}
+# Options of the loss that have a default of their own, not the estimator's.
+OBJECTIVE_OPTIONS = (
+    *("weighting", "floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio"),
+    *("order_loss_weight", "order_loss_scale", "clamp_negative_scores"),
+)
+CHOICES = {
+    "duplicates": ("mask", "positives", "ignore"),
+    "similar_by": ("estimator", "bm25"),
+    "negatives_meet": ("own", "all"),
+}
+# Option -> its default, and the alternative.
+REFUSED_OPTIONS = {
+    "label_smoothing_factor": (0.0, "Soft-InfoNCE's weights soften the loss"),
+    "fp16_full_eval": (False, "evaluation runs in the precision of training"),
+    "bf16_full_eval": (False, "evaluation runs in the precision of training, use bf16"),
+    "eval_accumulation_steps": (None, "only the ranks of an evaluation are kept"),
+    "batch_eval_metrics": (False, "metrics are computed over all queries at once"),
+}
 
 
 def banner(trainer) -> str:
-    """What a run is about to do, as a table."""
+    """The settings of a training as a table."""
     args, objective = trainer.args, trainer.objective
-    joined = trainer.global_batch_size
-    estimator = type(trainer.estimator_callback.estimator).__name__ if trainer.estimator_callback else "none"
-    weights = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
+    if objective.weighting == "positive_aware":
+        weights = ("margin / temperature", f"{objective.margin:g} / {objective.temperature:g}, positive-aware")
+    else:
+        values = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
+        weights = ("alpha / beta / temperature", values if objective.needs_similarity else "not used")
+    encoder = trainer.encoder
     rows = [
         ("batch per process", args.per_device_train_batch_size),
         ("processes", f"{args.world_size} ({trainer.accelerator.distributed_type.value})"),
-        ("codes a query meets (N)", joined),
-        ("negatives per query", joined - 1),
+        ("codes a query meets (N)", trainer.global_batch_size),
+        ("negatives per query", trainer.global_batch_size - 1),
         ("accumulated batches", args.gradient_accumulation_steps),
         ("loss", objective.loss),
-        ("estimator", estimator),
-        ("alpha / beta / temperature", weights if objective.needs_similarity else "not used"),
-        (
-            "score",
-            f"{trainer.encoder.score_function} x {trainer.encoder.score_scale:g}, {trainer.encoder.pooling} pooling",
-        ),
+        ("estimator", "none" if trainer.estimator is None else type(trainer.estimator).__name__),
+        weights,
+        ("batches", args.train_sampling_strategy),
+        ("own negatives per query", options_of(args).negatives_per_query),
+        ("score", f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"),
         ("precision", trainer.precision),
     ]
     return table(("training", ""), rows)
 
 
-def check_run(args, estimator, train_dataset=None, early_stopping_patience: int | None = None) -> None:
-    """Refuse settings that cannot work, before a model is loaded.
+def warnings_of(trainer) -> list[str]:
+    """Lines about settings that work, but hardly as intended."""
+    warnings, encoder = [], trainer.encoder
+    if encoder.score_function == "cosine" and encoder.score_scale == 1:
+        warnings.append(
+            "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "
+            "score_scale (20 is usual)"
+        )
+    if trainer.model.dtype in (torch.float16, torch.bfloat16):
+        warnings.append(
+            f"warning: the weights themselves are {trainer.precision}, so small updates are lost: load the model in "
+            "float32 and use --bf16 true instead"
+        )
+    return warnings
+
+
+def check_trainer_arguments(processing_class, arguments: dict) -> None:
+    """Refuses arguments of `transformers.Trainer` that have no meaning here.
+
+    Raises:
+        UserError: names the argument and the alternative.
+    """
+    if processing_class is None:
+        raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
+    if processing_class.pad_token_id is None:
+        raise UserError("processing_class: the tokenizer has no padding token; set tokenizer.pad_token first")
+    for name, alternative in REFUSED_ARGUMENTS.items():
+        if arguments.get(name) is not None:
+            raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
+
+
+def check_run(
+    args,
+    estimator,
+    train_dataset=None,
+    early_stopping_patience: int | None = None,
+    eval_keys: Sequence[str] = (),
+    own_metrics: bool = False,
+) -> None:
+    """Refuses settings that cannot work, before a model is loaded.
 
     Args:
         args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`.
         estimator: of the weights, or None.
         train_dataset: the rows to train on.
+        eval_keys: the keys of a dict of evaluation sets.
+        own_metrics: True if `compute_metrics` adds metrics.
 
     Raises:
-        UserError: what is wrong, with the values that work.
+        UserError: the setting that cannot work, and values that do.
     """
-    options = options_of(args)
-    objective = make_objective(options, estimator)
+    objective = make_objective(options_of(args), estimator)
+    _check_values(args)
     if args.n_gpu > 1:
         raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
             "of a batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    if args.mixed_precision == "fp16" and args.device.type == "cpu":  # also where the launcher asked for it
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":  # also when the launcher chose it
         raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
     if objective.needs_similarity and estimator is None:
         raise UserError(
             f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
             "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
         )
+    check_weighting(objective, estimator)
+    _check_hard_batches(args, estimator)
     if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
-    if args.load_best_model_at_end and args.metric_for_best_model in ("loss", "eval_loss"):
-        raise UserError("metric_for_best_model='loss': evaluation measures retrieval, use 'mrr'")
+    if args.eval_strategy != "no" and not own_metrics:
+        _check_metric(args, eval_keys)
     if early_stopping_patience is not None and args.eval_strategy == "no":
         raise UserError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
     if train_dataset is not None:
-        _check_batches(args, options, objective, train_dataset)
+        check_batches(args, objective, train_dataset, args.per_device_train_batch_size)
         if isinstance(estimator, Estimator):
             estimator.check(train_dataset)
 
 
-def _check_batches(args, options, objective: Objective, train_dataset) -> None:
-    """Refuse batches that cannot be drawn, or that are too small for the weights."""
-    joined = args.per_device_train_batch_size * args.world_size
-    strategy = args.train_sampling_strategy
+def _check_values(args) -> None:
+    """Refuses values of `TrainingArguments` that training would stumble over, or ignore."""
+    for name in ("learning_rate", "num_train_epochs", "weight_decay", "max_grad_norm"):
+        value = getattr(args, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise UserError(f"{name}={value}: must be a finite number, 0 or more")
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if getattr(args, name) < 1:
+            raise UserError(f"{name}={getattr(args, name)}: must be 1 or more")
+    for name, allowed in CHOICES.items():
+        if getattr(options_of(args), name) not in allowed:
+            raise UserError(f"{name}={getattr(options_of(args), name)!r}: use one of {', '.join(allowed)}")
+    chunk = options_of(args).gradient_cache_chunk_size
+    if chunk is not None and chunk < 1:
+        raise UserError(f"gradient_cache_chunk_size={chunk}: must be 1 or more")
+    for name, (default, alternative) in REFUSED_OPTIONS.items():
+        if getattr(args, name, default) != default:
+            raise UserError(f"{name}={getattr(args, name)}: has no meaning for this training; {alternative}")
+
+
+def _check_hard_batches(args, estimator) -> None:
+    """Refuses own negatives and clustered batches that could not be made."""
+    options = options_of(args)
+    if args.train_sampling_strategy == "similar" and options.similar_by == "estimator":
+        if estimator is None or not isinstance(estimator, Estimator):
+            raise UserError("train_sampling_strategy=similar: it needs an estimator of ours, or --similar_by bm25")
+        if type(estimator).neighbours is Estimator.neighbours:
+            estimator.neighbours(0, (), None)
+    if options.negatives_per_query < 0 or options.negative_candidates < 1 or options.neighbours < 1:
+        raise UserError("negatives_per_query must be 0 or more, negative_candidates and neighbours 1 or more")
+    if not options.negatives_per_query:
+        if options.negatives is not None:
+            raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")
+        return
+    choice_of(options)
+    if options.negatives not in (None, COLUMN) and not Path(options.negatives).exists():
+        raise UserError(f"negatives={options.negatives}: no such file")
+
+
+def check_weighting(objective: Objective, estimator) -> None:
+    """Refuses positive-aware weights by an estimator that compares queries with queries.
+
+    Raises:
+        UserError: names the estimators that fit.
+    """
+    if objective.uses_weights and objective.weighting == "positive_aware" and estimator is not None:
+        if not getattr(estimator, "compares_codes", True):
+            raise UserError(
+                f"weighting=positive_aware: {type(estimator).__name__} does not compare queries with codes; use "
+                "trained_model, initial_model, or bm25 with --bm25_document_column code_tokens"
+            )
+
+
+def check_batches(args, objective: Objective, train_dataset, batch_size: int) -> None:
+    """Refuses batches that cannot be drawn, or that are too small for the weights.
+
+    Args:
+        batch_size: rows per process.
+
+    Raises:
+        UserError: names the size that works.
+    """
+    size, strategy = batch_size * args.world_size, args.train_sampling_strategy
     languages = languages_of(train_dataset) if strategy == "one_language" else ()
     GlobalBatchSampler(
-        len(train_dataset), joined, strategy=strategy, drop_last=args.dataloader_drop_last, languages=languages
+        len(train_dataset), size, strategy=strategy, drop_last=args.dataloader_drop_last, languages=languages
     )
-    meets = joined if options.gather_negatives is not False else args.per_device_train_batch_size
-    if meets < objective.smallest_batch:
+    codes = size if options_of(args).gather_negatives is not False else batch_size
+    if codes < objective.smallest_batch:
         raise UserError(
-            f"a query meets N={meets} codes, too few for loss={objective.loss} with alpha={objective.alpha:g}, "
+            f"a query meets N={codes} codes, too few for loss={objective.loss} with alpha={objective.alpha:g}, "
             f"beta={objective.beta:g}, cancel={objective.cancel}: beta must be above alpha / (N - 1); the smallest N "
             f"that works is {objective.smallest_batch}"
         )
 
 
+def check_evaluation(trainer) -> None:
+    """Refuses evaluations during training that could not be made.
+
+    Raises:
+        UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
+    """
+    args = trainer.args
+    if args.eval_strategy == "no" and not args.eval_on_start:
+        return
+    sets = trainer.eval_dataset
+    if sets is None:
+        raise UserError(f"eval_strategy={args.eval_strategy}: pass eval_dataset= (rows with url and a query)")
+    sets = sets if isinstance(sets, Mapping) else {None: sets}
+    for key, queries in sets.items():
+        target_rows(queries, trainer.corpus_of(key))
+
+
+def _check_metric(args, keys: Sequence[str]) -> None:
+    """Refuses a `metric_for_best_model` that evaluation does not measure."""
+    metric = args.metric_for_best_model
+    if metric is None:
+        return
+    if metric in ("loss", "eval_loss"):
+        if args.load_best_model_at_end or args.save_strategy == "best":
+            raise UserError("metric_for_best_model='loss': evaluation measures retrieval, use 'mrr'")
+        return
+    measured = [f"{key}{name}" for key in ("", *(f"{key}_" for key in keys)) for name in METRICS]
+    if metric.removeprefix("eval_") not in measured:
+        nearest = difflib.get_close_matches(metric.removeprefix("eval_"), measured, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(measured)}"
+        raise UserError(f"metric_for_best_model={metric!r}: evaluation does not measure it; {hint}")
+
+
 def options_of(args) -> SoftInfoNCEOptions:
-    """The options of the loss; their defaults where `args` are plain `TrainingArguments`."""
+    """The options of the loss; their defaults if `args` are plain `TrainingArguments`."""
     return args if isinstance(args, SoftInfoNCEOptions) else SoftInfoNCEOptions()
 
 
 def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
-    """The loss of a run: its options, and the estimator's defaults where an option is None."""
-    names = ("floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio", "clamp_negative_scores")
-    settings = {name: getattr(options, name) for name in names}
-    for name in ("alpha", "beta", "temperature"):
+    """The loss of a run: its options, and the estimator's defaults for options that are None."""
+    settings = {name: getattr(options, name) for name in OBJECTIVE_OPTIONS}
+    prefix = "positive_" if options.weighting == "positive_aware" else ""
+    defaults = {"alpha": ("alpha", 1.0), "beta": ("beta", 1.0), "margin": ("positive_margin", 0.0)}
+    for name, (attribute, value) in (defaults | {"temperature": (f"{prefix}temperature", 1.0)}).items():
         given = getattr(options, name)
-        settings[name] = getattr(estimator, name, 1.0) if given is None else given
+        settings[name] = getattr(estimator, attribute, value) if given is None else given
     return Objective(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)

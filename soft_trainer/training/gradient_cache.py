@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from soft_trainer import distributed
+from soft_trainer.data.batches import Batch
+from soft_trainer.data.collator import Side
 from soft_trainer.data.tokens import SIDES
 
 Encode = Callable[[dict], Tensor]
 
 
 class RandomState:
-    """The state of the random numbers on the CPU and one device, to be played again."""
+    """The state of the random numbers on the CPU and one device, to be replayed."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -29,7 +31,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def again(self):
-        """Random numbers as they were when this was made; afterwards, as if nothing had been drawn."""
+        """Draws the random numbers that followed this state; restores the present state afterwards."""
         devices = [] if self.own is None else [self.device]
         with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
             torch.set_rng_state(self.cpu)
@@ -40,41 +42,40 @@ class RandomState:
 
 def cached_backward(
     encode: Encode,
-    batch: dict,
+    batch: Batch,
     loss_of: Callable[[Tensor, Tensor, slice], Tensor],
     backward: Callable[[Tensor], None],
     gathers: bool,
     block_size: int,
     no_sync: Callable,
 ) -> Tensor:
-    """Accumulate the gradients of a whole batch, one chunk in memory at a time.
+    """Accumulates the gradients of a whole batch, with one chunk in memory at a time.
 
     Args:
         encode: model inputs of one chunk -> embeddings.
-        batch: with `chunks` and `order` on either side.
-        loss_of: (queries of a block, all codes, the block) -> that block's share of the loss.
-        backward: the backward pass of a loss, with whatever scaling the precision needs.
-        gathers: whether the codes of all processes are negatives.
-        block_size: queries whose scores are in memory at once.
-        no_sync: a context in which gradients are not reduced over processes; left for the very last chunk.
+        batch: the batch, each side in chunks.
+        loss_of: (queries of a block, all codes, the block) -> the block's part of the loss.
+        backward: the backward pass of a loss, with the scaling that the precision needs.
+        gathers: True if the codes of all processes are negatives.
+        block_size: the number of queries whose scores are in memory at once.
+        no_sync: a context in which gradients are not reduced over processes. The very last chunk is outside of it.
 
     Returns:
         The loss, a scalar without graph.
     """
-    found = {side: _embed(encode, batch[side]) for side in SIDES}
-    leaves = {side: embeddings.requires_grad_() for side, (embeddings, _) in found.items()}
-    order = {side: batch[side]["order"] for side in SIDES}
-    queries = leaves["query"][order["query"]]
-    local_codes = leaves["code"][order["code"]]
-    codes = distributed.gather_with_gradient(local_codes, batch["sizes"]) if gathers else local_codes
+    sides = {side: getattr(batch, side) for side in SIDES}
+    embedded = {side: _embed(encode, inputs) for side, inputs in sides.items()}
+    leaves = {side: embeddings.requires_grad_() for side, (embeddings, _) in embedded.items()}
+    queries, local_codes = (leaves[side][sides[side].order] for side in SIDES)
+    codes = distributed.gather_with_gradient(local_codes, batch.code_sizes) if gathers else local_codes
     total = _loss_in_blocks(queries, codes, loss_of, backward, block_size)
     chunks = [
         (chunk, state, gradient)
-        for side, (_, states) in found.items()
+        for side, (_, states) in embedded.items()
         for chunk, state, gradient in zip(
-            batch[side]["chunks"],
+            sides[side].chunks,
             states,
-            leaves[side].grad.split([len(chunk["input_ids"]) for chunk in batch[side]["chunks"]]),
+            leaves[side].grad.split([len(chunk["input_ids"]) for chunk in sides[side].chunks]),
             strict=True,
         )
     ]
@@ -82,26 +83,26 @@ def cached_backward(
         last = place == len(chunks) - 1
         with contextlib.nullcontext() if last else no_sync(), state.again():
             embeddings = encode(chunk)
-            # The gradient carries the scale of the loss already: it goes back as it is.
+            # The gradient carries the scale of the loss already, so it is not scaled again.
             embeddings.backward(gradient.to(embeddings.dtype))
     return total
 
 
-def _embed(encode: Encode, side: dict) -> tuple[Tensor, list[RandomState]]:
+def _embed(encode: Encode, side: Side) -> tuple[Tensor, list[RandomState]]:
     """Embeddings of every chunk without a graph, and the random state that each began with."""
     parts, states = [], []
     with torch.no_grad():
-        for chunk in side["chunks"]:
+        for chunk in side.chunks:
             states.append(RandomState(chunk["input_ids"].device))
             parts.append(encode(chunk))
     return torch.cat(parts), states
 
 
 def _loss_in_blocks(queries: Tensor, codes: Tensor, loss_of, backward, block_size: int) -> Tensor:
-    """Backward through the scores of one block of queries after the other, then once through order and gather."""
+    """Runs backward through the scores of one block of queries after another, then once through order and gather."""
     q, c = queries.detach().requires_grad_(), codes.detach().requires_grad_()
     total = queries.new_zeros(())
-    for start in range(0, len(q), block_size):
+    for start in range(0, max(len(q), 1), block_size):  # a process without queries has its share of the gather too
         loss = loss_of(q[start : start + block_size], c, slice(start, start + block_size))
         backward(loss)
         total += loss.detach()

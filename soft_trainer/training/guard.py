@@ -1,8 +1,12 @@
-"""A loss that is not finite stops the run, and says where; so do fp16 gradients that overflow step after step."""
+"""Stops a run whose loss is not finite, or whose fp16 gradients overflow step after step."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -11,41 +15,64 @@ class NotFiniteError(RuntimeError):
     """The loss, or the gradients of many steps in a row, became NaN or infinite."""
 
 
+class DelayedNumber:
+    """A scalar that is copied from its device without a wait, and read one step later."""
+
+    def __init__(self, scalar: Tensor):
+        self._event = None
+        if scalar.device.type == "cpu":
+            self._copy = scalar.detach().clone()
+        else:
+            self._copy = torch.empty((), dtype=scalar.dtype, pin_memory=True)
+            self._copy.copy_(scalar.detach(), non_blocking=True)
+            self._event = torch.Event(scalar.device)
+            self._event.record()
+
+    def __float__(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()  # before it, the copy may still hold another number
+        return float(self._copy)
+
+
 class FiniteGuard:
-    """Looks at every loss one step late, when the device has it anyway, so that no step waits.
+    """Checks every loss one step late, when its device has computed it anyway, so that no step waits.
 
     Args:
-        urls: the url of every training row, for the message.
+        rows: the training rows, for the message.
     """
 
-    def __init__(self, urls):
-        self.urls = urls
+    def __init__(self, rows: Dataset | None):
+        self.rows = rows
         self._last_finite: tuple[int, float] | None = None
-        self._pending: tuple[int, Tensor, Tensor] | None = None
+        self._pending: tuple[int, DelayedNumber, np.ndarray] | None = None
 
-    def watch(self, step: int, loss: Tensor, rows: Tensor) -> None:
-        """Check the loss before this one, and take this one, a scalar, to be checked next time.
+    def watch(self, step: int, loss: Tensor, rows: np.ndarray) -> None:
+        """Checks the loss of the step before, and keeps this one, a scalar, to be checked next time.
 
         Raises:
-            NotFiniteError: the loss before this one was NaN or infinite.
+            NotFiniteError: the loss of the step before was NaN or infinite.
         """
         self.check()
-        copy = loss.detach().to("cpu", non_blocking=True) if loss.device.type != "cpu" else loss.detach().clone()
-        self._pending = (step, copy, rows)
+        self._pending = (step, DelayedNumber(loss), rows)
 
     def check(self) -> None:
-        """Check the loss that is pending, waiting for it if need be."""
+        """Checks the pending loss; waits for it if necessary.
+
+        Raises:
+            NotFiniteError: it is NaN or infinite.
+        """
         if self._pending is None:
             return
         (step, loss, rows), self._pending = self._pending, None
         value = float(loss)
-        if not torch.isfinite(torch.tensor(value)):
+        if not math.isfinite(value):
             raise NotFiniteError(self._message(step, value, rows.tolist()))
         self._last_finite = (step, value)
 
     def _message(self, step: int, value: float, rows: list[int]) -> str:
         before = "no step before it" if self._last_finite is None else "step {} had {:.4g}".format(*self._last_finite)
-        shown = "\n  ".join(str(self.urls[row]) for row in rows)
+        named = self.rows is not None and "url" in self.rows.column_names
+        shown = "\n  ".join(str(self.rows[row]["url"]) if named else f"row {row + 1}" for row in rows)
         return (
             f"the loss of step {step} is {value} ({before}): no checkpoint is written from here on. Lower the "
             f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {shown}"
@@ -55,7 +82,7 @@ class FiniteGuard:
 class OverflowCounter(TrainerCallback):
     """Counts the steps that loss scaling skipped because fp16 gradients overflowed; `MOST` in a row stop the run.
 
-    A fused optimizer skips such a step unseen, so the scale itself is watched: it falls after an overflow and at no
+    A fused optimizer does not report such a step, so the scale itself is watched: it falls after an overflow and at no
     other time. It is read one step late, so that no step waits for the device.
 
     Args:
@@ -69,14 +96,14 @@ class OverflowCounter(TrainerCallback):
         self._in_a_row, self._before, self._pending = 0, None, None
 
     def on_optimizer_step(self, args, state, control, **kwargs):
-        """Look at the scale that the step before this one left.
+        """Checks the scale that the step before left.
 
         Raises:
             NotFiniteError: `MOST` steps in a row were skipped.
         """
         if self._pending is not None:
             self._compare(float(self._pending), state.global_step)
-        self._pending = self.scaler._get_scale_async().detach().to("cpu", non_blocking=True, copy=True)
+        self._pending = DelayedNumber(self.scaler._get_scale_async())
 
     def _compare(self, scale: float, step: int) -> None:
         fell, self._before = self._before is not None and scale < self._before, scale

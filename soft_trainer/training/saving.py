@@ -1,4 +1,4 @@
-"""Every folder that a trainer leaves is complete: checkpoints, the result, and what goes to the Hub."""
+"""A trainer whose folders are complete: checkpoints, the result, and everything that goes to the Hub."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotat
 
 from soft_trainer import distributed
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.files import mark_complete, reporting_disk_errors, saving_checkpoint
+from soft_trainer.files import mark_complete, reporting_disk_errors, saving_checkpoint, write_text
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
 
 
 class SavingTrainer(Trainer):
-    """A `Trainer` that saves its encoder as a folder for every library, and pushes it without losing any.
+    """A `Trainer` that saves its encoder as a folder for every library, and loses no push to the Hub.
 
     Attributes:
-        encoder: how the encoder reads texts; a subclass sets it.
+        encoder: the profile of the encoder; a subclass sets it.
     """
 
     encoder: EncoderProfile
@@ -27,18 +27,18 @@ class SavingTrainer(Trainer):
     # ---- Saving ----
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """A complete folder: encoder, tokenizer, sentence-transformers files, profile and settings; no pickle."""
+        """Saves a complete folder: encoder, tokenizer, files of sentence-transformers, profile and settings."""
         if not self.args.should_save:
             return
         folder = Path(output_dir or self.args.output_dir)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         with reporting_disk_errors(folder):
             export_encoder(model, self.processing_class, self.encoder, folder, state_dict)
-            settings = self.args.to_dict()
-            (folder / "training_args.json").write_text(json.dumps(settings, indent=2, default=str) + "\n")
+            settings = json.dumps(self.args.to_dict(), indent=2, default=str)
+            write_text(folder / "training_args.json", settings + "\n")
 
     def _save_checkpoint(self, model, trial) -> None:
-        """A checkpoint that is marked as whole before any older one is deleted."""
+        """Saves a checkpoint and marks it as whole, before any older one is deleted."""
         run = self._get_output_dir(trial)
         folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -54,26 +54,29 @@ class SavingTrainer(Trainer):
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the encoder as a complete folder. `push_to_hub` pushes it, when asked to."""
+        """Saves the encoder as a complete folder; only `push_to_hub` pushes it."""
         super().save_model(output_dir, _internal_call=True)
 
     # ---- The Hub ----
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Make sure, before training, that the result can be pushed.
+        """Makes sure, before training, that the result can be pushed.
 
         Raises:
-            UserError: no token, a wrong one, no right to write, or a name that is not valid.
+            UserError: the token is missing or wrong or may not write, or the name is not valid.
         """
         if self.is_world_process_zero():
             self._publisher = Publisher(self.args)
             self.hub_model_id = self._publisher.hub_model_id
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Save the encoder and push the output folder; returns the address of the commit, on the main process.
+        """Saves the encoder and pushes the output folder.
+
+        Returns:
+            The address of the commit on the main process, None on the others.
 
         Raises:
-            UserError: the push failed for good; the folder is whole, and the message says how to push it later.
+            UserError: the push failed for good. The folder is whole, and the message says how to push it later.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
@@ -83,15 +86,15 @@ class SavingTrainer(Trainer):
         return self._publisher.conclude(commit_message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push a checkpoint in the background, as `hub_strategy` says."""
+        """Pushes a checkpoint in the background, as `hub_strategy` says."""
         if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
             paths = {
                 HubStrategy.CHECKPOINT: (None, "last-checkpoint"),
                 HubStrategy.ALL_CHECKPOINTS: (None, Path(checkpoint_folder).name),
             }.get(self.args.hub_strategy, (None,))
-            self._publisher.push_behind(checkpoint_folder, f"Step {self.state.global_step}", paths)
+            self._publisher.push_in_background(checkpoint_folder, f"Step {self.state.global_step}", paths)
 
     def _finish_current_push(self) -> None:
-        """Wait for the push that is under way."""
+        """Waits for the push that is under way."""
         if self.hub_model_id is not None and self.is_world_process_zero():
             self._publisher.finish()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from soft_trainer import distributed
 from soft_trainer.data.batches import TrainBatches, text_ids
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import TokenColumn
@@ -21,52 +20,44 @@ def tokens():
     }
 
 
-def as_process(monkeypatch, rank: int, processes: int) -> None:
-    monkeypatch.setattr(distributed, "rank_and_world_size", lambda: (rank, processes))
-
-
-def first_ids(side: dict) -> list[int]:
-    [chunk] = side["chunks"]
+def first_ids(side) -> list[int]:
+    [chunk] = side.chunks
     return chunk["input_ids"][:, 0].tolist()
 
 
 def test_one_process_has_the_whole_batch(tokens):
     batch = TrainBatches(tokens, PairCollator(0)).__getitems__([7, 2, 5])
-    assert first_ids(batch["query"]) == [107, 102, 105]
-    assert first_ids(batch["code"]) == [207, 202, 205]
-    assert batch["rows"].tolist() == batch["code_rows"].tolist() == [7, 2, 5]
-    assert batch["positives"].tolist() == [0, 1, 2]
-    assert batch["sizes"] == [3]
-    assert batch["duplicates"] == 0 and "negatives" not in batch and "similarity" not in batch
+    assert first_ids(batch.query) == [107, 102, 105]
+    assert first_ids(batch.code) == [207, 202, 205]
+    assert batch.rows.tolist() == batch.code_rows.tolist() == [7, 2, 5]
+    assert batch.positives.tolist() == [0, 1, 2]
+    assert batch.sizes == (3,)
+    assert batch.duplicates == 0 and batch.negatives is None and batch.loss_inputs is None
 
 
 @pytest.mark.parametrize("rank, rows, positives", [(0, [7, 2, 5], [0, 1, 2]), (1, [0, 9], [3, 4])])
-def test_a_process_takes_its_part_and_meets_the_codes_of_all(tokens, monkeypatch, rank, rows, positives):
-    as_process(monkeypatch, rank, 2)
-    batch = TrainBatches(tokens, PairCollator(0)).__getitems__([7, 2, 5, 0, 9])
-    assert batch["rows"].tolist() == rows
-    assert first_ids(batch["code"]) == [200 + row for row in rows]
-    assert batch["code_rows"].tolist() == [7, 2, 5, 0, 9]
-    assert batch["positives"].tolist() == positives
-    assert batch["sizes"] == [3, 2]
+def test_a_process_takes_its_part_and_meets_the_codes_of_all(tokens, rank, rows, positives):
+    batch = TrainBatches(tokens, PairCollator(0), rank=rank, world_size=2).__getitems__([7, 2, 5, 0, 9])
+    assert batch.rows.tolist() == rows
+    assert first_ids(batch.code) == [200 + row for row in rows]
+    assert batch.code_rows.tolist() == [7, 2, 5, 0, 9]
+    assert batch.positives.tolist() == positives
+    assert batch.sizes == (3, 2)
 
 
-def test_without_gathering_a_process_meets_its_own_codes(tokens, monkeypatch):
-    as_process(monkeypatch, 1, 2)
-    batch = TrainBatches(tokens, PairCollator(0), gather=False).__getitems__([7, 2, 5, 0])
-    assert batch["rows"].tolist() == batch["code_rows"].tolist() == [5, 0]
-    assert batch["positives"].tolist() == [0, 1]
+def test_without_gathering_a_process_meets_its_own_codes(tokens):
+    batch = TrainBatches(tokens, PairCollator(0), gather=False, rank=1, world_size=2).__getitems__([7, 2, 5, 0])
+    assert batch.rows.tolist() == batch.code_rows.tolist() == [5, 0]
+    assert batch.positives.tolist() == [0, 1]
 
 
-def test_an_estimate_is_of_these_queries_and_those_codes(tokens, monkeypatch):
-    as_process(monkeypatch, 1, 2)
-
-    def estimate(queries, codes, positives, negatives):
+def test_an_estimate_is_of_these_queries_and_those_codes(tokens):
+    def weigh(queries, codes, positives, negatives):
         assert positives.tolist() == [2, 3] and negatives is None
         return {"similarity": torch.tensor([[10.0 * query + code for code in codes] for query in queries])}
 
-    batch = TrainBatches(tokens, PairCollator(0), estimate=estimate).__getitems__([7, 2, 5, 0])
-    assert batch["similarity"].tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
+    batch = TrainBatches(tokens, PairCollator(0), weigh=weigh, rank=1, world_size=2).__getitems__([7, 2, 5, 0])
+    assert batch.loss_inputs["similarity"].tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
 
 
 def test_a_negative_with_the_positives_query_or_code_does_not_count(tokens):
@@ -75,28 +66,27 @@ def test_a_negative_with_the_positives_query_or_code_does_not_count(tokens):
         "code": text_ids(["A", "B", "C", "D", "B", "E", "F", "G", "H", "I"]),
     }
     batch = TrainBatches(tokens, PairCollator(0), text_ids=ids).__getitems__([0, 1, 2, 3, 4])
-    assert batch["negatives"].tolist() == [
+    assert batch.negatives.tolist() == [
         [True, True, False, True, True],
         [True, True, True, True, False],
         [False, True, True, True, True],
         [True, True, True, True, True],
         [True, False, True, True, True],
     ]
-    assert batch["duplicates"] == 4
+    assert batch.duplicates == 4
 
 
 def test_a_batch_without_duplicates_has_no_mask(tokens):
     ids = {"query": text_ids(list("abcdefghia")), "code": text_ids(list("abcdefghij"))}
     batches = TrainBatches(tokens, PairCollator(0), text_ids=ids)
-    assert "negatives" not in batches.__getitems__([0, 1, 2])
-    assert batches.__getitems__([0, 9])["negatives"].tolist() == [[True, False], [False, True]]
+    assert batches.__getitems__([0, 1, 2]).negatives is None
+    assert batches.__getitems__([0, 9]).negatives.tolist() == [[True, False], [False, True]]
 
 
-def test_duplicates_of_another_process_are_masked(tokens, monkeypatch):
-    as_process(monkeypatch, 1, 2)
+def test_duplicates_of_another_process_are_masked(tokens):
     ids = {"query": text_ids(list("abcdefghia"))}
-    batch = TrainBatches(tokens, PairCollator(0), text_ids=ids).__getitems__([0, 1, 9, 2])
-    assert batch["negatives"].tolist() == [[False, True, True, True], [True, True, True, True]]
+    batch = TrainBatches(tokens, PairCollator(0), text_ids=ids, rank=1, world_size=2).__getitems__([0, 1, 9, 2])
+    assert batch.negatives.tolist() == [[False, True, True, True], [True, True, True, True]]
 
 
 def test_text_ids_are_equal_for_equal_texts():

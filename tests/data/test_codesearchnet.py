@@ -1,4 +1,4 @@
-"""Rows from a folder, from the Hub and by lists of urls; every bad one is named."""
+"""Rows from a folder, from the Hub and by lists of urls. The message names every bad row."""
 
 import json
 
@@ -10,6 +10,7 @@ from soft_trainer.data import codesearchnet
 from soft_trainer.data.codesearchnet import (
     FEATURES,
     check_languages,
+    check_queries,
     check_rows,
     load_folder,
     load_hub,
@@ -337,6 +338,40 @@ def test_a_query_whose_url_is_not_in_the_codebase(data, rows, split):
     data[split] = split_of([rows[8], rows[15]])
     message = error_of(check_rows, data, EncoderProfile())
     assert message.startswith(split) and "row 2" in message and rows[15]["url"] in message
+
+
+def test_queries_are_checked_against_the_corpus_outside_of_a_run(data, rows):
+    queries, corpus = data["valid"], data["codebase"]
+    check_queries(queries, corpus, "eval_dataset")
+    assert "eval_dataset: no corpus" in error_of(check_queries, queries, None, "eval_dataset")
+    for bad in ((queries.remove_columns("url"), corpus), (queries, corpus.remove_columns("url"))):
+        assert "no column 'url'" in error_of(check_queries, *bad, "eval_dataset")
+    message = error_of(check_queries, queries, split_of(rows[9:12]), "eval_dataset")
+    assert message == f"eval_dataset: row 1 has a url that is not in the codebase ({rows[8]['url']})"
+    assert "row 2 repeats the url of row 1" in error_of(check_queries, queries, split_of([rows[8]] * 2), "queries")
+
+
+def test_rows_without_a_codebase_or_a_url_are_refused(data):
+    whole = dict(data)
+    del data["codebase"]
+    assert error_of(check_rows, data, EncoderProfile()).startswith("valid: no corpus")
+    whole["test"] = whole["test"].remove_columns("url")
+    assert error_of(check_rows, DatasetDict(whole), EncoderProfile()) == "test: no column 'url'"
+
+
+@pytest.mark.parametrize("split", ["train", "codebase"])
+def test_code_that_is_parsed_needs_a_language(data, split):
+    graphs = EncoderProfile(data_flow_length=8)
+    check_rows(data, graphs)
+    spoilt = data[split].to_list()
+    spoilt[2]["language"] = None
+    rows = Dataset.from_list(spoilt, features=FEATURES)
+    assert error_of(check_rows, data | {split: rows}, graphs) == (
+        f"{split}: column 'language' is missing or empty in row 3"
+    )
+    data[split] = data[split].remove_columns("language")
+    assert f"{split}: no column 'language'" in error_of(check_rows, data, graphs)
+    check_rows(data, EncoderProfile())
 
 
 def test_the_cache_of_these_tests_is_not_the_users(write_folder, tmp_path):

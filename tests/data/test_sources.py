@@ -1,7 +1,8 @@
-"""The rows that a run asked for: which source, which rows of it, and that bad ones are refused."""
+"""The rows of a run: their source, the choice among them, and the refusal of bad ones."""
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from soft_trainer.arguments import DataArguments
 from soft_trainer.data import codesearchnet, sources
+from soft_trainer.data.codesearchnet import check_rows
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -37,27 +39,98 @@ def source_tree(folder, nouns):
     return str(folder)
 
 
+def folders(tmp_path, data_dir, **sizes):
+    """A folder for each language with so many rows of train; `{language}` stands for its name."""
+    rows = [json.loads(line) for line in (data_dir / "codebase.jsonl").read_text().splitlines()]
+    for language, size in sizes.items():
+        own = [row | {"url": f"{language}/{row['url']}", "language": "unknown"} for row in rows]
+        (tmp_path / language).mkdir()
+        for split, part in {"train": own[:size], "valid": own[:2], "test": own[2:4], "codebase": own[:8]}.items():
+            (tmp_path / language / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return str(tmp_path / "{language}")
+
+
 def test_a_folder(data_dir, tmp_path):
     data = load(tmp_path, language="python", data_dir=str(data_dir))
     assert {split: len(rows) for split, rows in data.items()} == {"train": 16, "valid": 4, "test": 4, "codebase": 24}
 
 
 def test_several_languages_are_joined_and_every_row_says_its_own(data_dir, tmp_path):
-    def of(language):
-        rows = [json.loads(line) for line in (data_dir / "codebase.jsonl").read_text().splitlines()]
-        return [row | {"url": f"{language}/{row['url']}", "language": "unknown"} for row in rows]
-
-    for language in ("go", "ruby"):
-        splits = {"train": of(language)[:6], "valid": of(language)[:2], "test": of(language)[2:4]}
-        for split, rows in (splits | {"codebase": of(language)[:8]}).items():
-            path = tmp_path / language / f"{split}.jsonl"
-            path.parent.mkdir(exist_ok=True)
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load(tmp_path, language="ruby, go", data_dir=str(tmp_path / "{language}"))
+    data = load(tmp_path, language="ruby, go", data_dir=folders(tmp_path, data_dir, ruby=6, go=6))
     assert data["train"]["language"][:] == ["ruby"] * 6 + ["go"] * 6
     assert data["codebase"]["language"][:] == ["ruby"] * 8 + ["go"] * 8
-    with pytest.raises(UserError, match="write {language}"):
+    with pytest.raises(UserError, match="several languages need {language}"):
         load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
+
+
+@pytest.mark.parametrize(
+    "limit, shares",
+    [(2, (1, 1, 0)), (9, (3, 3, 3)), (10, (4, 3, 3)), (15, (6, 3, 6)), (16, (6, 3, 7)), (99, (6, 3, 8))],
+)
+def test_max_train_rows_takes_every_languages_share(data_dir, tmp_path, limit, shares):
+    sizes = {"ruby": 6, "go": 3, "php": 8}
+    folder = folders(tmp_path, data_dir, **sizes)
+    whole = load(tmp_path, language="ruby,go,php", data_dir=folder)["train"]
+    train = load(tmp_path, language="ruby,go,php", data_dir=folder, max_train_rows=limit)["train"]
+    expected = []
+    for language, share in zip(sizes, shares, strict=True):
+        expected += [row["url"] for row in whole if row["language"] == language][:share]
+    assert train["url"][:] == expected
+
+
+def without(rows, *columns):
+    return [{name: value for name, value in row.items() if name not in columns} for row in rows]
+
+
+def test_any_language_will_do_where_nothing_is_parsed(write_folder, rows, tmp_path, script):
+    folder = write_folder(**{split: without(rows[8:12], "language") for split in ("train", "valid", "test")})
+    data = load(tmp_path, language="rust", data_dir=str(folder))
+    assert len(data["train"]) == 4 and "language" not in data["train"].column_names
+    assert load(tmp_path, language="rust", dataset_name="none", data_dir=str(folder))
+    code, lines = script(language="rust", data_dir=str(folder), from_scratch="32x1", per_device_train_batch_size=64)
+    assert code == 2 and "rust" not in lines[-1] and "batch" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments, settings, words",
+    [
+        ({"data_dir": "here", "filters": "links"}, {}, "--filters knows only ruby, python"),
+        ({"data_dir": "here"}, {"data_flow_length": 8}, "data flow knows only ruby, python"),
+        ({"source_dir": "here"}, {}, "mining knows only ruby, python"),
+        ({}, {}, "CodeSearchNet knows only ruby, python"),
+        ({"data_dir": "here", "language": "rust,rust"}, {}, "name every language once"),
+        ({"data_dir": "here", "language": "rust,"}, {}, "name every language once"),
+    ],
+)
+def test_an_unknown_language_is_refused_where_code_is_parsed(tmp_path, arguments, settings, words):
+    with pytest.raises(UserError, match=f"language='[a-z]*': {words}"):
+        load(tmp_path, EncoderProfile(**settings), **({"language": "rust"} | arguments))
+
+
+def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, rows, tmp_path):
+    parts = {"train": rows[:8], "valid": rows[8:10], "test": rows[10:12], "codebase": rows[8:12]}
+    folder = write_folder(**{split: without(part, "language") for split, part in parts.items()})
+    graphs = EncoderProfile(data_flow_length=8)
+    data = load(tmp_path, graphs, language="python", data_dir=str(folder))
+    assert {language for split in data.values() for language in split["language"]} == {"python"}
+    data = load(tmp_path, language="python", data_dir=str(folder), filters="unparseable,tests")
+    assert set(data["train"]["language"]) == {"python"}
+    with pytest.raises(UserError, match="train: no column 'language'.*give one --language"):
+        check_rows(codesearchnet.load_folder(folder), graphs)
+
+
+def test_training_rows_need_no_url(write_folder, rows, tmp_path):
+    folder = write_folder(train=without(rows[:8], "url"))
+    data = load(tmp_path, language="python", data_dir=str(folder), max_train_rows=5, filters="links,near_duplicates")
+    assert len(data["train"]) == 5 and "url" not in data["train"].column_names
+    lists = {"train": [rows[8]["url"]], "valid": [], "test": [], "codebase": []}
+    for split, urls in lists.items():
+        (tmp_path / f"{split}.txt").write_text("\n".join(urls))
+    with pytest.raises(UserError, match="valid: no rows"):
+        load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
+    folder = write_folder(train=without(rows[:8], "url"), valid="{}", test="{}", codebase="{}")
+    with pytest.raises(UserError, match="--split_urls selects rows by url, but no row has the column 'url'"):
+        load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
 
 
 def test_the_hub_without_a_folder(data_dir, tmp_path, monkeypatch):
@@ -173,7 +246,9 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
         load_data(arguments, EncoderProfile(), tmp_path)  # every function here has one line
     kept = load_data(dataclasses.replace(arguments, filters="links"), EncoderProfile(), tmp_path)
     assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4
-    assert "| links" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert any(re.match(r"\| rule +\| +rows dropped: train \|", line) for line in lines)
+    assert any(re.match(r"\| links +\| +1 \| +0 \| +0 \| +\|", line) for line in lines)
     with pytest.raises(UserError, match="no such rule"):
         load_data(dataclasses.replace(arguments, filters="spelling"), EncoderProfile(), tmp_path)
 
@@ -203,7 +278,7 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     with pytest.raises(UserError, match="neither test.jsonl"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase"))
     shutil.copy(data_dir / "test.jsonl", folder)
-    with pytest.raises(UserError, match="test without a pool: codebase.jsonl"):
+    with pytest.raises(UserError, match="test: no corpus .* add codebase.jsonl"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
     with pytest.raises(UserError, match="no rows of train, valid, test, codebase: name a folder"):
         load(tmp_path, dataset_name="none")

@@ -1,13 +1,16 @@
-"""Token ids of a column, however the rows are sliced, joined or chosen, and their padding."""
+"""Token ids of a column whose rows are sliced, joined or selected; their padding; their pickles."""
+
+import pickle
 
 import pytest
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, concatenate_datasets, load_from_disk
 
 from soft_trainer.data import tokens
 from soft_trainer.data.codesearchnet import load_folder
-from soft_trainer.data.tokens import TokenColumn, text_column, texts, tokenized
-from soft_trainer.encoders.padding import pad
+from soft_trainer.data.tokens import TokenColumn, column_of, text_column, texts, tokenized
+from soft_trainer.encoders.encoding import pad
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 
 
@@ -41,6 +44,44 @@ def test_a_column_of_a_data_set_is_that_of_its_view(view):
     column = TokenColumn.from_dataset(rows, "ids")
     assert lists(column) == rows["ids"][:]
     assert column.lengths.tolist() == [len(ids) for ids in rows["ids"]]
+
+
+def test_a_column_on_disk_pickles_as_its_path(tmp_path):
+    """Data workers that are not forked get the column in a pickle."""
+    lists_of_ids = [list(range(row % 60)) for row in range(5000)]
+    Dataset.from_dict({"ids": lists_of_ids, "other": ["x" * 50] * 5000}).save_to_disk(tmp_path)
+    rows = load_from_disk(tmp_path)
+    views = {"whole": rows, "slice": rows.select(range(100, 4900)), "joined": concatenate_datasets([rows, rows])}
+    for view in views.values():
+        column = TokenColumn.from_dataset(view, "ids")
+        data = pickle.dumps(column)
+        assert len(data) < 20_000
+        copy = pickle.loads(data)
+        assert lists(copy) == view["ids"][:] and copy.lengths.tolist() == column.lengths.tolist()
+
+
+def test_a_column_in_memory_pickles_with_its_values():
+    rows = Dataset.from_dict({"ids": RAGGED})
+    for column in (TokenColumn.from_lists(RAGGED), TokenColumn.from_dataset(rows, "ids")):
+        assert lists(pickle.loads(pickle.dumps(column))) == RAGGED
+
+
+def test_graphs_on_disk_pickle_as_their_path(write_folder, rows, tokenizer):
+    many = [row | {"code": f"{row['code']} + {number}"} for number in range(100) for row in rows]
+    train = load_folder(write_folder(train=many))["train"]
+    graphs = column_of(train, "code", EncoderProfile(data_flow_length=8, code_columns=("code",)), tokenizer)
+    data = pickle.dumps(graphs)
+    copy = pickle.loads(data)
+    assert len(data) < 20_000 and len(copy) == len(many) and copy.lengths.tolist() == graphs.lengths.tolist()
+    for row in (0, 700, 2399):
+        assert {name: ids.tolist() for name, ids in copy[row].items()} == {
+            name: ids.tolist() for name, ids in graphs[row].items()
+        }
+
+
+def test_code_without_a_language_is_not_parsed(dataset, tokenizer):
+    with pytest.raises(UserError, match="no column 'language', which an encoder with data flow needs"):
+        column_of(dataset.remove_columns("language"), "code", EncoderProfile(data_flow_length=8), tokenizer)
 
 
 # ---- Padding ----

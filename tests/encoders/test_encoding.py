@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from soft_trainer.encoders.embedding import embed
-from soft_trainer.encoders.encoding import encode, pool, score, tokenize, tokenize_with_lengths
-from soft_trainer.encoders.padding import pad
+from soft_trainer.encoders.encoding import embed, encode, pad, tokenize, tokenize_with_lengths
+from soft_trainer.encoders.pooling import pool, score
 from soft_trainer.encoders.profiles import EncoderProfile
 
 TEXTS = ["sort a list with quick sort", "", "read", "def mean(numbers): return sum(numbers) / len(numbers) " * 4]
@@ -18,9 +17,9 @@ TEXTS = ["sort a list with quick sort", "", "read", "def mean(numbers): return s
 
 def test_ids_have_special_tokens_and_are_cut_but_not_padded(tokenizer):
     ids = tokenize(tokenizer, TEXTS, max_length=12)
-    for text, found in zip(TEXTS, ids, strict=True):
+    for text, cut in zip(TEXTS, ids, strict=True):
         whole = tokenizer.encode(text)
-        assert found == (whole if len(whole) <= 12 else [*whole[:11], tokenizer.eos_token_id])
+        assert cut == (whole if len(whole) <= 12 else [*whole[:11], tokenizer.eos_token_id])
     assert ids[1] == [tokenizer.bos_token_id, tokenizer.eos_token_id]
 
 
@@ -67,7 +66,7 @@ def test_encode_does_not_see_padding(model, tokenizer, profile):
     model.eval()
     with torch.no_grad():
         together = encode(model, profile, pad(ids, tokenizer.pad_token_id))
-        alone = torch.cat([encode(model, profile, pad([one], tokenizer.pad_token_id)) for one in ids])
+        alone = torch.cat([encode(model, profile, pad([row], tokenizer.pad_token_id)) for row in ids])
     torch.testing.assert_close(together, alone, atol=1e-6, rtol=1e-5)
 
 
@@ -86,9 +85,9 @@ def test_scores_are_not_rounded_by_autocast():
     torch.manual_seed(0)
     queries, codes = torch.randn(3, 64), torch.randn(4, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = score(EncoderProfile(), queries, codes)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, queries @ codes.T)
+        scores = score(EncoderProfile(), queries, codes)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, queries @ codes.T)
 
 
 def test_double_precision_stays():
@@ -101,12 +100,12 @@ def test_double_precision_stays():
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_embed_gives_every_text_its_embedding_in_the_order_given(model, tokenizer, profile, rows, batch_size):
     ids = tokenize(tokenizer, [row["code"] for row in rows[:10]] + ["x"], max_length=32)
-    found = embed(model, profile, ids, tokenizer.pad_token_id, batch_size)
+    embeddings = embed(model, profile, ids, tokenizer.pad_token_id, batch_size)
     model.eval()
     with torch.no_grad():
-        wanted = torch.cat([encode(model, profile, pad([one], tokenizer.pad_token_id)) for one in ids])
-    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
-    assert not found.requires_grad
+        expected = torch.cat([encode(model, profile, pad([row], tokenizer.pad_token_id)) for row in ids])
+    torch.testing.assert_close(embeddings, expected, atol=1e-6, rtol=1e-5)
+    assert not embeddings.requires_grad
 
 
 @pytest.mark.parametrize("training", [True, False])

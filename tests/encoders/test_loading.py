@@ -3,8 +3,9 @@ import json
 import pytest
 import torch
 
-from soft_trainer.encoders.loading import Encoder, load_encoder, load_model, register_prefix_tokens, resolve_profile
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.encoders.loading import Encoder, load_encoder, load_model, load_tokenizer, register_prefix_tokens
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.repository import published_name, reading
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
 
@@ -12,7 +13,7 @@ TEXTS = ["read a file", "def f(): pass", "x", "a much longer text than all of th
 
 
 def sentence_transformer(folder, pooling=None, normalize=True, transformer=None, **settings):
-    """A folder with the files of sentence-transformers that say how it pools, without weights."""
+    """Makes a folder with the settings of sentence-transformers, without weights."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     if not normalize:
         del kinds["2_Normalize"]
@@ -25,7 +26,7 @@ def sentence_transformer(folder, pooling=None, normalize=True, transformer=None,
     return folder
 
 
-# Profiles
+# ---- Profiles ----
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -47,6 +48,39 @@ def test_profile_of_a_plain_copy_by_its_name(tmp_path, folder, name):
     assert resolve_profile(tmp_path / folder) == PROFILES[name]
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize(
+    ("cached", "name"),
+    [
+        ("models--microsoft--unixcoder-base", "unixcoder"),
+        ("models--someone--graphcodebert-base", "graphcodebert"),
+        ("models--codebert-base", "codebert"),
+        ("models--microsoft--unixcoder-base-finetuned", "auto"),
+    ],
+)
+def test_profile_of_a_snapshot_in_the_cache_of_the_hub(tmp_path, monkeypatch, cached, name, slash):
+    folder = tmp_path / cached / "snapshots" / "5604afdc964f6c53782a6813140ade5216b99006"
+    folder.mkdir(parents=True)
+    assert resolve_profile(f"{folder}{slash}") == resolve_profile(folder) == PROFILES[name]
+    monkeypatch.chdir(tmp_path)
+    assert resolve_profile(f"{folder.relative_to(tmp_path)}{slash}") == PROFILES[name]
+
+
+@pytest.mark.parametrize(
+    ("name_or_path", "published"),
+    [
+        ("/cache/hub/models--microsoft--unixcoder-base/snapshots/5604af", "microsoft/unixcoder-base"),
+        ("/cache/hub/models--microsoft--unixcoder-base", "/cache/hub/models--microsoft--unixcoder-base"),
+        ("/cache/hub/models--a--b/snapshots/5604af/1_Pooling", "/cache/hub/models--a--b/snapshots/5604af/1_Pooling"),
+        ("microsoft/unixcoder-base", "microsoft/unixcoder-base"),
+        ("outputs/run/", "outputs/run"),
+        ("", ""),
+    ],
+)
+def test_published_name(name_or_path, published):
+    assert published_name(name_or_path) == published
+
+
 def test_own_profile_comes_before_all_others(tmp_path):
     folder = tmp_path / "unixcoder-base"
     folder.mkdir()
@@ -57,8 +91,8 @@ def test_own_profile_comes_before_all_others(tmp_path):
 
 
 def test_sentence_transformers_profile(tmp_path):
-    found = resolve_profile(sentence_transformer(tmp_path, prompts={"query": "q: ", "passage": "p: "}))
-    assert found == EncoderProfile(
+    resolved = resolve_profile(sentence_transformer(tmp_path, prompts={"query": "q: ", "passage": "p: "}))
+    assert resolved == EncoderProfile(
         pooling="mean",
         normalize=True,
         query_prefix="q: ",
@@ -74,15 +108,20 @@ def test_lengths_come_from_the_tokenizer_where_the_module_has_none(tmp_path):
     folder = sentence_transformer(tmp_path, transformer={"query_length": 32})
     for saved, expected in ((200, (32, 200)), (10**30, (32, PROFILES["auto"].code_length))):
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": saved}))
-        found = resolve_profile(folder)
-        assert (found.query_length, found.code_length) == expected
+        resolved = resolve_profile(folder)
+        assert (resolved.query_length, resolved.code_length) == expected
 
 
 def test_unbounded_dot_products_are_not_scaled(tmp_path):
-    found = resolve_profile(
+    resolved = resolve_profile(
         sentence_transformer(tmp_path, {"pooling_mode": "cls"}, normalize=False, similarity_fn_name="dot")
     )
-    assert (found.pooling, found.normalize, found.score_function, found.score_scale) == ("cls", False, "dot", 1.0)
+    assert (resolved.pooling, resolved.normalize, resolved.score_function, resolved.score_scale) == (
+        "cls",
+        False,
+        "dot",
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +139,7 @@ def test_what_no_profile_expresses_is_refused(tmp_path, changes):
         resolve_profile(sentence_transformer(tmp_path, **changes))
 
 
-# Tokens
+# ---- Tokens ----
 
 
 def test_prefix_token_keeps_its_id(tokenizer, tmp_path):
@@ -122,7 +161,7 @@ def test_missing_prefix_token_is_refused(tokenizer):
         register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
 
 
-# Encoding
+# ---- Encoding ----
 
 
 @pytest.fixture
@@ -157,7 +196,7 @@ def test_nothing_to_encode(encoder):
     assert encoder.encode_queries([]).shape == (0, 32)
 
 
-# Data flow
+# ---- Data flow ----
 
 
 @pytest.fixture
@@ -187,7 +226,7 @@ def test_data_flow_needs_a_language(graph_encoder, language, message):
         graph_encoder.encode_codes(CODES, language=language)
 
 
-# What is missing
+# ---- Missing and damaged files ----
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder"])
@@ -214,6 +253,34 @@ def test_damaged_weights_are_one_line(model, tokenizer, profile, tmp_path):
 
 
 def test_folder_without_a_model_is_one_line(tmp_path):
+    for load in (load_encoder, lambda folder: load_model(folder, PROFILES["auto"])):
+        with pytest.raises(UserError, match=f"^{tmp_path}: no config.json in it, so it is not the folder of a model"):
+            load(tmp_path)
+
+
+def test_folder_without_a_tokenizer_says_how_to_add_one(model, tokenizer, tmp_path):
+    """For this folder transformers makes an empty tokenizer of five special tokens, and says nothing."""
+    model.save_pretrained(tmp_path)
     with pytest.raises(UserError) as refusal:
         load_encoder(tmp_path)
-    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
+    message = str(refusal.value)
+    assert message.startswith(f"{tmp_path}: no tokenizer in it") and "\n" not in message
+    command = message[message.index("AutoTokenizer") :]
+    assert command == f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(tmp_path)!r})"
+    tokenizer.save_pretrained(tmp_path)
+    assert len(load_tokenizer(tmp_path, PROFILES["auto"])) == len(tokenizer)
+
+
+def test_tokenizer_that_transformers_cannot_make_is_one_line(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
+    with pytest.raises(UserError, match=f"^{tmp_path}: no tokenizer in it .*save_pretrained"):
+        load_tokenizer(tmp_path, PROFILES["auto"])
+
+
+def test_an_error_of_several_lines_is_told_in_full_on_one(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError) as refusal, reading(tmp_path):
+        raise ValueError("one of:\n(1) the first,\n(2) the second")
+    assert str(refusal.value) == f"{tmp_path}: one of: (1) the first, (2) the second"

@@ -1,4 +1,4 @@
-"""The profiles of the published encoders, and what a profile refuses."""
+"""The profiles of the published encoders, and the values that a profile refuses."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ import pytest
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
 
-# As the published scripts have it.
+# The settings of the published scripts.
 PUBLISHED = {
     "codebert": {"pooling": "pooler", "query_length": 200, "code_length": 200, "data_flow_length": 0},
     "graphcodebert": {"pooling": "pooler", "query_length": 128, "code_length": 256, "data_flow_length": 64},

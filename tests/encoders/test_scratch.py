@@ -1,11 +1,10 @@
-"""A tokenizer and an encoder from nothing."""
+"""A new tokenizer, and a small encoder with random weights."""
 
 import pytest
 import torch
 
 from soft_trainer.encoders import scratch
-from soft_trainer.encoders.encoding import encode, tokenize
-from soft_trainer.encoders.padding import pad
+from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta, train_tokenizer
 from soft_trainer.errors import UserError

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 import torch
 
@@ -87,8 +89,8 @@ def test_a_damaged_cache_is_built_again(dataset, encoder_dir, tmp_path, count_en
 def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_dir, tmp_path, monkeypatch):
     import soft_trainer.estimators.row_cache as row_cache
 
-    def killed(path, values, **kwargs):
-        path.write_bytes(b"half")
+    def killed(file, values, **kwargs):
+        file.write(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -126,3 +128,21 @@ def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(dataset, 
 def test_a_missing_model_is_named(dataset, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         SimCSEEstimator(tmp_path / "nowhere").fit(dataset)
+
+
+def test_a_fitted_estimator_is_sent_to_workers_by_the_path_of_its_rows(encoder_dir, dataset, tmp_path):
+    for estimator_class in (SimCSEEstimator, TrainedModelEstimator):
+        estimator = estimator_class(encoder_dir, cache_dir=tmp_path)
+        estimator.fit(dataset)
+        sent = pickle.dumps(estimator)
+        assert len(sent) < 2_000
+        assert torch.equal(pickle.loads(sent).similarity([0, 1], [2, 3]), estimator.similarity([0, 1], [2, 3]))
+
+
+def test_embeddings_that_are_not_finite_are_refused_and_not_stored(encoder_dir, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "soft_trainer.estimators.encoded.embed_sharded", lambda *_, **__: torch.full((len(dataset), 32), torch.inf)
+    )
+    with pytest.raises(UserError, match="NaN, infinity"):
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+    assert not list(tmp_path.glob("*.npy"))

@@ -1,6 +1,4 @@
-"""Ranks are those of exact arithmetic, whatever the block and however near the scores."""
-
-from fractions import Fraction
+"""Ranks are those of float64 scores, for every size of block and for scores that nearly tie."""
 
 import pytest
 import torch
@@ -11,16 +9,17 @@ from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 QUERIES, CODES, DIM = 19, 80, 12
 
 
-def exact_ranking(queries, codes, targets):
-    """Ranks and full order by rational arithmetic."""
-    codes = [[Fraction(x) for x in code] for code in codes.double().tolist()]
-    ranks, orders = [], []
-    for query, target in zip(queries.double().tolist(), targets.tolist(), strict=True):
-        query = [Fraction(x) for x in query]
-        scores = [sum(x * y for x, y in zip(query, code, strict=True)) for code in codes]
-        ranks.append(sum(score >= scores[target] for score in scores))
-        orders.append(sorted(range(len(codes)), key=lambda row: (-scores[row], row)))
-    return torch.tensor(ranks), torch.tensor(orders)
+def float64_ranking(queries, codes, targets):
+    """Ranks and order by float64 scores: the upper half of the products is added to the lower until one is left."""
+    products = queries.double().numpy()[:, None] * codes.double().numpy()
+    while (width := products.shape[2]) > 1:
+        half = (width + 1) // 2
+        products[:, :, : width - half] += products[:, :, half:]
+        products = products[:, :, :half]
+    scores = torch.from_numpy(products[:, :, 0].copy())
+    torch.testing.assert_close(scores, queries.double() @ codes.double().T)
+    ranks = (scores >= scores.gather(1, targets[:, None])).sum(1)
+    return ranks, scores.argsort(dim=1, descending=True, stable=True)
 
 
 def random(seed=0):
@@ -78,9 +77,9 @@ KINDS = [random, one_direction, last_bits, duplicates, identical, whole_numbers,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_are_exact_for_every_block_size(kind):
+def test_ranks_are_those_of_float64_for_every_block_size(kind):
     queries, codes, targets = kind()
-    expected, _ = exact_ranking(queries, codes, targets)
+    expected, _ = float64_ranking(queries, codes, targets)
     for block_size in (None, 5, 32, 33):
         assert rank_codes(queries, codes, targets, block_size=block_size).ranks.tolist() == expected.tolist()
 
@@ -89,7 +88,7 @@ def test_ranks_are_exact_for_every_block_size(kind):
 def test_other_precisions_rank_the_numbers_they_hold(dtype):
     queries, codes, targets = random()
     queries, codes = queries.to(dtype), codes.to(dtype)
-    expected, orders = exact_ranking(queries, codes, targets)
+    expected, orders = float64_ranking(queries, codes, targets)
     ranking = rank_codes(queries, codes, targets, top_k=3)
     assert ranking.ranks.tolist() == expected.tolist()
     assert ranking.top_indices.tolist() == orders[:, :3].tolist()
@@ -99,7 +98,7 @@ def test_other_precisions_rank_the_numbers_they_hold(dtype):
 @pytest.mark.parametrize("top_k", [1, 5, CODES, CODES + 1])
 def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
     queries, codes, targets = kind()
-    _, orders = exact_ranking(queries, codes, targets)
+    _, orders = float64_ranking(queries, codes, targets)
     for block_size in (None, 9):
         ranking = rank_codes(queries, codes, targets, top_k=top_k, block_size=block_size)
         assert ranking.top_indices.tolist() == orders[:, :top_k].tolist()
@@ -140,6 +139,30 @@ def test_autocast_threads_and_matmul_precision_do_not_change_ranks():
         torch.set_float32_matmul_precision(precision)
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="these switches are new in PyTorch 2.9")
+@pytest.mark.parametrize("switch, precision", [(0, "tf32"), (0, "bf16"), (1, "tf32"), (2, "tf32"), (2, "bf16")])
+def test_the_new_precision_switches_do_not_change_ranks_and_are_restored(switch, precision):
+    """`--tf32 true` sets the first of them, and reading the old switch raises from then on."""
+    generator = torch.Generator().manual_seed(0)
+    queries, codes = 1 + 1e-2 * torch.randn(2, 300, 64, generator=generator)
+    targets = torch.arange(300)
+    expected = rank_codes(queries, codes, targets).ranks
+    switches = (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    try:
+        for each in switches:  # the old switch, set by another test, leaves its mark on them
+            each.fp32_precision = "none"
+        switches[switch].fp32_precision = precision
+        before = [each.fp32_precision for each in switches]
+        assert rank_codes(queries, codes, targets).ranks.tolist() == expected.tolist()
+        assert [each.fp32_precision for each in switches] == before
+        if switch == 0:
+            torch.backends.fp32_precision = "ieee"
+            assert [each.fp32_precision for each in switches] == ["ieee"] * 3  # they follow the first one, as before
+    finally:
+        for each in switches:
+            each.fp32_precision = "none"
+
+
 def test_inputs_stay_as_they_were():
     for kind in (random, in_float64):
         queries, codes, targets = kind()
@@ -170,7 +193,7 @@ def test_what_does_not_fit_is_refused():
         ((queries[:, :-1], codes, targets), "Embeddings must be"),
         ((queries, codes, targets[:-1]), "one row for each"),
         ((queries, codes, targets + CODES), r"targets\[0\]"),
-        ((queries, codes[:0], targets), "codebase is empty"),
+        ((queries, codes[:0], targets), "corpus is empty"),
         ((queries, codes, targets, 0), "top_k"),
     ]:
         with pytest.raises(UserError, match=message):

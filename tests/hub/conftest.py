@@ -27,14 +27,14 @@ TINY = {
 
 
 class LoopbackHub:
-    """A running server: its address, its faults, and clients that know no other Hub."""
+    """A running server with its address, its faults and clients that know no other Hub."""
 
     def __init__(self):
         self.process = subprocess.Popen([sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
 
     def reset(self, home: Path) -> None:
-        """Forget everything; clients get an empty home."""
+        """Forgets everything and gives clients an empty home."""
         self.home = home
         self.request("POST", "/-/reset")
 
@@ -45,35 +45,35 @@ class LoopbackHub:
             return json.load(response)
 
     def fault(self, **times: int) -> dict[str, int]:
-        """Let faults strike so often, -1 for ever; returns how often each has yet to."""
+        """Orders faults by number of times (-1 for ever); returns how many of each are left."""
         return self.request("POST", "/-/faults", times)
 
     def requests(self, containing: str) -> list[str]:
-        """The requests so far whose method and path contain a text."""
+        """Returns the requests so far whose method and path contain a text."""
         return [line for line in self.request("GET", "/-/log") if containing in line]
 
     def remove(self, repo: str) -> None:
-        """Delete a model repository behind everybody's back."""
+        """Deletes a model repository."""
         self.request("DELETE", f"/-/repos/models/{repo}")
 
     def holding(self, text: str) -> list[str]:
-        """The files of every commit, the objects and the requests that contain a text."""
+        """Returns the files of all commits, the objects and the requests that contain a text."""
         return self.request("GET", f"/-/holding/{text}")
 
     def environment(self, token: str | None = None, **more: str) -> dict[str, str]:
-        """The environment of a client process: this Hub, an empty home, no other token."""
+        """Returns the environment of a client process: this Hub, an empty home and only this token."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         hub = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
         return kept | hub | ({"HF_TOKEN": token} if token else {}) | more
 
     def run(self, *arguments: str | Path, token: str | None = None, **more: str) -> subprocess.CompletedProcess:
-        """Run Python with these arguments as a client of this Hub."""
+        """Runs Python with these arguments as a client of this Hub."""
         environment = self.environment(token, **more)
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
     def train(self, token: str, **options) -> subprocess.CompletedProcess:
-        """Run the script as a client of this Hub, a tiny training with these options."""
+        """Runs the script as a client of this Hub: a tiny training with these options."""
         return self.run(SCRIPT, *as_argv(TINY | options), token=token, OMP_NUM_THREADS="1")
 
     @property
@@ -81,7 +81,7 @@ class LoopbackHub:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Take the Hub down."""
+        """Takes the Hub down."""
         self.process.stdin.close()
         self.process.wait(10)
         self.process.stdout.close()
@@ -89,7 +89,7 @@ class LoopbackHub:
 
 @pytest.fixture(scope="session")
 def servers():
-    """The servers started so far; a test that stops one leaves the next test to start another."""
+    """The servers started so far. If a test stops its server, the next test starts another."""
     started: list[LoopbackHub] = []
     yield started
     for server in started:
@@ -99,7 +99,7 @@ def servers():
 
 @pytest.fixture
 def hub(servers, tmp_path):
-    """An empty Hub in a process of its own, and an empty `HF_HOME` for its clients."""
+    """An empty Hub in a process of its own, with an empty `HF_HOME` for its clients."""
     if not servers or not servers[-1].running:
         servers.append(LoopbackHub())
     servers[-1].reset(tmp_path / "hf_home")
@@ -108,7 +108,7 @@ def hub(servers, tmp_path):
 
 @pytest.fixture
 def here(hub, monkeypatch):
-    """The clients of this very process, that of `push` without its waits, talk to the loopback Hub."""
+    """Lets the clients of this process talk to the loopback Hub; `push` does not wait between its tries."""
     from huggingface_hub import constants
     from huggingface_hub.utils import _http
 
@@ -129,14 +129,14 @@ def here(hub, monkeypatch):
 
 
 class Train:
-    """Calls of the script in this process; what they said is kept, to look for tokens in it."""
+    """Calls the script in this process and keeps its output, so that tests can look for tokens in it."""
 
     def __init__(self, script, hub: LoopbackHub, folder: Path, data_dir: Path, capfd, caplog):
         self.script, self.hub, self.folder, self.data_dir = script, hub, folder, data_dir
         self._capfd, self._caplog, self.said = capfd, caplog, ""
 
     def __call__(self, **options) -> tuple[int, str]:
-        """Run a tiny training with these options; returns its exit code and the line of the error, if any."""
+        """Runs a tiny training with these options; returns its exit code and the line of the error, if any."""
         own = {"data_dir": self.data_dir, "output_dir": self.folder}
         argv, sys.argv = sys.argv, [str(SCRIPT), *as_argv(TINY | own | options)]
         code = 0
@@ -154,7 +154,7 @@ class Train:
         return code, "".join(errors)
 
     def places_of(self, text: str) -> list[str]:
-        """Where a text stands: in a file here, on the Hub, or in what was said."""
+        """Lists the places of a text: files here, files on the Hub, and the output ("said")."""
         files = [path for folder in (self.folder, self.hub.home) for path in folder.rglob("*") if path.is_file()]
         here = [str(path) for path in files if text.encode() in path.read_bytes()]
         there = self.hub.holding(text) if self.hub.running else []
@@ -186,7 +186,7 @@ def published_tokenizer(texts):
 
 @pytest.fixture
 def encoder_of(rows):
-    """A function: profile -> a tiny encoder with random weights that reads texts by it."""
+    """Returns a function that makes a tiny encoder with random weights for a profile."""
     from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
     from soft_trainer.encoders.scratch import small_roberta
 

@@ -1,9 +1,10 @@
-"""A Hub on the loopback: as much of its HTTP API as the official clients call, kept in memory, with faults to order.
+"""A Hub on the loopback: the part of its HTTP API that the official clients call, in memory, with faults on order.
 
-    python server.py            prints the port it listens on, serves until its standard input closes
+    python server.py            prints its port and serves until its standard input closes
 
-Below `/-/` lies what only tests use: `POST /-/faults` sets how often a fault strikes (-1 for ever), `GET /-/log` lists
-the requests so far, `GET /-/holding/{text}` what has a text in it, `DELETE /-/repos/{type}s/{id}` removes one.
+Only tests use the paths below `/-/`. `POST /-/faults` sets how many times a fault strikes (-1 for ever), `GET /-/log`
+lists the requests so far, `GET /-/holding/{text}` lists the places of a text, and `DELETE /-/repos/{type}s/{id}`
+removes a repository.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Hub(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    # Who may do what
+    # ---- Rights ----
 
     @property
     def token(self) -> str | None:
@@ -178,7 +179,7 @@ class Hub(BaseHTTPRequestHandler):
         if role == "read" or id.split("/")[0] not in NAMESPACES or (role == "fineGrained" and id != FINE_REPO):
             raise Refusal(403, f"You don't have the rights to write to {id} with this token")
 
-    # The API
+    # ---- The API ----
 
     def whoami(self):
         if not self.token:
@@ -353,7 +354,7 @@ class Hub(BaseHTTPRequestHandler):
             return self.cut()
         return self.answer(content, status, headers)
 
-    # For tests
+    # ---- For tests ----
 
     def faults(self):
         FAULTS.update(self.json())

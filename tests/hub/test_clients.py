@@ -23,7 +23,7 @@ from server import READ_TOKEN, WRITE_TOKEN
 
 REPO = "ann/encoder"
 TEXTS = ["read a file line by line", "def f(x): return x", "much too long " * 30]
-# Every library loads the repository; then the snippets of its card run as printed.
+# Every library loads the repository, then the snippets of its card run as they are printed.
 EVERY_LIBRARY = """
 import json, re, sys
 from huggingface_hub import ModelCard
@@ -96,10 +96,12 @@ def test_a_run_as_a_process_pushes_what_every_library_loads_online_and_offline(h
     expected = here.encode_queries(TEXTS).tolist()
     hub.fault(cut_download=1)
     loaded = hub.run("-c", EVERY_LIBRARY, json.dumps(TEXTS), REPO)
-    found = json.loads(loaded.stdout.splitlines()[0]) if loaded.returncode == 0 else pytest.fail(loaded.stderr)
-    assert found["missing"] == [] and loaded.stdout.count("tensor(") == 3
-    assert found["queries"][0] == expected and close(found["queries"][1], expected)
-    assert close(found["codes"][0], found["codes"][1]) and close(found["codes"][0], here.encode_codes(TEXTS).tolist())
+    loaded_there = json.loads(loaded.stdout.splitlines()[0]) if loaded.returncode == 0 else pytest.fail(loaded.stderr)
+    assert loaded_there["missing"] == [] and loaded.stdout.count("tensor(") == 3
+    assert loaded_there["queries"][0] == expected and close(loaded_there["queries"][1], expected)
+    assert close(loaded_there["codes"][0], loaded_there["codes"][1]) and close(
+        loaded_there["codes"][0], here.encode_codes(TEXTS).tolist()
+    )
 
     hub.stop()
     (known, unknown) = output_of(hub.run("-c", LOAD, json.dumps(TEXTS), REPO, "ann/other", HF_HUB_OFFLINE="1"))
@@ -137,7 +139,7 @@ def test_warm_cache_loads_when_the_hub_is_down(here, encoder, folder, monkeypatc
 
 @pytest.mark.slow
 def test_datasets_and_evaluate_load_what_is_pushed(here, data_dir, rows, tmp_path):
-    """Mined codebases have empty lists of tokens, from which no reader could tell their type."""
+    """Mined codebases have empty lists of tokens, and a reader cannot tell the type of an empty list."""
     data = load_folder(data_dir)
     blank = data["codebase"].map(
         lambda row: {"docstring": "", "docstring_tokens": []}, features=data["codebase"].features

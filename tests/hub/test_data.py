@@ -1,4 +1,4 @@
-"""Rows of a run as a data set on the Hub, and back."""
+"""Writes, pushes and reads the rows of a run as a data set."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ SPLITS = ("train", "valid", "test", "codebase")
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
-    """Keep what is cached out of the home folder."""
+    """Keeps the cache out of the home folder."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -129,7 +129,7 @@ def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
     (train.folder / "README.md").unlink()
     assert train(**options, dataset_name=REPO, data_dir=None) == (0, "")
     statistics = json.loads((train.folder / "run.json").read_text())["statistics"]
-    assert {split: found["rows"] for split, found in statistics.items()} == {
+    assert {split: table["rows"] for split, table in statistics.items()} == {
         "train": 12, "valid": 4, "test": 4, "codebase": 24
     }  # fmt: skip
     assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()

@@ -43,12 +43,12 @@ def test_sentence_transformer_gives_our_ids_and_embeddings(profile, encoder_of, 
         ("document", profile.code_prefix, profile.code_length),
     ):
         features = theirs.preprocess(TEXTS, prompt=theirs.prompts[task], task=task)
-        found = [
+        ids_there = [
             ids[mask.bool()].tolist()
             for ids, mask in zip(features["input_ids"], features["attention_mask"], strict=True)
         ]
         expected = ours.tokenizer([prefix + text for text in TEXTS], truncation=True, max_length=length)["input_ids"]
-        assert found == expected
+        assert ids_there == expected
 
 
 @pytest.mark.parametrize("profile", EXPORTED.values(), ids=EXPORTED.keys())

@@ -52,14 +52,14 @@ def test_snippets_run_as_printed_and_agree(profile, encoder_of, record, tmp_path
     _, body = header_and_body(write_model_card(folder, record))
     snippets = re.findall(r"```python\n(.*?)```", body, re.S)
     assert len(snippets) == 3
-    found = []
+    embeddings = []
     for snippet in snippets:
         names: dict = {}
         exec(snippet, names)
         assert "tensor(" in capsys.readouterr().out
-        found.append([torch.as_tensor(names[side]) for side in ("queries", "codes")])
-    for others in found[1:]:
-        for ours, theirs in zip(found[0], others, strict=True):
+        embeddings.append([torch.as_tensor(names[side]) for side in ("queries", "codes")])
+    for others in embeddings[1:]:
+        for ours, theirs in zip(embeddings[0], others, strict=True):
             if profile.score_function == "cosine":
                 ours, theirs = (torch.nn.functional.normalize(side, dim=-1) for side in (ours, theirs))
             torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=1e-5, rtol=0)
@@ -97,6 +97,22 @@ def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(
     assert "base_model" not in header and "datasets" not in header
     assert header["license"] == "apache-2.0"
     assert header["model-index"][0]["results"][0]["dataset"]["type"] == "code-search"
+
+
+def test_a_base_from_the_cache_of_the_hub_has_its_published_name(encoder_of, record, tmp_path):
+    base = tmp_path / "models--microsoft--unixcoder-base" / "snapshots" / "5604af"
+    base.mkdir(parents=True)
+    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
+    header, body = header_and_body(write_model_card(folder, record | {"base_model": f"{base}/"}))
+    assert header["base_model"] == "microsoft/unixcoder-base"
+    assert "`microsoft/unixcoder-base`" in body and str(tmp_path) not in body.replace(str(folder), "")
+
+
+def test_no_line_of_the_template_is_left_in_the_card(encoder_of, record, tmp_path):
+    for profile in PROFILES_IN_CARDS.values():
+        folder = exported(encoder_of(profile), tmp_path / "encoder")
+        text = write_model_card(folder, record).read_text()
+        assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and text.endswith("```\n")
 
 
 def test_body_says_what_the_record_says(encoder_of, record, tmp_path):

@@ -17,7 +17,7 @@ CARD = "---\nlicense: mit\n---\n# Card\n"
 
 @pytest.fixture
 def folder(tmp_path):
-    """An output folder as a run leaves it, with what must not be pushed beside what must."""
+    """Makes the output folder of a run, with files to push and files that must never be pushed."""
     folder = tmp_path / "output"
     for name, content in {
         "README.md": CARD.encode(),
@@ -43,7 +43,7 @@ def pushed(repo=REPO, **kwargs):
 COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json"}
 
 
-# What a good push does
+# ---- A push that succeeds ----
 
 
 def test_pushes_everything_but_pickles_checkpoints_and_leftovers(here, folder):
@@ -88,7 +88,7 @@ def test_other_kinds_of_repository(here, folder, repo_type):
     assert pushed(repo_type=repo_type) == COMPLETE | {"checkpoint-5/model.safetensors"}
 
 
-# What is refused before training
+# ---- Refused before training ----
 
 
 @pytest.mark.parametrize("repo", ["encoder", "ann/two/parts", "ann/-x", "ann/with space", "", "ann/"])
@@ -137,7 +137,7 @@ def test_hub_out_of_reach(here):
         check_push(REPO, WRITE_TOKEN)
 
 
-# Faults while pushing
+# ---- Faults while pushing ----
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_nothing_to_push(here, tmp_path):
         push_folder(tmp_path / "missing", REPO, WRITE_TOKEN)
 
 
-# The command line
+# ---- The command line ----
 
 
 def test_command_line_pushes_and_names_the_encoder_in_its_card(here, folder, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Runs of the script that push to the loopback Hub: every strategy, and what can go wrong on the way."""
+"""Runs of the script that push to the loopback Hub: every strategy and every failure."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def pushed(repo=REPO, **kwargs) -> set[str]:
 
 
 def check_whole(folder: Path, revision: str | None = None) -> None:
-    """The repository holds what the folder holds, and both load."""
+    """Checks that the repository equals the folder and that both load."""
     assert COMPLETE | {"README.md", "all_results.json", "run.json"} <= pushed(revision=revision)
     here, there = (load_encoder(name, at, "cpu") for name, at in ((folder, None), (REPO, revision)))
     assert torch.equal(here.encode_queries(TEXTS), there.encode_queries(TEXTS))
@@ -179,7 +179,7 @@ def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
 def test_a_full_disk_stops_with_the_last_checkpoint_whole(train, monkeypatch, file):
-    """No file may be larger than a limit from the second checkpoint on: that of the weights, or of the optimizer."""
+    """From the second checkpoint on, a file size limit stops the weights or the optimizer from being written."""
     limits, save = resource.getrlimit(resource.RLIMIT_FSIZE), SoftInfoNCETrainer._save_checkpoint
 
     def on_a_full_disk(self, *args):

@@ -6,6 +6,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.rules import (
     CODE_RULES,
     CODESEARCHNET_RULES,
+    COLUMNS,
     DOCUMENT_RULES,
     GRAPHCODEBERT_RULES,
     RULES,
@@ -106,6 +107,20 @@ def test_only_the_rules_asked_for():
         filter_rows(rows, ["tests", "comas"])
     assert set(GRAPHCODEBERT_RULES) | set(CODESEARCHNET_RULES) == set(RULES)
     assert all(description.endswith(".") for description in RULES.values())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_column_that_a_rule_needs_is_named_with_the_rule(rule):
+    rows = [row(), row(query="a b c d")]
+    assert COLUMNS[rule]
+    for column in COLUMNS[rule]:
+        with pytest.raises(UserError, match=f"^valid: no column '{column}', which the filter {rule} needs$"):
+            filter_rows(Dataset.from_list(rows).remove_columns(column), [rule], name="valid")
+        holes = Dataset.from_list([rows[0], rows[1] | {column: None}])
+        with pytest.raises(UserError, match=f"^rows: row 2 has no '{column}', which the filter {rule} needs$"):
+            filter_rows(holes, [rule])
+        filter_rows(holes.select([0]), [rule])
+    filter_rows(Dataset.from_list(rows).select_columns([*COLUMNS[rule]]), [rule])
 
 
 def test_processes_change_nothing():

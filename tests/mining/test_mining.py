@@ -12,7 +12,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.functions import functions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.tree import assign_splits, mine, mine_to, mining_table, package_names
+from soft_trainer.mining.packages import assign_splits, package_names
+from soft_trainer.mining.tree import mine, mine_to, mining_table
 
 # language -> source, and its rows: name, query, code, documentation
 SOURCES = {

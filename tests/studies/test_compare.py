@@ -70,8 +70,8 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
     write_ranks(tmp_path / "pool.parquet", [1, 2, 3], pool=70)
     (tmp_path / "text.parquet").write_text("no parquet")
     cases = {
-        "more": "other queries \\(3 and 4, 3 in both\\)",
-        "pool": "pools of 60 and of 70",
+        "more": "the queries differ \\(3 and 4, 3 in both\\)",
+        "pool": "the corpora differ: 60 and 70 codes",
         "text": "cannot be read",
     }
     for name, says in cases.items():

@@ -17,7 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.studies.report.cells import PAPER, paper_mrr
 from soft_trainer.studies.report.pictures import alpha_beta
 from soft_trainer.studies.report.report import make_report, sections
-from soft_trainer.studies.report.tables import Entry, Table, markdown, results_table
+from soft_trainer.studies.report.tables import Entry, Table, markdown, mrr_table
 from soft_trainer.studies.significance import compare_paired, holm
 
 GOOD, FAIR, BAD = [1, 1, 2, 1] * 10, [1, 2, 2, 1] * 10, [3, 2, 5, 4] * 10
@@ -79,7 +79,7 @@ def test_nothing_to_report_is_an_error(tmp_path, make_run):
 
 def test_seeds_are_averaged_settings_make_rows_and_languages_columns(study, make_run, soft):
     make_run("alpha", FAIR, soft(alpha=1.0), seed=1)
-    table = results_table(make_report([study]).main_cells)
+    table = mrr_table(make_report([study]).main_cells)
     assert table.headers == ["Encoder", "Loss", "Estimator", "Settings", "Ruby", "Go"]
     mrr = {name: np.mean(1 / np.array(ranks)) for name, ranks in (("good", GOOD), ("fair", FAIR), ("bad", BAD))}
     assert texts(table) == [
@@ -93,7 +93,7 @@ def test_seeds_are_averaged_settings_make_rows_and_languages_columns(study, make
 def test_settings_that_differ_between_languages_only_make_no_rows(make_run):
     for language, rate in (("ruby", 1e-6), ("go", 2e-5)):
         make_run(language, GOOD, language=language, training={"learning rate": rate, "seed": 1})
-    assert len(texts(results_table(make_report([make_run("go", GOOD, language="go").parent]).main_cells))) == 1
+    assert len(texts(mrr_table(make_report([make_run("go", GOOD, language="go").parent]).main_cells))) == 1
 
 
 def test_a_trained_estimator_of_each_seed_is_one_row(make_run, soft):
@@ -108,14 +108,14 @@ def test_untrained_and_lexical_are_rows_without_comparison(make_run):
     make_run("plain", FAIR)
     folder = make_run("lexical", BAD, system="lexical")
     found = make_report([folder.parent])
-    assert [row[1] for row in texts(results_table(found.main_cells))] == ["none (lexical BM25)", "InfoNCE"]
+    assert [row[1] for row in texts(mrr_table(found.main_cells))] == ["none (lexical BM25)", "InfoNCE"]
     assert not found.differences
 
 
 def test_data_sets_and_pools_of_one_language_are_columns_of_their_own(make_run):
     make_run("one", GOOD)
     folder = make_run("two", GOOD, dataset="mined")
-    assert results_table(make_report([folder.parent]).main_cells).headers[-2:] == ["Ruby (csn)", "Ruby (mined)"]
+    assert mrr_table(make_report([folder.parent]).main_cells).headers[-2:] == ["Ruby (csn)", "Ruby (mined)"]
 
 
 def test_a_run_in_several_languages_stands_in_the_columns_of_each(make_run):
@@ -128,7 +128,7 @@ def test_a_run_in_several_languages_stands_in_the_columns_of_each(make_run):
     make_run("both", FAIR, split="test-go", languages=["ruby", "go"], results=several)
     found = make_report([folder.parent])
     assert list(found.cells) == ["test"]
-    assert texts(results_table(found.main_cells)) == [
+    assert texts(mrr_table(found.main_cells)) == [
         ["unixcoder-base", "InfoNCE", "", "trained on ruby", f"{results['trained']['mrr']:.3f}", ""],
         ["unixcoder-base", "InfoNCE", "", "trained on ruby+go", "0.750", "0.750"],
     ]
@@ -175,7 +175,7 @@ def test_the_paper_s_tables_agree_with_one_another():
 def test_it_stands_beside_ours_but_not_beside_random_weights(make_run):
     folder = make_run("one", GOOD)
     make_run("two", GOOD, base_model=None, encoder={"name": "unixcoder-64x1", "profile": "unixcoder"})
-    rows = results_table(make_report([folder.parent]).main_cells).rows
+    rows = mrr_table(make_report([folder.parent]).main_cells).rows
     assert [row[-1].note for row in rows] == ["paper 0.740", ""]
 
 
@@ -324,7 +324,7 @@ def test_a_folder_that_cannot_be_written_is_named(study):
 def test_all_six_languages_get_an_overall_column(make_run):
     for language in ("ruby", "python", "java", "javascript", "php", "go"):
         folder = make_run(language, GOOD if language == "go" else FAIR, language=language)
-    table = results_table(make_report([folder.parent]).main_cells)
+    table = mrr_table(make_report([folder.parent]).main_cells)
     assert table.headers[-3:] == ["PHP", "Go", "Overall"]
     assert table.rows[0][-1].text == f"{(5 * np.mean(1 / np.array(FAIR)) + 0.875) / 6:.3f}"
 
@@ -332,6 +332,6 @@ def test_all_six_languages_get_an_overall_column(make_run):
 def test_alpha_and_beta_make_a_curve(make_run, soft):
     for alpha in (0.5, 1.0, 1.5):
         folder = make_run(f"a{alpha}", GOOD if alpha == 1.0 else FAIR, soft(alpha=alpha, beta=2 - alpha))
-    picture = alpha_beta(make_report([folder.parent]).main_cells, ())
+    picture = alpha_beta(make_report([folder.parent]).main_cells)
     assert "α + β = 2: 0.750 at α 0.5, 0.875 at α 1, 0.750 at α 1.5" in picture.alt
-    assert alpha_beta(make_report([make_run("other", GOOD, soft(), language="go")]).main_cells, ()) is None
+    assert alpha_beta(make_report([make_run("other", GOOD, soft(), language="go")]).main_cells) is None

@@ -1,4 +1,4 @@
-"""Studies: cells in order, run by a stand-in for `accelerate launch`, skipped, cut, failed and gone on with."""
+"""Studies: runs in order, started by a stand-in for `accelerate launch`, skipped, stopped, failed and resumed."""
 
 import fcntl
 import json
@@ -15,7 +15,7 @@ import yaml
 from soft_trainer.arguments import read_recipe
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.studies import cells, planning
+from soft_trainer.studies import execution, plan
 from soft_trainer.studies.grid import read_study
 from soft_trainer.studies.session import Session
 
@@ -26,7 +26,7 @@ code = subprocess.Popen([sys.executable, "-IS", os.path.dirname(__file__) + "/ru
 if code:
     raise subprocess.CalledProcessError(code, "run.py")
 """
-# Does what behaviour.json says of its cell; when told to end, leaves a whole checkpoint.
+# Does what behaviour.json says of its run; when told to end, leaves a whole checkpoint.
 RUN = """
 import json, os, signal, sys, time
 words, here = sys.argv[1:], os.path.dirname(__file__)
@@ -81,9 +81,9 @@ class Here:
         )
         self.behave()
 
-    def behave(self, **cells: str) -> None:
+    def behave(self, **runs: str) -> None:
         (self.folder / "behaviour.json").write_text(
-            json.dumps({name.replace("__", "/"): v for name, v in cells.items()})
+            json.dumps({name.replace("__", "/"): v for name, v in runs.items()})
         )
 
     def main(self, *words: str) -> int:
@@ -100,12 +100,12 @@ class Here:
         return calls
 
     def made(self) -> list[str]:
-        """The cells that were started since the last question."""
+        """The runs that were started since the last question."""
         recipes = [words[words.index("--config") + 1] for words in self.calls()]
         return [recipe.removeprefix(f"{self.outputs}/").removesuffix("/recipe.yaml") for recipe in recipes]
 
-    def recipe(self, cell: str) -> dict:
-        return yaml.safe_load((self.outputs / cell / "recipe.yaml").read_text())
+    def recipe(self, run: str) -> dict:
+        return yaml.safe_load((self.outputs / run / "recipe.yaml").read_text())
 
 
 @pytest.fixture
@@ -117,23 +117,23 @@ def here(tmp_path):
 
 
 def test_what_is_needed_comes_first_and_only_the_rest_keeps_the_order_of_the_grid(here):
-    names = [cell.name for cell in here.study().chosen()]
+    names = [run.name for run in here.study().chosen()]
     assert names[:4] == ["ruby/infonce/1", "ruby/trained_model/1", "ruby/infonce/2", "ruby/trained_model/2"]
     assert names[4:6] == ["simcse-encoder", "ruby/simcse/1"]
     assert len(names) == 13 and len(set(names)) == 13
 
 
-def test_only_chooses_cells_and_takes_what_they_need(here):
+def test_only_chooses_runs_and_takes_what_they_need(here):
     study = here.study()
-    chosen = [cell.name for cell in study.chosen("method=trained_model,seed=2,language=go")]
+    chosen = [run.name for run in study.chosen("method=trained_model,seed=2,language=go")]
     assert chosen == ["go/infonce/2", "go/trained_model/2"]
     assert len(study.chosen("method=infonce,method=simcse,seed=1")) == 5
 
 
-def test_a_cell_has_the_options_of_its_entries_over_those_of_the_study(here):
+def test_a_run_has_the_options_of_its_entries_over_those_of_the_study(here):
     study = here.study(data_dir="other/{language}")
-    cell = study.cells["go/trained_model/2"]
-    assert cells.recipe(study, cell) == {
+    run = study.runs["go/trained_model/2"]
+    assert execution.recipe(study, run) == {
         "language": "go",
         "estimator": "trained_model",
         "seed": 2,
@@ -143,9 +143,9 @@ def test_a_cell_has_the_options_of_its_entries_over_those_of_the_study(here):
         "output_dir": str(here.outputs / "go/trained_model/2"),
         "estimator_model": str(here.outputs / "go/infonce/2"),
     }
-    encoder = here.study(**{"simcse-encoder.max_steps": "5"}).cells["simcse-encoder"]
+    encoder = here.study(**{"simcse-encoder.max_steps": "5"}).runs["simcse-encoder"]
     assert encoder.options == {"temperature": 0.05, "max_steps": "5"}
-    assert "max_steps" not in study.cells["go/infonce/2"].options
+    assert "max_steps" not in study.runs["go/infonce/2"].options
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_study_that_cannot_be_is_refused_by_name(here, change, message):
         here.study()
 
 
-def test_cells_that_need_each_other_are_refused(here):
+def test_runs_that_need_each_other_are_refused(here):
     entries = [{"name": "a", "needs": "b"}, {"name": "b", "needs": "a"}]
     (here.folder / "study.yaml").write_text(yaml.safe_dump({"output_dir": "o", "grid": {"method": entries}}))
     with pytest.raises(UserError, match="a needs b needs a: no order"):
@@ -187,13 +187,13 @@ def test_cells_that_need_each_other_are_refused(here):
         (["--launcher", "no-such-launcher"], "launcher='no-such-launcher': no command"),
     ],
 )
-def test_what_no_cell_can_run_with_is_refused_before_the_first(here, words, message):
+def test_what_no_run_can_run_with_is_refused_before_the_first(here, words, message):
     with pytest.raises(UserError, match=message):
         here.main(*words)
     assert here.made() == []
 
 
-def test_a_study_runs_its_cells_each_with_its_own_options_and_log(here, capsys):
+def test_a_study_runs_its_runs_each_with_its_own_options_and_log(here, capsys):
     assert here.main("--only", "language=ruby,seed=1") == 0
     calls = here.calls()
     names = ["ruby/infonce/1", "ruby/trained_model/1", "simcse-encoder", "ruby/simcse/1"]
@@ -217,7 +217,7 @@ def test_what_is_done_is_skipped_and_its_checkpoints_are_gone(here):
     assert [path.name for path in here.outputs.rglob("checkpoint-*")] == ["checkpoint-9"]
 
 
-def test_a_failed_cell_is_told_of_and_the_others_go_on(here, capsys):
+def test_a_failed_run_is_told_of_and_the_others_go_on(here, capsys):
     here.behave(ruby__infonce__1="fail", ruby__simcse__2="nothing")
     assert here.main("--only", "language=ruby") == 1
     assert len(here.made()) == 6
@@ -244,26 +244,26 @@ def interrupt(here, number: int, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_study_told_to_end_lets_its_cell_save_and_goes_on_from_there(here, capsys, number):
+def test_a_study_told_to_end_lets_its_run_save_and_goes_on_from_there(here, capsys, number):
     here.behave(ruby__infonce__1="hang")
     interrupt(here, number)
     assert here.main("--only", "language=ruby,method=infonce") == 128 + number
     assert here.made() == ["ruby/infonce/1"]
     said = capsys.readouterr().err
-    assert re.search(r"ruby/infonce/1 +\| cut ", said) and "the same command goes on from here" in said
+    assert re.search(r"ruby/infonce/1 +\| stopped ", said) and "the same command continues from here" in said
     assert (here.outputs / "ruby/infonce/1/checkpoint-7/complete.json").exists()
     here.behave()
     assert here.main("--only", "language=ruby,method=infonce") == 0
     resumed, other = here.calls()
     assert resumed[-2:] == ["--resume_from_checkpoint", "last"] and "--resume_from_checkpoint" not in other
-    assert "ruby/infonce/1: goes on" in capsys.readouterr().err
+    assert "ruby/infonce/1: resumes" in capsys.readouterr().err
 
 
-def test_other_options_are_refused_and_redo_makes_the_cell_again(here):
+def test_other_options_are_refused_and_redo_makes_the_run_again(here):
     chosen = ("--only", "language=ruby,method=trained_model,seed=1")
     assert here.main(*chosen) == 0
     kept = here.outputs / "ruby/infonce/1/all_results.json"
-    with pytest.raises(UserError, match="2 cells .*num_train_epochs was 3, is 4.*--redo"):
+    with pytest.raises(UserError, match="2 runs .*num_train_epochs was 3, is 4.*--redo"):
         here.main(*chosen, "--set", "num_train_epochs=4")
     assert kept.exists() and len(here.calls()) == 2
     assert here.main(*chosen, "--set", "num_train_epochs=4", "--redo") == 0
@@ -274,15 +274,15 @@ def test_other_options_are_refused_and_redo_makes_the_cell_again(here):
 def test_a_number_written_otherwise_is_no_change(here):
     assert here.main("--only", "language=ruby,method=infonce,seed=1", "--set", "learning_rate=2e-5") == 0
     study = here.study(learning_rate="0.00002", num_train_epochs="3.0")
-    assert cells.state(study, study.cells["ruby/infonce/1"]) == "done"
+    assert execution.progress(study, study.runs["ruby/infonce/1"]).state == "done"
     study = here.study(learning_rate="0.00003")
-    assert cells.state(study, study.cells["ruby/infonce/1"]) == "changed"
+    assert execution.progress(study, study.runs["ruby/infonce/1"]).state == "changed"
 
 
-def test_a_cell_has_changed_when_what_it_needs_has(here):
+def test_a_run_has_changed_when_what_it_needs_has(here):
     assert here.main("--only", "language=ruby,method=simcse,seed=1") == 0
     study = here.study(**{"simcse-encoder.temperature": "0.1"})
-    (difference,) = cells.changes(study, study.cells["ruby/simcse/1"])
+    (difference,) = execution.progress(study, study.runs["ruby/simcse/1"]).changes
     assert difference == "simcse-encoder: temperature was 0.05, is 0.1"
 
 
@@ -290,7 +290,7 @@ def test_a_moved_study_is_still_done(here):
     assert here.main("--only", "language=ruby,method=trained_model,seed=1") == 0
     here.outputs.rename(here.folder / "moved")
     study = read_study(here.folder / "study.yaml", output_dir=str(here.folder / "moved"))
-    assert cells.state(study, study.cells["ruby/trained_model/1"]) == "done"
+    assert execution.progress(study, study.runs["ruby/trained_model/1"]).state == "done"
 
 
 def test_results_that_the_study_did_not_make_are_not_taken_for_its_own(here):
@@ -301,7 +301,7 @@ def test_results_that_the_study_did_not_make_are_not_taken_for_its_own(here):
         here.main("--only", "language=ruby,method=infonce")
 
 
-def test_a_cell_that_runs_elsewhere_is_left_alone(here, capsys):
+def test_a_run_that_runs_elsewhere_is_left_alone(here, capsys):
     folder = here.outputs / "ruby/infonce/1"
     folder.mkdir(parents=True)
     with (folder / "log.txt").open("ab") as log:
@@ -311,24 +311,24 @@ def test_a_cell_that_runs_elsewhere_is_left_alone(here, capsys):
     assert "holds it now" in capsys.readouterr().err
 
 
-def test_a_cell_that_another_study_has_made_meanwhile_is_not_made_again(here):
+def test_a_run_that_another_study_has_made_meanwhile_is_not_made_again(here):
     words = ("--only", "language=ruby,method=infonce")
     session = Session(here.study(), here.study().chosen(words[1]), {})
     assert set(session.states.values()) == {"new"}
     assert here.main(*words) == 0
     session.run()
     assert [outcome.state for outcome in session.outcomes.values()] == ["done before"] * 2
-    assert cells.run(here.study(), here.study().cells["ruby/infonce/1"]) is None
+    assert execution.execute(here.study(), here.study().runs["ruby/infonce/1"]) is None
     assert here.made() == ["ruby/infonce/1", "ruby/infonce/2"]
 
 
 def test_the_plan_says_steps_and_time_and_runs_nothing(here, capsys):
     words = ("--dry_run", "--only", "language=ruby,method=infonce", "--set", "data_dir=")
     assert here.main(*words) == 0
-    plan = capsys.readouterr().out
+    printed = capsys.readouterr().out
     # 24,927 Ruby pairs in batches of 32: 778 whole batches, three epochs, 0.75 s each in the paper.
-    assert re.search(r"1 \| ruby/infonce/1 +\| new +\| +\| +2,?334 \| 29 min", plan)
-    assert "2 runs, 0 of them done" in plan and "expected: 58 min (by Table 8 of the paper" in plan
+    assert re.search(r"1 \| ruby/infonce/1 +\| new +\| +\| +2,?334 \| 29 min", printed)
+    assert "2 runs, 0 of them done" in printed and "expected: 58 min (by Table 8 of the paper" in printed
     assert here.main(*words, "--seconds_per_step", "0.1") == 0
     assert "expected: 8 min (at 0.1 s a step" in capsys.readouterr().out
     assert here.calls() == [] and not here.outputs.exists()
@@ -349,27 +349,27 @@ def test_steps_of_a_run_are_counted_from_its_rows(here, tmp_path, options, expec
     (tmp_path / "train.jsonl").write_text("{}\n" * 36)
     changes = {"data_dir": str(tmp_path), "per_device_train_batch_size": 5} | options
     study = here.study(**changes)
-    assert planning.steps(planning.check(study, study.cells["go/infonce/1"])) == expected
+    assert plan.steps(plan.check(study, study.runs["go/infonce/1"])) == expected
 
 
-def test_an_estimate_takes_the_finished_cells_that_are_most_alike(here):
+def test_an_estimate_takes_the_finished_runs_that_are_most_alike(here):
     study = here.study(max_steps="100")
-    estimates = planning.Estimates()
-    parsed = planning.check(study, study.cells["go/simcse/1"])
-    estimates.learn(study.cells["ruby/infonce/1"], (100.0, 100))
-    assert estimates.seconds(study.cells["go/simcse/1"], parsed) == 100
-    estimates.learn(study.cells["ruby/simcse/1"], (50.0, 10))
-    estimates.learn(study.cells["ruby/simcse/2"], (20.0, 10))
-    assert estimates.seconds(study.cells["go/simcse/1"], parsed) == 500
-    assert estimates.seconds(study.cells["ruby/simcse/2"], parsed) == 200
+    estimates = plan.Estimates()
+    parsed = plan.check(study, study.runs["go/simcse/1"])
+    estimates.learn(study.runs["ruby/infonce/1"], (100.0, 100))
+    assert estimates.seconds(study.runs["go/simcse/1"], parsed) == 100
+    estimates.learn(study.runs["ruby/simcse/1"], (50.0, 10))
+    estimates.learn(study.runs["ruby/simcse/2"], (20.0, 10))
+    assert estimates.seconds(study.runs["go/simcse/1"], parsed) == 500
+    assert estimates.seconds(study.runs["ruby/simcse/2"], parsed) == 200
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(45, "45 s"), (600, "10 min"), (12_000, "3 h 20 min"), (460_000, "5 d 8 h")]
 )
 def test_durations_read_well(seconds, text):
-    assert planning.duration(seconds) == text
-    assert planning.total([seconds, None]) == f"{text} and 1 runs without an estimate"
+    assert plan.duration(seconds) == text
+    assert plan.total([seconds, None]) == f"{text} and 1 runs without an estimate"
 
 
 def test_the_last_error_of_a_log_is_the_runs_and_not_the_launchers(tmp_path):
@@ -380,6 +380,6 @@ def test_the_last_error_of_a_log_is_the_runs_and_not_the_launchers(tmp_path):
         "soft_trainer.training.guard.NotFiniteError: the loss is nan\n"
         "Traceback\nsubprocess.CalledProcessError: Command died\n"
     )
-    assert cells._last_error(log, len(old)) == "soft_trainer.training.guard.NotFiniteError: the loss is nan"
+    assert execution.last_error(log, len(old)) == "soft_trainer.training.guard.NotFiniteError: the loss is nan"
     log.write_text(old + "Killed\n")
-    assert cells._last_error(log, len(old)) == "Killed"
+    assert execution.last_error(log, len(old)) == "Killed"

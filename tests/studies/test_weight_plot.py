@@ -124,7 +124,7 @@ def test_long_texts_and_signs_of_formulas_are_drawn_as_they_are():
         (["--pairs", "no.jsonl"], "no.jsonl: no such file"),
         (["--pairs", CASE_STUDY, "--query", "8"], "query=8: use 0 to 7"),
         (["--pairs", CASE_STUDY, "--estimators", "bm26"], "estimator='bm26'"),
-        (["--pairs", CASE_STUDY, "--estimators", "none"], "none weighs nothing"),
+        (["--pairs", CASE_STUDY, "--estimators", "none"], "none gives no weights"),
         (["--pairs", CASE_STUDY, "--estimators", "bm25,bm25"], "different names"),
         (["--pairs", CASE_STUDY, "--output", "/proc/w.png"], "cannot be written"),
     ],

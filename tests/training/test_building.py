@@ -123,6 +123,7 @@ def test_texts_longer_than_the_model_reads_are_refused(folder, tokenizer):
         ({}, "unixcoder-base"),
         ({"model_name_or_path": "microsoft/codebert-base"}, "codebert-base"),
         ({"model_name_or_path": "outputs/mine/"}, "mine"),
+        ({"model_name_or_path": "/hub/models--microsoft--unixcoder-base/snapshots/5604af/"}, "unixcoder-base"),
         ({"from_scratch": "32x1"}, "scratch-32x1"),
     ],
 )

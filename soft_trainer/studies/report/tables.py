@@ -1,11 +1,12 @@
-"""The tables of a report, as rows of cells that Markdown, CSV and HTML are written from."""
+"""The tables of a report, in one form that Markdown and HTML are written from, and the CSV file."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,24 +15,25 @@ from soft_trainer.arguments import LANGUAGES
 from soft_trainer.data.statistics import PAPER_ROWS
 from soft_trainer.evaluation.results import GRADED
 from soft_trainer.studies.compare import p_text
-from soft_trainer.studies.report.cells import Cell, Column, Difference, Row, paper_mrr
-from soft_trainer.studies.report.runs import ReportedRun
+from soft_trainer.studies.report.cells import Cell, Column, Difference, Row, method_labels, paper_mrr, value_text
+from soft_trainer.studies.report.records import ReportedRun
 
-LANGUAGE_NAMES = dict(zip(LANGUAGES, ("Ruby", "Python", "Java", "JavaScript", "PHP", "Go"), strict=True))
-SYSTEM_NAMES = {"untrained": "none (zero-shot)", "lexical": "none (lexical BM25)"}
-LOSS_NAMES = {
-    "info_nce": "InfoNCE",
-    "soft_info_nce": "Soft-InfoNCE",
-    "weighted_info_nce": "Weighted InfoNCE",
-    "bce": "BCE",
-    "kl_regularization": "KL regularization",
+LANGUAGE_LABELS = dict(zip(LANGUAGES, ("Ruby", "Python", "Java", "JavaScript", "PHP", "Go"), strict=True))
+METHOD = ("Loss", "Estimator", "Settings")  # headers of `Row.labels`
+DATA = ("Language", "Data set", "Queries", "Codes in the corpus", "Queries in the paper", "Codes in the paper")
+TRAINING = {  # header -> name in the record of the training
+    "Seed": "seed",
+    "N": "codes that each query meets",
+    "Epochs": "epochs",
+    "Steps": "steps",
+    "Learning rate": "learning rate",
+    "Seconds a step": "seconds a step",
 }
-ESTIMATOR_NAMES = {"none": "", "bm25": "BM25", "trained_model": "Trained model", "simcse": "SimCSE"}
 SIGNIFICANT = 0.05
 
 
 class Entry(NamedTuple):
-    """What stands in one place of a table: a text, whether it is the best, and a smaller text behind it."""
+    """One entry of a table: a text, whether it is the best of its kind, and a smaller text behind it."""
 
     text: str
     best: bool = False
@@ -40,20 +42,28 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Headers and rows of entries; `left` columns from the left are texts, the others numbers."""
+    """Headers and rows of entries; the first `left` columns are texts, the others numbers."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Entry]]
     left: int = 1
 
 
+def make_table(rows: Iterable[Mapping[str, Entry | str]], left: int, keep: Sequence[str] = ()) -> Table:
+    """A table from a mapping for each row, header -> entry; an empty column is left out unless it is in `keep`."""
+    rows = [{name: v if isinstance(v, Entry) else Entry(v) for name, v in row.items()} for row in rows]
+    headers = [name for name in rows[0] if name in keep or any(row[name].text for row in rows)]
+    left = len(set(headers) & set(list(rows[0])[:left]))
+    return Table(headers, [[row[name] for name in headers] for row in rows], left)
+
+
 def markdown(table: Table) -> str:
     """A table in Markdown: the best in bold, notes in parentheses."""
-    from tabulate import tabulate
+    from tabulate import tabulate  # costs start-up time, as in soft_trainer.terminal
 
     def text(entry: Entry) -> str:
-        shown = f"**{escaped(entry.text)}**" if entry.best else escaped(entry.text)
-        return f"{shown} ({escaped(entry.note)})" if entry.note else shown
+        bold = f"**{escaped(entry.text)}**" if entry.best else escaped(entry.text)
+        return f"{bold} ({escaped(entry.note)})" if entry.note else bold
 
     rows = [[text(entry) for entry in row] for row in table.rows]
     headers = [escaped(header) for header in table.headers]
@@ -62,165 +72,116 @@ def markdown(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text for Markdown that no sign of Markdown or HTML changes, in one cell."""
+    """A text in one line of Markdown, with every character of markup escaped."""
     for sign in "\\|*_`<[":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
 
 
-# ---- Names ----
-
-
-def row_names(row: Row) -> tuple[str, str, str]:
-    """Loss, estimator and settings of a row, for people."""
-    loss = SYSTEM_NAMES.get(row.system) or LOSS_NAMES.get(row.loss, row.loss)
-    cancelled = f", {row.cancel} cancelled".replace("_", "-") if row.cancel else ""
-    settings = ", ".join(f"{name} {_value(value)}" for name, value in row.settings if value is not None)
-    return loss + cancelled, ESTIMATOR_NAMES.get(row.estimator, row.estimator), settings
-
-
-def row_label(row: Row) -> str:
-    """A row in one line, without its encoder."""
-    return ", ".join(name for name in row_names(row) if name)
-
-
-def _value(value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def column_labels(columns: Sequence[Column]) -> dict[Column, str]:
-    """The language, with its data set where there are several, and with its pool where that differs too."""
+def column_labels(cells: Iterable[Cell]) -> dict[Column, str]:
+    """The columns of some cells, Ruby to Go: the language, with data set and corpus size where they tell it apart."""
+    columns = sorted({cell.column for cell in cells}, key=lambda column: column.order)
     labels = {}
     for column in columns:
-        name = "+".join(LANGUAGE_NAMES.get(one, one) for one in column.language.split("+"))
-        same = [other for other in columns if other.language == column.language]
-        sets = [other for other in same if other.dataset == column.dataset]
-        detail = [column.dataset] if len(same) > 1 else []
-        detail += [f"{column.pool:,} codes"] if len(sets) > 1 else []
+        name = "+".join(LANGUAGE_LABELS.get(language, language) for language in column.language.split("+"))
+        same_language = [other for other in columns if other.language == column.language]
+        same_dataset = [other for other in same_language if other.dataset == column.dataset]
+        detail = [column.dataset] if len(same_language) > 1 else []
+        detail += [f"{column.pool:,} codes"] if len(same_dataset) > 1 else []
         labels[column] = f"{name} ({', '.join(detail)})" if detail else name
     return labels
 
 
-def columns_of(cells: Iterable[Cell]) -> list[Column]:
-    """The columns of some cells, Ruby to Go."""
-    order = {language: place for place, language in enumerate(LANGUAGES)}
-    columns = {cell.column for cell in cells}
-    return sorted(columns, key=lambda c: (order.get(c.language, len(order)), c.language, c.dataset, c.pool))
+def mrr_table(cells: Sequence[Cell], differences: Sequence[Difference] = ()) -> Table:
+    """MRR in the paper's layout: the best of an encoder in bold, the paper's figure behind ours, † on a difference.
 
-
-# ---- Tables ----
-
-
-def results_table(cells: Sequence[Cell], differences: Sequence[Difference] = ()) -> Table:
-    """MRR in the paper's layout: best of an encoder in bold, the paper's figure beside ours, a dagger on a difference.
-
-    An "Overall" column follows where all six languages are there.
+    A column "Overall" follows if all six languages are there.
     """
-    columns = columns_of(cells)
-    labels = column_labels(columns)
-    rows = list(dict.fromkeys(cell.row for cell in cells))
-    places = {(cell.row, cell.column): cell for cell in cells}
-    overall = [column.language for column in columns] == list(LANGUAGES)
-    marked = {one.cell for one in differences if one.p < SIGNIFICANT}
-    with_settings = any(row_names(row)[2] for row in rows)
-    body = []
-    for row in rows:
-        loss, estimator, settings = row_names(row)
-        names = (row.encoder, loss, estimator, *([settings] if with_settings else []))
-        found = [places.get((row, column)) for column in columns]
-        body.append([*map(Entry, names), *(_mrr_entry(cell, cells, marked) for cell in found)])
-        if overall:
-            body[-1].append(_overall_entry(row, found))
-    headers = ["Encoder", "Loss", "Estimator", *(["Settings"] if with_settings else [])]
-    tail = [*labels.values(), *(["Overall"] if overall else [])]
-    return Table([*headers, *tail], body, left=len(headers))
+    labels = column_labels(cells)
+    by_place = {(cell.row, cell.column): cell for cell in cells}
+    significant = {difference.cell for difference in differences if difference.p < SIGNIFICANT}
+    rows = []
+    for row in dict.fromkeys(cell.row for cell in cells):
+        in_row = {label: by_place.get((row, column)) for column, label in labels.items()}
+        rows.append({"Encoder": row.encoder} | dict(zip(METHOD, row.labels, strict=True)))
+        rows[-1] |= {label: _mrr_entry(cell, cells, significant) for label, cell in in_row.items()}
+        if [column.language for column in labels] == list(LANGUAGES):
+            rows[-1]["Overall"] = _overall_entry(row, list(in_row.values()))
+    return make_table(rows, left=4, keep=["Estimator"])
 
 
-def _mrr_entry(cell: Cell | None, cells: Sequence[Cell], marked: set[Cell]) -> Entry:
+def _mrr_entry(cell: Cell | None, cells: Sequence[Cell], significant: set[Cell]) -> Entry:
     if cell is None:
         return Entry("")
-    rivals = (one.mrr for one in cells if (one.row.encoder, one.column) == (cell.row.encoder, cell.column))
+    rivals = (other.mrr for other in cells if (other.row.encoder, other.column) == (cell.row.encoder, cell.column))
     best = round(cell.mrr, 3) == round(max(rivals), 3)
     beside = {"paper": cell.paper} | {label: cell.mean(name) for name, label in GRADED.items()}
     note = ", ".join(f"{label} {value:.3f}" for label, value in beside.items() if value is not None)
-    return Entry(f"{cell.mrr:.3f}{'†' if cell in marked else ''}", best, note)
+    return Entry(f"{cell.mrr:.3f}{'†' if cell in significant else ''}", best, note)
 
 
-def _overall_entry(row: Row, found: Sequence[Cell | None]) -> Entry:
-    if None in found:
+def _overall_entry(row: Row, in_row: Sequence[Cell | None]) -> Entry:
+    if None in in_row:
         return Entry("")
-    run = found[0].runs[0]
+    run = in_row[0].runs[0]
     paper = paper_mrr(run.profile, "overall", row.loss, row.estimator, run.settings)
-    return Entry(f"{np.mean([cell.mrr for cell in found]):.3f}", note="" if paper is None else f"paper {paper:.3f}")
+    return Entry(f"{np.mean([cell.mrr for cell in in_row]):.3f}", note="" if paper is None else f"paper {paper:.3f}")
 
 
 def differences_table(differences: Sequence[Difference]) -> Table:
     """Every cell against InfoNCE: difference, interval, p, and the queries won and lost."""
-    headers = ["Encoder", "Loss", "Estimator", "Settings", "Language", "Seeds", "Also differs in"]
-    numbers = ["Δ MRR", "95 % interval", "p", "p (Holm)", "Wins", "Losses", "Ties"]
-    labels = column_labels(columns_of(one.cell for one in differences))
-    rows = []
-    for one in differences:
-        found, row = one.comparison, one.cell.row
-        texts = (row.encoder, *row_names(row), labels[one.cell.column], seeds_text(one.seeds), ", ".join(one.also))
-        interval = f"{found.interval.low:+.3f} to {found.interval.high:+.3f}"
-        sure = Entry(p_text(one.p), one.p < SIGNIFICANT)
-        counts = (Entry(f"{count:,}") for count in (found.wins, found.losses, found.ties))
-        rows.append([*map(Entry, (*texts, f"{found.delta:+.3f}", interval, p_text(found.p))), sure, *counts])
-    return _without_empty(Table(headers + numbers, rows, left=len(headers)))
+    labels = column_labels(difference.cell for difference in differences)
+    return make_table(
+        [
+            {
+                "Encoder": cell.row.encoder,
+                **dict(zip(METHOD, cell.row.labels, strict=True)),
+                "Language": labels[cell.column],
+                "Seeds": ", ".join(str(seed) for seed in difference.seeds if seed is not None),
+                "Also differs in": ", ".join(difference.also),
+                "Δ MRR": f"{comparison.delta:+.3f}",
+                "95 % interval": f"{comparison.interval.low:+.3f} to {comparison.interval.high:+.3f}",
+                "p": p_text(comparison.p),
+                "p (Holm)": Entry(p_text(difference.p), difference.p < SIGNIFICANT),
+                "Wins": f"{comparison.wins:,}",
+                "Losses": f"{comparison.losses:,}",
+                "Ties": f"{comparison.ties:,}",
+            }
+            for difference in differences
+            for cell, comparison in [(difference.cell, difference.comparison)]
+        ],
+        left=7,
+    )
 
 
 def data_table(cells: Sequence[Cell]) -> Table:
-    """What the columns are: data set, queries, pool, and the paper's."""
+    """The columns of the report with their data set, queries and codes, and those of the paper."""
     rows = []
-    columns = columns_of(cells)
-    for column in columns:
-        first = next(cell for cell in cells if cell.column == column)
-        metrics = first.metrics(first.runs[0])
-        _, _, queries, pool = PAPER_ROWS.get(column.language, (None,) * 4)
-        counts = [metrics.get("queries"), column.pool, queries, pool]
-        texts = [column_labels(columns)[column], column.dataset]
-        rows.append([*map(Entry, texts), *(Entry("" if count is None else f"{int(count):,}") for count in counts)])
-    headers = ["Language", "Data set", "Queries", "Codes in the pool", "Queries in the paper", "Codes in the paper"]
-    return _without_empty(Table(headers, rows, left=2))
+    for column, label in column_labels(cells).items():
+        queries = next(cell.values("queries")[0] for cell in cells if cell.column == column)
+        _, _, *in_paper = PAPER_ROWS.get(column.language, (None,) * 4)
+        counts = ("" if count is None else f"{int(count):,}" for count in (queries, column.pool, *in_paper))
+        rows.append(dict(zip(DATA, (label, column.dataset, *counts), strict=True)))
+    return make_table(rows, left=2)
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> Table:
-    """Every run, where it lies and what it took."""
-    numbers = {
-        "Seed": "seed",
-        "N": "codes that each query meets",
-        "Epochs": "epochs",
-        "Steps": "steps",
-        "Learning rate": "learning rate",
-        "Seconds a step": "seconds a step",
-    }
-    weights = ("alpha", "beta", "temperature", "floor")
+    """Every run with its folder, its settings and its time."""
     rows = []
     for run in runs:
-        loss, training = run.record["loss"], run.record["training"]
-        names = (LOSS_NAMES.get(run.loss, run.loss), ESTIMATOR_NAMES.get(run.estimator, run.estimator))
-        set_to = " / ".join(_value(loss[name]) for name in weights if name in loss)
-        values = (training.get(name) for name in numbers.values())
-        texts = (str(run.folder), run.encoder, "+".join(run.record["languages"]), *names, set_to)
-        rows.append([*map(Entry, texts), *(Entry("" if value is None else _value(value)) for value in values)])
-    headers = ["Folder", "Encoder", "Language", "Loss", "Estimator", "α / β / t / floor"]
-    return _without_empty(Table([*headers, *numbers], rows, left=len(headers)))
+        weights = (run.record["loss"].get(name) for name in ("alpha", "beta", "temperature", "floor"))
+        rows.append(
+            {
+                "Folder": str(run.folder),
+                "Encoder": run.encoder,
+                "Language": "+".join(run.record["languages"]),
+                **dict(zip(METHOD, method_labels(run.loss, run.estimator), strict=False)),
+                "α / β / t / floor": " / ".join(value_text(value) for value in weights if value is not None),
+                **{header: value_text(run.record["training"].get(name)) for header, name in TRAINING.items()},
+            }
+        )
+    return make_table(rows, left=6)
 
-
-def seeds_text(seeds: Iterable) -> str:
-    """Seeds, by comma."""
-    return ", ".join(str(seed) for seed in seeds if seed is not None)
-
-
-def _without_empty(table: Table) -> Table:
-    """The table without columns in which nothing stands."""
-    kept = [place for place in range(len(table.headers)) if any(row[place].text for row in table.rows)]
-    left = sum(place < table.left for place in kept)
-    return Table([table.headers[p] for p in kept], [[row[p] for p in kept] for row in table.rows], left)
-
-
-# ---- CSV ----
 
 CSV_COLUMNS = (
     *("evaluation", "encoder", "language", "dataset", "pool", "system", "loss", "cancel", "estimator", "settings"),
@@ -228,28 +189,19 @@ CSV_COLUMNS = (
 )
 
 
-def csv_text(cells: Sequence[Cell], differences: Sequence[Difference]) -> str:
-    """One line for each cell, numbers in full."""
-    compared = {one.cell: one for one in differences}
+def csv_text(groups: Iterable[Sequence[Cell]], differences: Sequence[Difference]) -> str:
+    """One line for each cell of every evaluation set, with all digits."""
+    by_cell = {difference.cell: difference for difference in differences}
     file = io.StringIO()
-    writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for cell in cells:
-        row, column = cell.row, cell.column
-        line = {
-            "evaluation": cell.split,
-            **{name: getattr(row, name) for name in ("encoder", "system", "loss", "cancel", "estimator")},
-            **{name: getattr(column, name) for name in ("language", "dataset", "pool")},
-            "settings": row_names(row)[2],
-            "seeds": " ".join(str(run.seed) for run in cell.runs),
-            "mrr": cell.mrr,
-            "mrr_of_seeds": " ".join(f"{mrr:.6f}" for mrr in cell.mrrs),
-            "paper_mrr": cell.paper,
-        }
-        if one := compared.get(cell):
-            found = one.comparison
-            counts = {"wins": found.wins, "losses": found.losses, "ties": found.ties}
-            line |= {"delta": found.delta, "low": found.interval.low, "high": found.interval.high}
-            line |= {"p": found.p, "p_holm": one.p, **counts}
+    for cell in itertools.chain.from_iterable(groups):
+        line = asdict(cell.row) | asdict(cell.column)
+        line |= {"evaluation": cell.split, "settings": cell.row.labels[-1]}
+        line |= {"seeds": " ".join(str(run.seed) for run in cell.runs), "mrr": cell.mrr, "paper_mrr": cell.paper}
+        line |= {"mrr_of_seeds": " ".join(f"{mrr:.6f}" for mrr in cell.values("mrr"))}
+        if difference := by_cell.get(cell):
+            comparison = difference.comparison
+            line |= asdict(comparison) | comparison.interval._asdict() | {"p_holm": difference.p}
         writer.writerow(line)
     return file.getvalue()

@@ -4,7 +4,7 @@ import pytest
 
 from soft_trainer.arguments import DataArguments
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.choosing import choose_estimator
+from soft_trainer.estimators.registry import choose_estimator
 
 
 def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):
@@ -28,7 +28,7 @@ def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):
 
 
 def test_an_own_class_is_imported(tmp_path, monkeypatch):
-    (tmp_path / "my_estimators.py").write_text("class Mine:\n    pass\n")
+    (tmp_path / "my_estimators.py").write_text("class Mine:\n    fit = similarity = print\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert type(choose_estimator(DataArguments(estimator="my_estimators:Mine"))).__name__ == "Mine"
     sys.modules.pop("my_estimators")
@@ -37,11 +37,13 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"estimator": "bm26"}, "use bm25, simcse, trained_model, none"),
+        ({"estimator": "bm26"}, "use bm25, trained_model, simcse, initial_model, none"),
         ({"estimator": "trained_model"}, "--estimator_model"),
         ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"estimator": "json:Mine"}, "Mine"),
-        ({"estimator": "bm25+bm25", "mixture_shares": "a,b"}, "numbers by comma"),
+        ({"estimator": "os:getcwd"}, "no method fit"),
+        ({"estimator": "bm25+none"}, "'none'"),
+        ({"estimator": "bm25+bm25", "mixture_shares": "a,b"}, "numbers separated by commas"),
         ({"estimator": "bm25", "bm25_idf": "plus"}, "okapi, robertson, lucene"),
     ],
 )

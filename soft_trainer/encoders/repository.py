@@ -1,0 +1,96 @@
+"""Files of a model: in a folder here, or in a repository on the Hub."""
+
+from __future__ import annotations
+
+import logging
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors import SafetensorError
+
+from soft_trainer.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+def published_name(name_or_path: str | Path) -> str:
+    """Returns `OWNER/NAME` for a snapshot in the Hub's cache (`.../models--OWNER--NAME/snapshots/HASH`).
+
+    Any other folder or name comes back as it is, without a trailing slash.
+    """
+    name = Path(name_or_path).as_posix() if name_or_path else ""
+    snapshot = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$", name)
+    return snapshot[1].replace("--", "/") if snapshot else name
+
+
+def repository_file(name_or_path: str | Path, file: str, revision: str | None = None) -> Path | None:
+    """Returns the local path of one file of a folder or repository, or None if there is no such file.
+
+    Raises:
+        UserError: there is no such folder, repository or revision.
+    """
+    if Path(name_or_path).is_dir():
+        path = Path(name_or_path, file)
+        return path if path.is_file() else None
+    with reading(name_or_path, revision):
+        try:
+            return Path(hf_hub_download(str(name_or_path), file, revision=revision))
+        except LocalEntryNotFoundError:
+            if try_to_load_from_cache(str(name_or_path), file, revision=revision) is not _CACHED_NO_EXIST:
+                logger.warning("The Hub cannot be reached: assuming that %s has no %s.", name_or_path, file)
+        except EntryNotFoundError:
+            pass
+    return None
+
+
+@contextmanager
+def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
+    """Turns an error from reading a folder or repository into a one-line UserError.
+
+    Raises:
+        UserError: reading failed.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
+
+
+def _problem(error: Exception, folder: Path, revision: str | None) -> str:
+    """Says in one line what is wrong and what to do."""
+    causes = (error, error.__cause__)
+    if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
+        return f"no revision {revision!r} on the Hub"
+    if any(isinstance(cause, (RepositoryNotFoundError, HFValidationError)) for cause in causes):
+        return (
+            "neither a folder here nor a repository on the Hub that may be read; check the name, "
+            "and for a private or gated one set HF_TOKEN"
+        )
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        return "no config.json in it, so it is not the folder of a model; check the name"
+    if "backend tokenizer" in str(error):
+        return no_tokenizer(folder)
+    if "safetensors" in str(error):
+        return "no safetensors weights; load it once with transformers and save_pretrained it"
+    return textwrap.shorten(str(error), 300, placeholder=" ...")
+
+
+def no_tokenizer(folder: str | Path) -> str:
+    """Says that a model has no tokenizer, and how to give it one."""
+    return (
+        "no tokenizer in it (tokenizer.json); save that of its base model beside it: "
+        f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(folder)!r})"
+    )

@@ -1,0 +1,144 @@
+"""The one table of estimators: a new estimator is one entry here. And from a name on the command line to an estimator.
+
+Names, labels, order in tables, classes (with their default settings) and how the options of a run make one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from soft_trainer.arguments import DataArguments
+from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
+from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
+from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
+
+
+@dataclass(frozen=True)
+class EstimatorEntry:
+    """An estimator that `--estimator` names.
+
+    Args:
+        name: the name on the command line.
+        label: the name in tables.
+        estimator_class: its class, whose attributes are the default alpha, beta and temperature; None for "none".
+        make: (options, the names of `--estimator_model` not yet taken, the query's column) -> an estimator.
+        paper_seconds: seconds of a step of CodeBERT with batches of 32 on an A6000 (Table 8 of the paper); None if
+            the paper has none.
+    """
+
+    name: str
+    label: str
+    estimator_class: type[Estimator] | None
+    make: Callable[[DataArguments, Iterator[str], str], Estimator | None]
+    paper_seconds: float | None = None
+
+
+def _none(arguments: DataArguments, models: Iterator[str], query_column: str) -> None:
+    return None
+
+
+def _bm25(arguments: DataArguments, models: Iterator[str], query_column: str) -> BM25Estimator:
+    return BM25Estimator(
+        query_column,
+        document_column=arguments.bm25_document_column,
+        idf=arguments.bm25_idf,
+        scope=arguments.bm25_scope,
+    )
+
+
+def _simcse(arguments: DataArguments, models: Iterator[str], query_column: str) -> SimCSEEstimator:
+    return SimCSEEstimator(_checked_model(next(models, PAPER_MODEL)), cache_dir=_cache_dir(arguments))
+
+
+def _trained_model(arguments: DataArguments, models: Iterator[str], query_column: str) -> TrainedModelEstimator:
+    model = next(models, None)
+    if model is None:
+        raise UserError("estimator=trained_model: name its folder or Hub name with --estimator_model")
+    return TrainedModelEstimator(_checked_model(model), cache_dir=_cache_dir(arguments))
+
+
+def _initial_model(arguments: DataArguments, models: Iterator[str], query_column: str) -> InitialModelEstimator:
+    return InitialModelEstimator(cache_dir=_cache_dir(arguments))
+
+
+def _checked_model(model: str) -> str:
+    """The name of an encoder that exists."""
+    name, _, revision = model.partition("@")
+    resolve_profile(name, revision=revision or None)
+    return model
+
+
+def _cache_dir(arguments: DataArguments):
+    return None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER
+
+
+# In the order of the paper's tables.
+ESTIMATORS: dict[str, EstimatorEntry] = {
+    entry.name: entry
+    for entry in (
+        EstimatorEntry("none", "", None, _none, 0.75),
+        EstimatorEntry("bm25", "BM25", BM25Estimator, _bm25, 0.77),
+        EstimatorEntry("trained_model", "Trained model", TrainedModelEstimator, _trained_model, 0.98),
+        EstimatorEntry("simcse", "SimCSE", SimCSEEstimator, _simcse, 0.81),
+        EstimatorEntry("initial_model", "Initial model", InitialModelEstimator, _initial_model),
+    )
+}
+
+
+def choose_estimator(arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",)):
+    """The estimator that `--estimator` names: a name of `ESTIMATORS`, a mixture `a+b`, or a user's `module:Class`.
+
+    Args:
+        query_columns: the columns of the queries, for an estimator that reads their words; it takes the first.
+
+    Returns:
+        An estimator, or None for "none".
+
+    Raises:
+        UserError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
+    """
+    names = (arguments.estimator or "none").split("+")
+    models = iter(arguments.estimator_model.split(",") if arguments.estimator_model else ())
+    members = [_make(name, arguments, models, query_columns[0], alone=len(names) == 1) for name in names]
+    if len(members) == 1:
+        return members[0]
+    return MixtureEstimator(
+        members, _numbers("mixture_shares", arguments), _numbers("mixture_temperatures", arguments)
+    )
+
+
+def _make(name: str, arguments: DataArguments, models: Iterator[str], query_column: str, alone: bool):
+    if ":" in name:
+        return _users_own(name)
+    if name not in ESTIMATORS or (name == "none" and not alone):
+        known = ", ".join(known for known in ESTIMATORS if known != "none")
+        raise UserError(f"estimator={name!r}: use {known}, none, a mixture a+b, or module:Class")
+    return ESTIMATORS[name].make(arguments, models, query_column)
+
+
+def _users_own(name: str):
+    """A user's own estimator, `module:Class`, made without arguments."""
+    module, _, attribute = name.partition(":")
+    try:
+        estimator = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"estimator={name!r}: {error}") from error
+    missing = [method for method in ("fit", "similarity") if not callable(getattr(estimator, method, None))]
+    if missing:
+        raise UserError(f"estimator={name!r}: it has no method {missing[0]}; an estimator has fit and similarity")
+    return estimator
+
+
+def _numbers(option: str, arguments: DataArguments) -> Sequence[float] | None:
+    value = getattr(arguments, option)
+    try:
+        return None if value is None else [float(number) for number in value.split(",")]
+    except ValueError:
+        raise UserError(f"{option}={value!r}: numbers separated by commas are expected") from None

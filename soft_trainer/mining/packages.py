@@ -1,0 +1,80 @@
+"""Divides a source tree into packages and the packages into train, valid and test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+
+SPLITS = ("train", "valid", "test")
+HELD_OUT_SHARE = 0.1
+# Shares that are good enough. Better ones would need smaller packages.
+MIN_TRAIN_SHARE, MIN_HELD_OUT_SHARE = 0.6, 0.05
+
+
+def package_names(sizes: Counter[str]) -> Callable[[str], str]:
+    """A function that returns the name of a path's package.
+
+    A package is a folder or file of the first level, named without its ending: `json/` and `json.py` are one package.
+    If these packages are too few or too unequal for three splits (a tree with the single folder `src/`), the largest
+    package is divided into its own folders and files, as often as needed.
+
+    Args:
+        sizes: the number of pairs in every file, by path.
+    """
+    divided: set[str] = set()
+
+    def name(path: str) -> str:
+        parts = _stem(path).split("/")
+        prefixes = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        return next((prefix for prefix in prefixes if prefix not in divided), "/".join(parts))
+
+    while True:
+        packages: Counter[str] = Counter()
+        for path, size in sizes.items():
+            packages[name(path)] += size
+        divisible = {name(path) for path in sizes if name(path) != _stem(path)}
+        largest = max(divisible, key=lambda package: (packages[package], package), default=None)
+        if _balanced(packages) or largest is None:
+            return name
+        if len(packages) > len(SPLITS) and packages[largest] < MIN_HELD_OUT_SHARE * packages.total():
+            return name
+        divided.add(largest)
+
+
+def _stem(path: str) -> str:
+    """The path without its ending."""
+    folder, slash, file = path.rpartition("/")
+    return folder + slash + file.split(".")[0]
+
+
+def _balanced(sizes: Counter[str]) -> bool:
+    """True if packages of these sizes can be split into about 80, 10 and 10 per cent."""
+    if len(sizes) < len(SPLITS):
+        return False
+    pairs: Counter[str] = Counter()
+    for package, split in assign_splits(sizes).items():
+        pairs[split] += sizes[package]
+    held_out = min(pairs["valid"], pairs["test"])
+    return pairs["train"] >= MIN_TRAIN_SHARE * sizes.total() and held_out >= MIN_HELD_OUT_SHARE * sizes.total()
+
+
+def assign_splits(sizes: Counter[str]) -> dict[str, str]:
+    """The split of every package. Train, valid and test get about 80, 10 and 10 per cent of the pairs.
+
+    Packages are taken in the order of their names' hashes. A package goes to test or valid if it fits there, else to
+    train.
+
+    Args:
+        sizes: the number of pairs in every package.
+    """
+    split, room = {}, dict.fromkeys(("test", "valid"), HELD_OUT_SHARE * sizes.total())
+    for package in sorted(sizes, key=lambda package: hashlib.sha256(package.encode()).digest()):
+        split[package] = next((name for name in room if sizes[package] <= room[name]), "train")
+        if split[package] in room:
+            room[split[package]] -= sizes[package]
+    for name in room:
+        if name not in split.values():
+            smallest = min((p for p in split if split[p] == "train"), key=lambda p: (sizes[p], p))
+            split[smallest] = name
+    return split

@@ -1,0 +1,135 @@
+"""Reads the runs of a report, each from its record, its log and its ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.registry import ESTIMATORS
+from soft_trainer.evaluation.results import RankedQueries, load_ranks
+from soft_trainer.files import NUMBERS, RECORD, record_path
+
+STATE = "trainer_state.json"
+_NEEDED = ("base_model", "dataset", "languages", "loss", "training", "results")
+# Entries of a record that seeds or languages of one setting may differ in.
+_NOT_SETTINGS = ("loss", "estimator", "name", "profile", "seed", "steps", "train runtime, s", "seconds a step")
+_ESTIMATOR_NAMES = {
+    entry.estimator_class.__name__: name for name, entry in ESTIMATORS.items() if entry.estimator_class
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """A run as its output folder describes it."""
+
+    folder: Path
+    record: Mapping  # of `Run.record`
+    log: Sequence[Mapping]  # `log_history` of `trainer_state.json`, empty if the run did not train
+    encoder: str  # a short name
+    profile: str | None  # None for random weights, which the paper did not measure
+    loss: str
+    cancel: str  # kind and number of the false-negative cancellation, such as "top_k 3"; empty if there is none
+    estimator: str  # name on the command line; "none" if the loss does not use one
+    seed: int | None
+    settings: Mapping[str, object]  # of encoder, loss, estimator and training, without seed and times
+    sets: Mapping[tuple[str, str], str]  # (evaluation set, language) -> key of the results, such as "test-ruby"
+
+    def ranks(self, key: str) -> RankedQueries:
+        """The trained encoder's rank of every query, read anew each time, since many runs do not fit into memory.
+
+        Raises:
+            UserError: the file is missing or cannot be read.
+        """
+        return load_ranks(self.folder / f"ranks-{key}-trained.parquet")
+
+
+def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[str, str]]:
+    """All runs below `folders`, and the reason for each folder that is left out.
+
+    Raises:
+        UserError: a folder does not exist, or no run can be read.
+    """
+    places: dict[Path, Path] = {}  # real path -> path as named: a folder that is named twice counts once
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
+        for place in sorted(
+            {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in folder.rglob(name)}
+        ):
+            places.setdefault(place.resolve(), place)
+    runs, left_out = [], {}
+    for folder in places.values():
+        try:
+            runs.append(read_run(folder))
+        except UserError as error:
+            left_out[str(folder)] = str(error)
+    if not runs:
+        reasons = "; ".join(f"{folder}: {reason}" for folder, reason in left_out.items())
+        raise UserError(f"no finished run (a folder with {RECORD}) was found{': ' if reasons else ''}{reasons}")
+    return runs, left_out
+
+
+def read_run(folder: Path) -> ReportedRun:
+    """Reads one run.
+
+    Raises:
+        UserError: it did not finish, or its record cannot be read.
+    """
+    path = record_path(folder)
+    if not path.is_file():
+        raise UserError(f"not finished: it has ranks but no {RECORD}")
+    record = _read_json(path)
+    if missing := [name for name in _NEEDED if name not in record]:
+        raise UserError(f"{path.name} is not that of a code-search run: it lacks {', '.join(missing)}")
+    if not (isinstance(record["loss"], dict) and record["loss"].get("loss") and isinstance(record["training"], dict)):
+        raise UserError(f"{path.name}: loss and training must be tables")
+    for split, systems in record["results"].items():
+        for system, metrics in systems.items():
+            if not {"mrr", "pool_size"} <= metrics.keys():
+                raise UserError(f"{path.name}: the results of {system} on {split} lack mrr or pool_size")
+    log = _read_json(folder / STATE).get("log_history", []) if (folder / STATE).is_file() else []
+    return _described(folder, record, log)
+
+
+def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRun:
+    encoder, loss, estimator = record.get("encoder", {}), record["loss"], record.get("estimator", {})
+    base, languages, training = record["base_model"], record["languages"], record["training"]
+    kind = loss.get("cancel", "none")
+    number = loss.get({"top_k": "cancel_k", "ratio": "cancel_ratio"}.get(kind), "")
+    cancel = "" if kind == "none" else f"{kind} {number}"
+    class_name = loss.get("estimator") or "none"
+    name = estimator.get("name") or _ESTIMATOR_NAMES.get(class_name, class_name)
+    settings = {"base model": base, "trained on": "+".join(languages)}
+    for part in (encoder, loss, estimator, training):
+        settings |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
+    plain = (str, int, float)  # anything else is compared by its text
+    sets = {}
+    for key in record["results"]:
+        own = [name for name in languages if len(languages) > 1 and key.endswith(f"-{name}")]
+        sets[(key.removesuffix(f"-{own[0]}"), own[0]) if own else (key, "+".join(languages))] = key
+    return ReportedRun(
+        folder=folder,
+        record=record,
+        log=log,
+        encoder=encoder.get("name") or (base or "random weights").rstrip("/").rsplit("/", 1)[-1],
+        profile=encoder.get("profile") if base else None,
+        loss=loss["loss"],
+        cancel=cancel,
+        estimator=name if cancel or loss["loss"] != "info_nce" else "none",
+        seed=training.get("seed"),
+        settings={name: v if isinstance(v, plain) else str(v) for name, v in settings.items() if v is not None},
+        sets=sets,
+    )
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path.name}: a JSON object is expected")
+    return value

@@ -1,0 +1,182 @@
+"""Evaluation of a `Trainer` by retrieval: every query is ranked against a whole corpus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+from transformers import EvalPrediction
+from transformers.trainer_utils import speed_metrics
+
+from soft_trainer import distributed
+from soft_trainer.data.tokens import GraphColumn, TokenColumn, column_of
+from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.pooling import comparable
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
+from soft_trainer.training.saving import SavingTrainer
+
+Corpora = Dataset | dict[str, Dataset] | None
+
+
+class RetrievalTrainer(SavingTrainer):
+    """A `Trainer` whose `evaluate` and `predict` rank codes for queries.
+
+    Attributes:
+        encoder: the `EncoderProfile` of the model; a subclass sets it.
+        codebase: the corpus, rows with `url` and a code, or a dict with the keys of `eval_dataset`.
+    """
+
+    codebase: Corpora = None
+
+    def evaluate(
+        self,
+        eval_dataset: Corpora = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        codebase: Corpora = None,
+    ) -> dict[str, float]:
+        """Ranks every query of `eval_dataset` against the whole corpus.
+
+        Args:
+            eval_dataset: rows with `url` and a query, or a dict of them; the trainer's own when None. A string names
+                one of the trainer's own.
+            codebase: the corpus, or a dict of them with the same keys; the trainer's own when None.
+
+        Returns:
+            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size`, ..., the same on every process. With a dict of
+            data sets, `PREFIX_KEY_mrr` and so on for each, and the mean of each metric over the sets as `PREFIX_mrr`.
+        """
+        eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
+        if isinstance(eval_dataset, Mapping):
+            metrics = {}
+            for key, rows in eval_dataset.items():
+                prefix = f"{metric_key_prefix}_{key}"
+                metrics |= self.predict(rows, self.corpus_of(key, codebase), prefix).metrics
+            metrics |= _means(metrics, metric_key_prefix, tuple(eval_dataset))
+        else:
+            metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(
+        self,
+        dataset: Dataset,
+        codebase: Dataset | None = None,
+        metric_key_prefix: str = "test",
+        top_k: int = 10,
+        codes: Tensor | None = None,
+    ) -> RetrievalOutput:
+        """Ranks the corpus for every query of `dataset`, on every process.
+
+        Args:
+            dataset: rows with `url` and a query.
+            codebase: the corpus, rows with `url` and a code; the trainer's own when None.
+            top_k: the number of codes to keep of each query's ranking.
+            codes: `embed_rows(codebase, "code")`, if the caller ranks several sets against one corpus.
+
+        Raises:
+            UserError: no corpus, or a query whose url is not in it.
+        """
+        start = time.time()
+        corpus = self.corpus_of(None, codebase)
+        targets = target_rows(dataset, corpus)
+        queries = self.embed_rows(dataset, "query")
+        codes = self.embed_rows(corpus, "code") if codes is None else codes
+        shard = distributed.shard(len(queries), *distributed.rank_and_world_size())
+        local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
+        ranking = Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
+        metrics = retrieval_metrics(ranking.ranks, len(corpus))
+        if self.compute_metrics is not None:
+            predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
+            metrics |= self.compute_metrics(EvalPrediction(predictions, targets.numpy()))
+        metrics |= speed_metrics("", start, num_samples=len(dataset))
+        prefix = f"{metric_key_prefix}_"
+        metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
+        return RetrievalOutput(ranking, metrics)
+
+    def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
+        """The corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
+
+        Raises:
+            UserError: there is none.
+        """
+        corpus = self.codebase if codebase is None else codebase
+        if isinstance(corpus, Mapping):
+            if key not in corpus:
+                raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpus))}")
+            corpus = corpus[key]
+        if not isinstance(corpus, Dataset):
+            raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
+        return corpus
+
+    def embed_rows(self, rows: Dataset, side: str) -> Tensor:
+        """Embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.
+
+        Each process encodes its share and gets all.
+        """
+        if callable(getattr(self.optimizer, "eval", None)):  # schedule-free optimizers hold two sets of weights
+            self.optimizer.eval()
+        # FSDP and DeepSpeed place the model when training begins; until then it would be slow where it is.
+        unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
+        if unplaced:
+            self.model.to(self.args.device)
+        with self.accelerator.autocast():
+            embeddings = embed_sharded(
+                self.model,
+                self.encoder,
+                self._tokens(rows, side),
+                self.processing_class.pad_token_id,
+                self.args.per_device_eval_batch_size,
+                progress=None if self.args.disable_tqdm else f"Encoding {side}",
+            )
+        if unplaced:
+            self.model.to("cpu")
+        return comparable(self.encoder, embeddings)
+
+    def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
+        """The encoder's input of one side of `rows`; the main process prepares it, the others read its cache."""
+        with self.args.main_process_first(desc=f"tokenising {side}"):
+            return column_of(rows, side, self.encoder, self.processing_class)
+
+
+def _means(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
+    """The mean over the sets of every metric that all of them have, counts and times left out."""
+    names = [name.removeprefix(f"{prefix}_{keys[0]}_") for name in metrics if name.startswith(f"{prefix}_{keys[0]}_")]
+    left_out = ("pool_size", "queries", "runtime", "per_second")
+    means = {}
+    for name in names:
+        values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
+        if not name.endswith(left_out) and None not in values:
+            means[f"{prefix}_{name}"] = float(np.mean(values))
+    return means
+
+
+def as_rows(rows, name: str) -> Dataset | None:
+    """`rows` as a `datasets.Dataset`; a list of dicts becomes one.
+
+    Raises:
+        UserError: anything else, such as an `IterableDataset`, whose rows have no numbers.
+    """
+    if rows is None or isinstance(rows, Dataset):
+        return rows
+    if isinstance(rows, list) and rows and all(isinstance(row, Mapping) for row in rows):
+        return Dataset.from_list(rows)
+    raise UserError(
+        f"{name}: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and "
+        "masks know a row by its number, so rows of a stream must be collected first"
+    )
+
+
+def as_row_sets(rows, name: str) -> Corpora:
+    """`as_rows` of one set of rows, or of every set of a dict."""
+    if isinstance(rows, Mapping):
+        return {key: as_rows(part, f"{name}[{key!r}]") for key, part in rows.items()}
+    return as_rows(rows, name)
