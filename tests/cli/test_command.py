@@ -1,6 +1,7 @@
 """The command `soft-trainer`: its commands, what it says of wrong ones, and how fast it says it."""
 
 import errno
+import gc
 import importlib
 import json
 import os
@@ -28,6 +29,7 @@ def in_a_process(code: str) -> str:
 
 def error_of(words: list[str], monkeypatch, capsys) -> str:
     """The one line that a command prints before it exits with code 2."""
+    monkeypatch.setattr(gc, "disable", lambda: None)  # the process of the tests lives on
     monkeypatch.setattr(sys, "argv", ["soft-trainer", *words])
     with pytest.raises(SystemExit) as stopped:
         main()
