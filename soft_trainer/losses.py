@@ -5,8 +5,8 @@ LongTensor[B] the column of each query's own code (`arange(B)` when None) and `n
 that count as negatives (all but the positive when None; the positive always takes part). A column that does not count
 is absent: from every softmax, from every mean, and it gets zero gradient. `also`, BoolTensor[B, N], names further
 right answers: the loss of a query is then the mean over its right answers of the loss with that one as positive and
-the others left out. All mathematics is in float32 or higher. What is proved of these losses, and where the printed
-statements fail, is in `docs/theory.md`.
+the others left out. All mathematics is in float32 or higher. `docs/theory.md` has the theorems about these losses
+and corrects printed statements.
 """
 
 from __future__ import annotations
