@@ -14,7 +14,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.estimators.encoded import EncodedRowsEstimator
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
