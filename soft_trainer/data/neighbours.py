@@ -290,10 +290,10 @@ def _centres(codes: np.ndarray, generator: np.random.Generator, device) -> Tenso
 def _nearest_cell(vectors: np.ndarray, centres: Tensor, device, by_distance: bool = False) -> np.ndarray:
     """The cell nearest to each vector by dot product, or by distance; int64[n]."""
     offset = (centres**2).sum(1) / 2 if by_distance else 0.0
-    blocks = _blocks(np.arange(len(vectors)), len(centres))
-    return np.concatenate(
-        [(_vectors(vectors, b, device) @ centres.T - offset).argmax(1).cpu().numpy() for b in blocks]
-    )
+    nearest = np.empty(len(vectors), np.int64)
+    for block in _blocks(np.arange(len(vectors)), len(centres)):
+        nearest[block] = (_vectors(vectors, block, device) @ centres.T - offset).argmax(1).cpu()
+    return nearest
 
 
 def _cells_by_group(queries: np.ndarray, centres: Tensor, group_of: np.ndarray, device) -> np.ndarray:
