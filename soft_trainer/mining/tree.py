@@ -187,7 +187,7 @@ def _each(read: Callable, paths: list[str], num_workers: int | None, progress: b
 def _mine_file(
     root: Path, language: str, keep: frozenset[str], max_bytes: int, path: str
 ) -> tuple[str, list[Candidate], list[Candidate], Counter[str]]:
-    """The outcome of a file, its pairs, its functions without usable documentation, and counts of dropped functions."""
+    """The outcome of a file, its pairs, its functions without usable documentation, and the functions dropped."""
     dropped: Counter[str] = Counter()
     source = _read(root / path, max_bytes)
     if isinstance(source, str):
