@@ -175,7 +175,8 @@ SOURCE_LANGUAGES["typescript"] = replace(
     _JAVASCRIPT,
     extensions=(".ts", ".mts", ".cts"),
     containers=frozenset({"class_declaration", "abstract_class_declaration", "internal_module"}),
-    wrappers=_JAVASCRIPT.wrappers | {"public_field_definition": "name"},
+    wrappers={kind: name for kind, name in _JAVASCRIPT.wrappers.items() if kind != "field_definition"}
+    | {"public_field_definition": "name"},
     types=frozenset({"interface_declaration", "type_alias_declaration", "enum_declaration"}),
 )
 # the same language with markup in it, which takes a grammar of its own
