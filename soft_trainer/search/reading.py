@@ -16,20 +16,20 @@ from soft_trainer.search.tree import read_text
 from soft_trainer.search.words import WORD, name_parts, stem, terms, whole
 
 # A term's first letter says what it is found in; a term of the text has none.
-DEFINED, NAME, PATH = "=", "@", "/"
-TEST, OTHER = 1, 2
-_TEST_PATH = re.compile(r"(?i)(^|[/_.-])(tests?|specs?|testing|fixtures?|__tests__)([/_.-]|$)")
+DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
+_TEST_PATH = re.compile(r"(?i)(^|[/_.-])(tests?|specs?|testdata|__tests__)([/_.-]|$)")
 _TEST_CLASS = re.compile(r"(Test|Tests|Spec)\.[a-z]+$")
 MAX_COUNT = 255
+_PACKAGE_FILES = {"__init__", "index", "mod"}
 
 
 @dataclass
 class FileEntry:
-    """One file as it is stored; `pieces` are `[start, end, name]`."""
+    """One file as it is stored; `pieces` are `[start, end, name]`, `traits` the numbers of `store.TRAITS`."""
 
     path: str
     language: str
-    flags: int
+    traits: tuple[int, int, int]
     digest: bytes
     text: bytes
     pieces: list[list]
@@ -96,17 +96,28 @@ def _read(path: str, source: bytes) -> tuple[FileEntry, list[Counter]]:
         counts.append(counted)
     if not pieces:  # a file without a word is found by its path
         pieces, counts, lengths = [[1, 1, ""]], [Counter(path_terms(path))], [0]
-    flags = TEST * is_test(path)
+    own, _ = name_and_folders(path)
+    traits = int(is_test(path)), min(path.count("/"), 255), min(len(name_parts(own)), 255)
     digest = blake2b(source, digest_size=16).digest()
-    return FileEntry(path, language, flags, digest, zlib.compress(source, 1), pieces, lengths), counts
+    return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths), counts
 
 
 def path_terms(path: str) -> list[str]:
     """The terms of a path: of its folders with one sign in front, of the file's own name with two."""
-    *folders, name = path.split("/")
-    stem_of_name = name.split(".")[0] or name
-    own = {PATH + PATH + term for word in WORD.findall(stem_of_name) for term in terms(word)}
-    return [*own, *{PATH + term for folder in folders for word in WORD.findall(folder) for term in terms(word)}]
+    own, folders = name_and_folders(path)
+    return [
+        *{OWN_NAME + term for word in WORD.findall(own) for term in terms(word)},
+        *{PATH + term for word in WORD.findall(folders) for term in terms(word)},
+    ]
+
+
+def name_and_folders(path: str) -> tuple[str, str]:
+    """The file's own name without endings, and its folders; `__init__`, `index` and their like have the folder's name."""
+    folders, _, name = path.rpartition("/")
+    own = name.lstrip(".").split(".")[0]
+    if own.lower() in _PACKAGE_FILES and folders:
+        folders, _, own = folders.rpartition("/")
+    return own, folders
 
 
 def is_test(path: str) -> bool:

@@ -21,6 +21,8 @@ from soft_trainer.errors import UserError
 
 DATABASE, LOCK = "index.sqlite", "lock"
 FORMAT = 1
+# of each file: 1 for a test; folders above it; parts of its own name
+TRAITS = ("test", "depth", "name_parts")
 # more dead postings than this are cleared away, and more segments than this are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
@@ -31,7 +33,7 @@ CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, chan
 CREATE TABLE contents (file INTEGER PRIMARY KEY, pieces TEXT, text BLOB);
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, changed INTEGER) WITHOUT ROWID;
 CREATE TABLE segments (id INTEGER PRIMARY KEY, postings INTEGER, first_piece INTEGER, first_file INTEGER,
-                       lengths BLOB, files BLOB, languages BLOB, flags BLOB);
+                       lengths BLOB, owners BLOB, languages BLOB, traits BLOB);
 CREATE TABLE dead (file INTEGER PRIMARY KEY);
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
@@ -250,7 +252,7 @@ def _rewrite(database: sqlite3.Connection) -> None:
     insert_postings(database, 0, vocabulary, *joined)
     owners = np.repeat(np.arange(len(files)), counts).astype(np.int32)
     insert_segment(
-        database, 0, len(joined[0]), 0, 0, segments.lengths[taken], owners, segments.languages[old[:, 0]], segments.flags[old[:, 0]]
+        database, 0, len(joined[0]), 0, 0, segments.lengths[taken], owners, segments.languages[old[:, 0]], segments.traits[old[:, 0]]
     )
 
 
@@ -275,30 +277,33 @@ def insert_segment(
     lengths: np.ndarray,
     owners: np.ndarray,
     languages: np.ndarray,
-    flags: np.ndarray,
+    traits: np.ndarray,
 ) -> None:
-    """Write what ranking needs of a segment's pieces and files: terms a piece, file a piece, language and flags a file."""
-    blobs = (lengths.astype("<u2"), owners.astype("<i4"), languages.astype(np.uint8), flags.astype(np.uint8))
+    """Write what ranking needs of a segment: terms and file of each piece, language and traits of each file."""
+    blobs = (lengths.astype("<u2"), owners.astype("<i4"), languages.astype(np.uint8), traits.astype(np.uint8))
     values = (number, postings, first_piece, first_file, *(blob.tobytes() for blob in blobs))
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 class Segments:
-    """All segments side by side: `lengths` and `owners` by piece, `languages`, `flags` and `live` by file."""
+    """All segments side by side: `lengths` and `owners` by piece; `languages`, `traits`, `live` and `firsts` by file.
+
+    `firsts[file]` is the number of the file's first piece, `firsts[file + 1]` that of the next file's.
+    """
 
     def __init__(self, rows: list[tuple], dead: list[int]):
         kinds = ("<u2", "<i4", np.uint8, np.uint8)
         columns = [b"".join(row[place] for row in rows) for place in range(4)]
-        self.lengths, self.owners, self.languages, self.flags = (
+        self.lengths, self.owners, self.languages, traits = (
             np.frombuffer(column, kind) for column, kind in zip(columns, kinds, strict=True)
         )
-        self.live = np.ones(len(self.flags), bool)
+        self.traits = traits.reshape(len(self.languages), len(TRAITS))
+        self.live = np.ones(len(self.languages), bool)
         self.live[dead] = False
-        # the sum of all pieces before each file's first, to find a file's pieces again
-        self.firsts = np.searchsorted(self.owners, np.arange(len(self.flags) + 1))
+        self.firsts = np.searchsorted(self.owners, np.arange(len(self.languages) + 1))
 
 
 def load_segments(database: sqlite3.Connection) -> Segments:
     """Read all segments; some bytes a piece."""
-    rows = database.execute("SELECT lengths, files, languages, flags FROM segments ORDER BY id").fetchall()
+    rows = database.execute("SELECT lengths, owners, languages, traits FROM segments ORDER BY id").fetchall()
     return Segments(rows, [row[0] for row in database.execute("SELECT file FROM dead")])

@@ -153,7 +153,7 @@ class _Writer:
         if not entries:
             return
         segments = load_segments(database)
-        first_piece, first_file = len(segments.lengths), len(segments.flags)
+        first_piece, first_file = len(segments.lengths), len(segments.languages)
         counts = [len(entry.pieces) for entry in entries]
         languages = _language_numbers(database, entries)
         number = first_piece
@@ -170,8 +170,8 @@ class _Writer:
         insert_postings(database, segment, list(self.numbers), term, piece, count)
         lengths = np.array([length for entry in entries for length in entry.lengths])
         owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
-        flags = np.array([entry.flags for entry in entries])
-        insert_segment(database, segment, len(term), first_piece, first_file, lengths, owners, languages, flags)
+        traits = np.array([entry.traits for entry in entries])
+        insert_segment(database, segment, len(term), first_piece, first_file, lengths, owners, languages, traits)
 
 
 def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:

@@ -34,7 +34,7 @@ def terms(word: str) -> tuple[str, ...]:
     parts = _PART.findall(word)
     if len(parts) < 2:
         return (stem(parts[0].lower()),) if parts else ()
-    return (whole(word), *(stem(part.lower()) for part in parts))
+    return (stem(whole(word)), *(stem(part.lower()) for part in parts))
 
 
 def whole(word: str) -> str:
@@ -47,45 +47,33 @@ def name_parts(name: str) -> list[str]:
     return [part.lower() for part in _PART.findall(name)]
 
 
-# ending, what takes its place, and the letters that must be left before it
+# endings, longest first, and how many letters must be left before them
 _ENDINGS = (
-    ("ational", "at", 2),
-    ("ations", "at", 2),
-    ("ation", "at", 2),
-    ("itions", "it", 2),
-    ("ition", "it", 2),
-    ("ions", "", 4),
-    ("ion", "", 4),
-    ("ings", "", 3),
-    ("ing", "", 3),
-    ("ies", "y", 2),
-    ("ied", "y", 2),
-    ("ers", "", 4),
-    ("er", "", 4),
-    ("ors", "", 4),
-    ("or", "", 4),
-    ("ed", "", 3),
-    ("es", "", 3),
-    ("s", "", 3),
-)
+    ("izations", 3), ("ization", 3), ("isation", 3), ("ations", 4), ("ation", 4), ("itions", 5), ("ition", 5),
+    ("ators", 4), ("ating", 4), ("ator", 4), ("ated", 4), ("ates", 4), ("ate", 4), ("ions", 4), ("ion", 4),
+    ("ings", 3), ("ing", 3), ("ers", 4), ("er", 4), ("ors", 4), ("or", 4), ("ed", 3), ("es", 3), ("s", 3),
+)  # fmt: skip
 
 
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
-    """A lower-case word without its ending: `parses`, `parsing`, `parsed` and `parser` are all `pars`.
+    """A lower-case word without its endings: `validates`, `validating`, `validator` and `validation` are all `valid`.
 
-    It is no linguist: what matters is that the forms of a word meet, at a microsecond a word.
+    It is no linguist: what matters is that the forms of a word meet. A stemmer by the book, in Python, takes ten times
+    as long.
     """
-    if len(word) < 4 or not word.isascii():
+    if len(word) < 3 or not word.isascii():
         return word
-    for ending, replacement, least in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= least:
-            if ending == "s" and word[-2] in "su":
-                break
-            word = word[: len(word) - len(ending)] + replacement
+    if word.endswith(("ies", "ied")) and len(word) > 4:
+        return word[:-2]
+    for _ in range(2):  # `renderer`, `rendering`, `render`
+        ending = next((one for one, least in _ENDINGS if word.endswith(one) and len(word) - len(one) >= least), "")
+        if not ending or (ending == "s" and word.endswith("ss")):
             break
-    if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiouls":
-        word = word[:-1]
-    if len(word) > 3 and word[-1] == "e":
-        word = word[:-1]
+        word = word[: len(word) - len(ending)] + ("iz" if ending.startswith("iz") or ending == "isation" else "")
+        if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiouls":
+            word = word[:-1]
+    for last in ("e", "s"):
+        if len(word) > 3 and word[-1] == last and not word.endswith("ss"):
+            word = word[:-1]
     return word[:-1] + "i" if len(word) > 2 and word[-1] == "y" else word
