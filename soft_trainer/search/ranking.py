@@ -29,6 +29,8 @@ DEPTH_DISCOUNT = 0.1
 TEST_DISCOUNT = 0.3
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance
 FURTHER_PIECES = 0.5  # each further piece of a file counts half of the one before: other files come first
+# An encoder's similarity, by kind of query: of a symbol it knows little, of a sentence much.
+SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
 MAX_WORDS = 64  # more words make a query slower and no better
 
 Postings = Callable[[str], tuple[np.ndarray, np.ndarray]]
@@ -75,18 +77,31 @@ class Scores:
     pieces: np.ndarray
 
 
-def lexical_scores(query: Query, segments: Segments, postings: Postings) -> Scores:
-    """Score all files and pieces by the words of the query.
+def score(query: Query, segments: Segments, postings: Postings, similarity: np.ndarray | None = None) -> Scores:
+    """Score all files and pieces by the words of the query, and by an encoder's similarities where there are any.
 
     Args:
         postings: gives the numbers of the pieces that hold a term, ascending, and how often each does.
+        similarity: float32[pieces], of the query's embedding to each piece's; NaN where a piece has none.
     """
     gather = _Gathered(segments)
     for term, weight in query.terms.items():
         gather.add(term, weight, postings)
     for word in query.words:
         gather.add_defined(postings(DEFINED + whole(word))[0])
-    return gather.scores()
+    return gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
+
+
+def _share(similarity: np.ndarray) -> np.ndarray:
+    """Similarities as shares: 1 for the most similar piece, 0 for the usual one and below.
+
+    Encoders differ in what a similarity of 0.5 means; how far a piece stands out from the others is alike in all.
+    """
+    known = similarity[~np.isnan(similarity)]
+    if not len(known):
+        return np.zeros(len(similarity), np.float32)
+    usual, top = float(np.median(known)), float(known.max())
+    return np.nan_to_num(np.clip((similarity - usual) / max(top - usual, 1e-9), 0, 1)).astype(np.float32)
 
 
 class _Gathered:
@@ -131,8 +146,8 @@ class _Gathered:
         self.defined[self.owners[pieces]] = 1.0
         self.piece_names[pieces] += self.total or 1.0
 
-    def scores(self) -> Scores:
-        """The sum of all shares."""
+    def scores(self, similar: np.ndarray | None) -> Scores:
+        """The sum of all shares, `similar` (weighted, by piece) among them."""
         segments, total = self.segments, self.total or 1.0
         if not len(self.file_text):
             return Scores(self.file_text, self.text)
@@ -147,8 +162,11 @@ class _Gathered:
             + DEFINED_WORDS * np.minimum(self.defined_words / total, 1)
             + DEFINED_NAME * self.defined
         )
-        files *= discounts(segments, files > 0) * segments.live
         pieces = self.text / max(float(self.text.max()), 1e-9) + np.minimum(self.piece_names / total, 2)
+        if similar is not None:
+            files += np.maximum.reduceat(similar, segments.firsts[:-1])
+            pieces += similar
+        files *= discounts(segments, files > 0) * segments.live
         return Scores(files, pieces)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
