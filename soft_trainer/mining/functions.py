@@ -67,6 +67,12 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
         )
 
 
+def comment_spans(root: Node, language: str) -> list[Span]:
+    """The byte spans of every comment and docstring below `root`."""
+    nodes = QueryCursor(_query(language)).captures(root).get("comment", [])
+    return [(node.start_byte, node.end_byte) for node in nodes]
+
+
 @cache
 def _query(language: str) -> Query:
     """Captures every function and every comment in one pass."""

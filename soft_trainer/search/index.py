@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer import __version__
+import soft_trainer
 from soft_trainer.errors import UserError
 from soft_trainer.search import ranking, store, vectors
 from soft_trainer.search.reading import DEFINED
@@ -22,7 +22,13 @@ from soft_trainer.search.updating import apply_changes, find_changes
 from soft_trainer.search.words import whole
 
 # A filter by language finds these with it.
-_RELATED = {"typescript": ("tsx",), "c++": ("cpp",), "c#": ("csharp",), "js": ("javascript",), "ts": ("typescript", "tsx")}
+_RELATED = {
+    "typescript": ("tsx",),
+    "c++": ("cpp",),
+    "c#": ("csharp",),
+    "js": ("javascript",),
+    "ts": ("typescript", "tsx"),
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,11 @@ class CodeIndex:
         return cls(index_dir, database)
 
     def update(
-        self, model: str | os.PathLike[str] | None = None, progress: bool = False, wait: bool = True, encode: bool = True
+        self,
+        model: str | os.PathLike[str] | None = None,
+        progress: bool = False,
+        wait: bool = True,
+        encode: bool = True,
     ) -> bool:
         """Read again what changed in the folder since the last time; returns whether anything had.
 
@@ -133,7 +143,9 @@ class CodeIndex:
         with _disk_errors(self.index_dir):
             changes = find_changes(self.database, self.folder)
             name = _model_name(model) if model is not None else self.model
-            if not changes and (name is None or not encode or (name == self.model and not self._unencoded() and model is None)):
+            if not changes and (
+                name is None or not encode or (name == self.model and not self._unencoded() and model is None)
+            ):
                 return False
             with store.write_lock(self.index_dir, wait) as held:
                 if not held:
@@ -142,7 +154,7 @@ class CodeIndex:
                 changes = find_changes(self.database, self.folder)
                 apply_changes(self.database, self.folder, changes, progress)
                 with store.transaction(self.database):
-                    store.set_meta(self.database, "version", __version__)
+                    store.set_meta(self.database, "version", soft_trainer.__version__)
                 if name is not None and encode:
                     vectors.embed_pieces(self.database, self.index_dir, self._encoder(name), progress)
         self._cached_version = None
@@ -194,7 +206,9 @@ class CodeIndex:
 
     def text_of(self, path: str) -> str | None:
         """The text of an indexed file, as it was when it was indexed; None for any other path."""
-        row = self.database.execute("SELECT text FROM contents JOIN files ON file = id WHERE path = ?", (path,)).fetchone()
+        row = self.database.execute(
+            "SELECT text FROM contents JOIN files ON file = id WHERE path = ?", (path,)
+        ).fetchone()
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
     def close(self) -> None:
@@ -217,7 +231,9 @@ class CodeIndex:
                 state = store.get_meta(self.database, "vectors")
                 self._vectors = vectors.open_vectors(self.index_dir, state) if state else None
                 if state:
-                    self._slots = vectors.piece_slots(self.database, self._segments.firsts, len(self._segments.lengths))
+                    self._slots = vectors.piece_slots(
+                        self.database, self._segments.firsts, len(self._segments.lengths)
+                    )
                 self._cached_version = version
             yield
         finally:
@@ -249,7 +265,9 @@ class CodeIndex:
             self.notices.append(f"searching by words alone: {error}")
             return None
         if not vectors.same_weights(state["probe"], embeddings[1]):
-            self.notices.append(f"searching by words alone: {state['model']} has changed; index again to encode with it")
+            self.notices.append(
+                f"searching by words alone: {state['model']} has changed; index again to encode with it"
+            )
             return None
         similarity = np.append(vectors.similarities(self._vectors, embeddings[0]), np.float32(np.nan))
         return similarity[self._slots]
@@ -266,7 +284,9 @@ class CodeIndex:
             files &= np.isin(segments.languages, numbers)
         if path is not None:
             pattern = glob_pattern(path)
-            matching = [file for file, own in self.database.execute("SELECT id, path FROM files") if pattern.fullmatch(own)]
+            matching = [
+                file for file, own in self.database.execute("SELECT id, path FROM files") if pattern.fullmatch(own)
+            ]
             chosen = np.zeros(len(files), bool)
             chosen[matching] = True
             files &= chosen

@@ -70,7 +70,7 @@ def split(source: bytes, language: str) -> list[Piece]:
     spans = _definitions(source, language) if language in SOURCE_LANGUAGES else []
     pieces: list[Piece] = []
     line = 1
-    for span in _leaves(spans):
+    for span in _leaves(spans, lines):
         start = _with_comments(lines, max(span.start, line), line)
         if span.end < line:  # a second definition on the line of the one before
             pieces[-1].defines += span.defines
@@ -114,14 +114,14 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
     return start
 
 
-def _leaves(spans: list[Piece]) -> list[Piece]:
+def _leaves(spans: list[Piece], lines: list[bytes]) -> list[Piece]:
     """Spans that are pieces: functions, types, and of a class (or a long function) its head and its members."""
     leaves: list[Piece] = []
     for place, span in enumerate(spans):
         inner = spans[place + 1] if place + 1 < len(spans) and spans[place + 1].start <= span.end else None
         if inner is not None:
-            head = Piece(span.start, max(inner.start - 1, span.start), span.name, span.defines)
-            leaves.append(head)
+            end = _with_comments(lines, inner.start, span.start + 1) - 1
+            leaves.append(Piece(span.start, max(end, span.start), span.name, span.defines))
         else:
             leaves.append(span)
     return leaves
@@ -153,7 +153,9 @@ def _definitions(source: bytes, language: str) -> list[Piece]:
         return []
     captures = QueryCursor(_query(language)).captures(root)
     order = ("wrapper", "container", "type", "function")
-    nodes = [(node.start_byte, -node.end_byte, order.index(kind), node) for kind in captures for node in captures[kind]]
+    nodes = [
+        (node.start_byte, -node.end_byte, order.index(kind), node) for kind in captures for node in captures[kind]
+    ]
     table, spans, hidden_until = SOURCE_LANGUAGES[language], [], -1
     # Both hold what stands around a node. To ask each node for its parent takes quadratic time in a deep tree.
     scopes: list[tuple[int, str]] = []

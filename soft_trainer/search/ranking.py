@@ -183,7 +183,9 @@ def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
     return (1 - TEST_DISCOUNT * segments.traits[:, 0]) / (1 + DEPTH_DISCOUNT * depth)
 
 
-def order_pieces(scores: Scores, segments: Segments, allowed: np.ndarray | None, limit: int) -> list[tuple[int, float]]:
+def order_pieces(
+    scores: Scores, segments: Segments, allowed: np.ndarray | None, limit: int
+) -> list[tuple[int, float]]:
     """(piece, score) of the best pieces, best first; a file's further pieces come after the best of other files.
 
     Args:
@@ -197,7 +199,11 @@ def order_pieces(scores: Scores, segments: Segments, allowed: np.ndarray | None,
     count = int((files > 0).sum())
     if not count:
         return []
-    taken = np.argpartition(-files, min(limit, len(files) - 1))[: limit + 1] if count > limit else np.flatnonzero(files > 0)
+    taken = (
+        np.argpartition(-files, min(limit, len(files) - 1))[: limit + 1]
+        if count > limit
+        else np.flatnonzero(files > 0)
+    )
     ranked = []
     for file in sorted(taken.tolist(), key=lambda file: (-files[file], file))[:limit]:
         first, last = int(segments.firsts[file]), int(segments.firsts[file + 1])

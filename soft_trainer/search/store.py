@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import sqlite3
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +51,19 @@ def default_index_dir(folder: str | os.PathLike[str]) -> Path:
     return cache / "soft_trainer" / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
+def find_index_dir(folder: str | os.PathLike[str]) -> Path:
+    """The default place of the index of a folder, or of the nearest folder above it that has one.
+
+    Raises:
+        UserError: none has one.
+    """
+    real = Path(os.path.realpath(folder))
+    for parent in (real, *real.parents):
+        if (place := default_index_dir(parent)) and (place / DATABASE).is_file():
+            return place
+    raise UserError(f"{folder}: no index yet; make one with `soft-trainer index {folder}`")
+
+
 def make_index_dir(index_dir: Path, folder: str) -> None:
     """Make a private folder for an index.
 
@@ -60,22 +72,29 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
     """
     real = os.path.realpath(index_dir)
     if os.path.commonpath([real, folder]) == folder:
-        raise UserError(f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}")
+        raise UserError(
+            f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"
+        )
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
         index_dir.mkdir(mode=0o700, exist_ok=True)
         if index_dir.stat().st_uid == os.geteuid():
             index_dir.chmod(0o700)
     except OSError as error:
-        raise UserError(f"{index_dir}: the index cannot be written there ({error.strerror}); choose another index_dir") from error
+        raise UserError(
+            f"{index_dir}: the index cannot be written there ({error.strerror}); choose another index_dir"
+        ) from error
     _check_owner(index_dir)
 
 
 def _check_owner(index_dir: Path) -> None:
-    for path in (index_dir, index_dir / DATABASE):
-        status = path.lstat() if path.exists() else None
-        if status is not None and (status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode) and path != index_dir):
-            raise UserError(f"{path}: it belongs to somebody else or is a link, so it is not trusted; choose another index_dir")
+    """Raise a UserError where somebody else could have written the index."""
+    database = index_dir / DATABASE
+    for path in (index_dir, database):
+        if os.path.lexists(path) and (path.stat() if path == index_dir else path.lstat()).st_uid != os.geteuid():
+            raise UserError(f"{path}: it belongs to somebody else, so it is not trusted; choose another index_dir")
+    if database.is_symlink():
+        raise UserError(f"{database}: it is a link, so it is not trusted; choose another index_dir")
 
 
 @contextmanager
@@ -168,7 +187,12 @@ def set_meta(database: sqlite3.Connection, key: str, value) -> None:
 
 
 def insert_postings(
-    database: sqlite3.Connection, segment: int, vocabulary: list[str], term: np.ndarray, piece: np.ndarray, count: np.ndarray
+    database: sqlite3.Connection,
+    segment: int,
+    vocabulary: list[str],
+    term: np.ndarray,
+    piece: np.ndarray,
+    count: np.ndarray,
 ) -> None:
     """Write a segment's postings: entry i says that `vocabulary[term[i]]` is `count[i]` times in piece `piece[i]`.
 
@@ -246,13 +270,24 @@ def _rewrite(database: sqlite3.Connection) -> None:
         count.append(np.frombuffer(times, np.uint8)[live])
     for table in ("postings", "segments", "dead"):
         database.execute(f"DELETE FROM {table}")
-    moves = [(place, first, number) for place, (number, first) in enumerate(zip(old[:, 0].tolist(), firsts.tolist(), strict=True))]
+    moves = [
+        (place, first, number)
+        for place, (number, first) in enumerate(zip(old[:, 0].tolist(), firsts.tolist(), strict=True))
+    ]
     _renumber(database, moves)
     joined = [np.concatenate(part) if part else np.empty(0, np.int32) for part in (term, piece, count)]
     insert_postings(database, 0, vocabulary, *joined)
     owners = np.repeat(np.arange(len(files)), counts).astype(np.int32)
     insert_segment(
-        database, 0, len(joined[0]), 0, 0, segments.lengths[taken], owners, segments.languages[old[:, 0]], segments.traits[old[:, 0]]
+        database,
+        0,
+        len(joined[0]),
+        0,
+        0,
+        segments.lengths[taken],
+        owners,
+        segments.languages[old[:, 0]],
+        segments.traits[old[:, 0]],
     )
 
 

@@ -36,7 +36,21 @@ _GENERATED = re.compile(
 )
 # written code has about 35 bytes a line; prose may keep a paragraph on one line
 _MAX_MEAN_LINE = {"code": 110, "text": 2_000}
-_PROSE = (".md", ".markdown", ".rst", ".txt", ".tex", ".adoc", ".csv", ".tsv", ".json", ".jsonl", ".ipynb", ".xml", ".html")
+_PROSE = (
+    ".md",
+    ".markdown",
+    ".rst",
+    ".txt",
+    ".tex",
+    ".adoc",
+    ".csv",
+    ".tsv",
+    ".json",
+    ".jsonl",
+    ".ipynb",
+    ".xml",
+    ".html",
+)
 
 Stat = tuple[int, int]  # size in bytes, time of the last change in ns
 

@@ -148,7 +148,8 @@ class _Writer:
         entries = [entry for batch in self.batches for entry in batch[0]]
         _remove(database, [*self.skipped, *(entry.path for entry in entries)])
         database.executemany(
-            "INSERT INTO skipped VALUES (?, ?, ?, ?)", [(path, why, *files[path]) for path, why in self.skipped.items()]
+            "INSERT INTO skipped VALUES (?, ?, ?, ?)",
+            [(path, why, *files[path]) for path, why in self.skipped.items()],
         )
         if not entries:
             return
@@ -162,7 +163,9 @@ class _Writer:
             database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.execute("INSERT INTO contents VALUES (?, ?, ?)", (place, pieces_json(entry.pieces), entry.text))
             number += len(entry.pieces)
-        offsets = np.cumsum([0, *(sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches)]) + first_piece
+        offsets = (
+            np.cumsum([0, *(sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches)]) + first_piece
+        )
         term = np.concatenate([batch[1] for batch in self.batches])
         piece = np.concatenate([batch[2] + offset for batch, offset in zip(self.batches, offsets[:-1], strict=True)])
         segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]

@@ -42,8 +42,13 @@ class Encoder:
             UserError: it cannot be loaded.
         """
         if self._encoder is None:
+            from transformers.utils import logging
+
             from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
 
+            # a report on its weights is no part of a search's output
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
             self._encoder = load_encoder(self.name)
         return self._encoder
 
@@ -169,7 +174,9 @@ def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
     for file, path, language in rows:
         pieces, text = database.execute("SELECT pieces, text FROM contents WHERE file = ?", (file,)).fetchone()
         lines = zlib.decompress(text).decode(errors="replace").split("\n")
-        texts = [embedded_text(path, name, "\n".join(lines[start - 1 : end])) for start, end, name in json.loads(pieces)]
+        texts = [
+            embedded_text(path, name, "\n".join(lines[start - 1 : end])) for start, end, name in json.loads(pieces)
+        ]
         digests = [blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest() for text in texts]
         yield _Pending(file, language, texts, digests)
 
@@ -241,7 +248,9 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
     try:
         return np.memmap(path, "<f2", "c", shape=shape)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: the embeddings are not whole ({error}); delete {index_dir} and index again") from error
+        raise UserError(
+            f"{path}: the embeddings are not whole ({error}); delete {index_dir} and index again"
+        ) from error
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:

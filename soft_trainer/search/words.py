@@ -31,7 +31,7 @@ def terms(word: str) -> tuple[str, ...]:
     """
     if len(word) > MAX_WORD:
         return ()
-    parts = _PART.findall(word)
+    parts = _PART.findall(word) if word.isascii() else [part for part in word.split("_") if part]
     if len(parts) < 2:
         return (stem(parts[0].lower()),) if parts else ()
     return (stem(whole(word)), *(stem(part.lower()) for part in parts))

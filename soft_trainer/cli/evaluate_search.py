@@ -1,0 +1,69 @@
+"""Measure the search of indexed trees: nDCG@10, MRR, times and memory.
+
+Either judged queries over several trees (--queries, --trees), or the documentation of one tree's own functions as
+queries, put to a copy of the tree without comments (--folder).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `soft-trainer evaluate-search`."""
+    parser.add_argument("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
+    parser.add_argument("--trees", metavar="DIR", help="folder that holds each repo of --queries as a folder")
+    parser.add_argument("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
+    parser.add_argument("--model", help="folder or Hub name of an encoder (default: words alone)")
+    parser.add_argument("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
+    parser.add_argument("--max_queries", type=int, default=200, help="most queries of --folder (default: 200)")
+    parser.add_argument("--output", metavar="FILE", help="write the paths of each query as JSON lines")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Index, ask, and print the table."""
+    from soft_trainer.errors import UserError
+    from soft_trainer.terminal import print_on_main, table
+
+    if bool(arguments.queries) == bool(arguments.folder) or bool(arguments.queries) != bool(arguments.trees):
+        raise UserError("give either --queries and --trees, or --folder")
+    from soft_trainer.search.evaluation import peak_memory, summary_rows
+
+    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
+        outcomes, notices = _outcomes(arguments, scratch)
+    for notice in dict.fromkeys(notices):
+        print_on_main(notice)
+    headers = ["queries", "number", "nDCG@10", "MRR@10", "p50, ms", "p95, ms"]
+    sys.stdout.write(
+        f"{table(headers, summary_rows(outcomes), floats='.3f')}\n\npeak memory: {peak_memory():,.0f} MiB\n"
+    )
+    if arguments.output:
+        rows = [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
+        with open(arguments.output, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _outcomes(arguments: argparse.Namespace, scratch: str) -> tuple[list, list[str]]:
+    """The answers to all queries, and what the indexes have to say."""
+    from pathlib import Path
+
+    from soft_trainer.search.evaluation import ask, documentation_queries, read_queries
+    from soft_trainer.search.index import CodeIndex
+
+    if arguments.folder:
+        queries = documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
+        trees = {"": f"{scratch}/tree"}
+    else:
+        queries = read_queries(arguments.queries)
+        trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
+    outcomes, notices = [], []
+    places = Path(arguments.index_dir or f"{scratch}/indexes")
+    for name, tree in trees.items():
+        index = CodeIndex.build(tree, places / (name or "tree"), arguments.model, progress=True)
+        outcomes += ask(index, [query for query in queries if query.tree == name], lexical=arguments.model is None)
+        notices += index.notices
+        index.close()
+    return outcomes, notices
