@@ -20,7 +20,7 @@ MAX_LINES = 60
 MIN_LINES = 4
 # a grammar may take minutes for a file that was made to that end; the rest of the file is then plain lines
 PARSE_SECONDS = 2.0
-_READ_BYTES = 1 << 14
+_READ_BYTES = 1 << 15
 _MAX_SCOPE = 4
 _COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
 # a name that is given a value at the start of a line: a constant, an alias, an export
@@ -147,7 +147,7 @@ def _definitions(source: bytes, language: str) -> list[Piece]:
         # the only way to stop a parser of tree-sitter 0.26: to tell it that the text ends here
         return source[at : at + _READ_BYTES] if time.monotonic() < deadline else b""
 
-    root = parser(language).parse(read).root_node
+    root = parser(language).parse(source if len(source) < _READ_BYTES else read).root_node
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children[:100]))
     if broken or time.monotonic() > deadline:
         return []

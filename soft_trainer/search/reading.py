@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from soft_trainer.search.pieces import language_of, split
+from soft_trainer.search.pieces import Piece, language_of, split
 from soft_trainer.search.tree import read_text
 from soft_trainer.search.words import WORD, name_parts, stem, terms, whole
 
@@ -53,49 +53,62 @@ class Batch:
 
 def read_batch(root: str, paths: list[str]) -> Batch:
     """Read files, split them and count their terms."""
-    batch, numbers = Batch(), {}
-    term, piece, count = [], [], []
-    number = 0
+    batch, vocabulary = Batch(), _Vocabulary()
+    term, count, sizes = [], [], []
     for path in paths:
         source = read_text(root, path)
         if isinstance(source, str):
             batch.skipped[path] = source
             continue
-        entry, counts = _read(path, source)
+        entry, counts = _read(path, source, vocabulary)
         batch.files.append(entry)
         for terms_of_piece in counts:
-            for name, times in terms_of_piece.items():
-                term.append(numbers.setdefault(name, len(numbers)))
-                count.append(times if times < MAX_COUNT else MAX_COUNT)
-            piece += [number] * len(terms_of_piece)
-            number += 1
-    batch.vocabulary = list(numbers)
-    batch.term, batch.piece = np.array(term, np.int32), np.array(piece, np.int32)
-    batch.count = np.array(count, np.uint8)
+            term.extend(terms_of_piece)
+            count.extend(terms_of_piece.values())
+            sizes.append(len(terms_of_piece))
+    batch.vocabulary = list(vocabulary.numbers)
+    batch.term = np.array(term, np.int32)
+    batch.piece = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    batch.count = np.minimum(np.array(count, np.int64), MAX_COUNT).astype(np.uint8)
     return batch
 
 
-def _read(path: str, source: bytes) -> tuple[FileEntry, list[Counter]]:
-    """One file and the terms of each of its pieces."""
+class _Vocabulary:
+    """Numbers for the terms of a batch."""
+
+    def __init__(self):
+        self.numbers: dict[str, int] = {}
+        self._words: dict[str, tuple[int, ...]] = {}
+
+    def number(self, term: str) -> int:
+        """The number of a term."""
+        return self.numbers.setdefault(term, len(self.numbers))
+
+    def word(self, word: str) -> tuple[int, ...]:
+        """The numbers of a word's terms."""
+        known = self._words.get(word)
+        if known is None:
+            known = self._words[word] = tuple(map(self.number, terms(word)))
+        return known
+
+
+def _read(path: str, source: bytes, vocabulary: _Vocabulary) -> tuple[FileEntry, list[dict[int, int]]]:
+    """One file, and how often each term stands in each of its pieces."""
     language = language_of(path, source)
-    lines = source.split(b"\n")
+    lines = source.decode(errors="replace").split("\n")
     pieces, counts, lengths = [], [], []
-    for place, piece in enumerate(split(source, language)):
-        text = b"\n".join(lines[piece.start - 1 : piece.end]).decode(errors="replace")
-        counted: Counter = Counter()
-        for word, times in Counter(WORD.findall(text)).items():
-            for name in terms(word):
-                counted[name] += times
+    # a file without a word is found by its path
+    for place, piece in enumerate(split(source, language) or [Piece(1, 1)]):
+        counted: dict[int, int] = {}
+        for word, times in Counter(WORD.findall("\n".join(lines[piece.start - 1 : piece.end]))).items():
+            for number in vocabulary.word(word):
+                counted[number] = counted.get(number, 0) + times
         lengths.append(min(sum(counted.values()), 65_535))
-        for name in piece.defines:
-            counted[DEFINED + whole(name)] += 1
-            counted.update(NAME + stem(part) for part in name_parts(name))
-        if place == 0:
-            counted.update(path_terms(path))
+        named = [DEFINED + whole(name) for name in piece.defines]
+        named += [NAME + stem(part) for name in piece.defines for part in name_parts(name)]
+        counted |= dict.fromkeys(map(vocabulary.number, named + (path_terms(path) if place == 0 else [])), 1)
         pieces.append([piece.start, piece.end, piece.name])
         counts.append(counted)
-    if not pieces:  # a file without a word is found by its path
-        pieces, counts, lengths = [[1, 1, ""]], [Counter(path_terms(path))], [0]
     own, _ = name_and_folders(path)
     traits = int(is_test(path)), min(path.count("/"), 255), min(len(name_parts(own)), 255)
     digest = blake2b(source, digest_size=16).digest()

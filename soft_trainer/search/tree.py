@@ -11,7 +11,13 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
+from fnmatch import translate
+
+
+
+def _names(patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns.split())))
+
 
 MAX_FILE_BYTES = 1_000_000
 MAX_DEPTH = 40
@@ -20,11 +26,12 @@ SKIPPED_FOLDERS = frozenset(
     """.git .hg .svn .bzr .jj __pycache__ node_modules bower_components site-packages dist-packages vendor .venv venv
     .tox .nox .eggs .mypy_cache .pytest_cache .ruff_cache .cache .idea .gradle .next .nuxt .terraform""".split()
 )
-_SECRETS = tuple(
+_SECRET = _names(
     """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa*
-    id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials *.tfstate *.tfvars""".split()
+    id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials
+    *.tfstate *.tfvars"""
 )
-_HARMLESS = (".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub")
+_HARMLESS = _names(".env.example .env.sample .env.template .env.dist *.pub")
 _LOCK_FILES = frozenset(
     """package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml cargo.lock poetry.lock pipfile.lock uv.lock
     composer.lock gemfile.lock go.sum bun.lock flake.lock""".split()
@@ -148,7 +155,7 @@ def _reason_against_name(path: str, name: str, rules: tuple) -> str:
     if not _is_utf8(name):
         return "a name that is not UTF-8"
     lower = name.lower()
-    if any(fnmatch(lower, pattern) for pattern in _SECRETS) and not any(fnmatch(lower, p) for p in _HARMLESS):
+    if _SECRET.match(lower) and not _HARMLESS.match(lower):
         return "secret"
     if lower in _LOCK_FILES:
         return "generated"
