@@ -15,9 +15,9 @@ import numpy as np
 
 import soft_trainer
 from soft_trainer.errors import UserError
+from soft_trainer.mining.source_files import count_reasons
 from soft_trainer.search import ranking, store, vectors
 from soft_trainer.search.reading import DEFINED
-from soft_trainer.search.tree import count_reasons
 from soft_trainer.search.updating import apply_changes, find_changes
 from soft_trainer.search.words import whole
 

@@ -11,8 +11,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from soft_trainer.search.pieces import Piece, language_of, split
-from soft_trainer.search.tree import read_text
+from soft_trainer.mining.pieces import Piece, language_of, split
+from soft_trainer.mining.source_files import read_text
 from soft_trainer.search.words import WORD, name_parts, stem, terms, whole
 
 # A term's first letter says what it is found in; a term of the text has none.

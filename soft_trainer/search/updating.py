@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from soft_trainer.mining.source_files import Listing, Stat, list_tree
 from soft_trainer.search.reading import Batch, FileEntry, pieces_json, read_batch
 from soft_trainer.search.store import (
     compact,
@@ -24,7 +25,6 @@ from soft_trainer.search.store import (
     set_meta,
     transaction,
 )
-from soft_trainer.search.tree import Listing, Stat, list_tree
 
 BATCH_FILES = 64
 # fewer files are read sooner than processes start

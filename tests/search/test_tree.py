@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from soft_trainer.search.tree import MAX_DEPTH, MAX_FILE_BYTES, list_tree, read_text
+from soft_trainer.mining.source_files import MAX_DEPTH, MAX_FILE_BYTES, list_tree, read_text
 from tests.search.conftest import write_tree
 
 

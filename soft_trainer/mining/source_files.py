@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 
 
-
 def _names(patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns.split())))
 
