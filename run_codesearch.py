@@ -40,7 +40,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
     from soft_trainer.training.checks import check_run
-    from soft_trainer.training.options import check_options
+    from soft_trainer.training.refused_options import check_options
 
     check_options(args)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)

@@ -1,4 +1,4 @@
-"""The loss that a run minimises, with its settings, and the object that weighs the negatives of a batch."""
+"""The loss that a run minimises, with its settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from soft_trainer.weights import (
     cancel_top_k,
     check_positive_aware_settings,
     check_settings,
-    checked_similarity,
     negative_weights,
     positive_aware_weights,
     smallest_batch,
@@ -202,36 +201,3 @@ LOSSES: dict[str, Callable] = {
     "bce": _bce,
     "kl_regularization": _kl_regularization,
 }
-
-
-@dataclass(frozen=True)
-class Weigher:
-    """Turns rows of the training set into the weights (or similarities) of a batch.
-
-    Data workers and the step use the same object. It can be pickled if the estimator can.
-
-    Args:
-        objective: the loss.
-        estimator: an object with `similarity(query_rows, code_rows)`.
-    """
-
-    objective: Objective
-    estimator: object
-
-    def __call__(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
-        """Computes `weights` or `similarity` of B queries against N codes, on the device of `positives`.
-
-        Args:
-            query_rows, code_rows: training rows, int64[B] and int64[N].
-            positives: LongTensor[B], column of each query's own code.
-            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
-
-        Returns:
-            The keyword arguments of `Objective.__call__`, Tensor[B, N] in float32: float64 would double what a worker
-            sends, and some devices have none.
-        """
-        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
-        similarity = checked_similarity(self.estimator, *rows).to(positives.device)
-        with torch.no_grad():
-            inputs = self.objective.loss_inputs(similarity, positives, negatives)
-        return {name: tensor.float() for name, tensor in inputs.items()}

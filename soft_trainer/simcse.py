@@ -235,7 +235,7 @@ def draw_curves(curves: dict[int, dict[str, float]]):
 
 
 def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> SimCSETrainer:
-    """Builds the trainer of a run: an encoder with mean pooling, normalised, cosine over the temperature; its queries."""
+    """Builds the trainer of a run: queries, and an encoder with mean pooling, normalised, and cosine scores."""
     name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
     profile = resolve_profile(name, revision=revision).replace(
         pooling="mean",

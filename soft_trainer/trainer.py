@@ -9,11 +9,11 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, the_estimator_callback
+from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, find_estimator_callback
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
-from soft_trainer.data.sampling import EpochDataLoader, training_sampler
+from soft_trainer.data.global_batches import EpochDataLoader, training_sampler
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
@@ -21,7 +21,7 @@ from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.files import last_checkpoint
-from soft_trainer.objective import Objective, Weigher
+from soft_trainer.objective import Objective
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.batch_trainer import BatchTrainer
 from soft_trainer.training.checks import (
@@ -37,8 +37,9 @@ from soft_trainer.training.checks import (
 )
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
-from soft_trainer.training.hard_negatives import PreparedRows, prepare_rows
+from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
 from soft_trainer.training.retrieval import as_row_sets, as_rows
+from soft_trainer.weights import Weigher
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
@@ -83,7 +84,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
-        self.estimator_callback = the_estimator_callback(callbacks)
+        self.estimator_callback = find_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")
         self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
         self.train_dataset = as_rows(train_dataset, "train_dataset")
@@ -124,7 +125,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
-            self.estimator_callback = the_estimator_callback({self.estimator_callback, callback})
+            self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})
             self.check_settings()
             self._bind_estimator()
 

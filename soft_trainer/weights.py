@@ -4,9 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Weigher:
+    """Turns rows of the training set into the weights (or similarities) of a batch.
+
+    Data workers and the step use the same object. It can be pickled if the estimator can.
+
+    Args:
+        objective: an `Objective`, whose `loss_inputs` turns similarities into weights.
+        estimator: an object with `similarity(query_rows, code_rows)`.
+    """
+
+    objective: object
+    estimator: object
+
+    def __call__(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
+        """Computes `weights` or `similarity` of B queries against N codes, on the device of `positives`.
+
+        Args:
+            query_rows, code_rows: training rows, int64[B] and int64[N].
+            positives: LongTensor[B], column of each query's own code.
+            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
+
+        Returns:
+            The keyword arguments of `Objective.__call__`, Tensor[B, N] in float32: float64 would double what a worker
+            sends, and some devices have none.
+        """
+        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
+        similarity = checked_similarity(self.estimator, *rows).to(positives.device)
+        with torch.no_grad():
+            inputs = self.objective.loss_inputs(similarity, positives, negatives)
+        return {name: tensor.float() for name, tensor in inputs.items()}
 
 
 def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
@@ -164,8 +198,8 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
     """False-negative cancellation (Section 4.4) relative to the positive: BoolTensor[B, N], False on every negative
-    whose similarity is above `ratio` times that of the query's own code (and on the positive). Where that one is below
-    0, the threshold lies as far below it as it would for its absolute value."""
+    whose similarity is above `ratio` times that of the query's own code, and on the positive. For an own similarity s
+    below 0 the threshold is s - (1 - ratio) |s|."""
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
     return negatives & ~(similarity > own - (1 - ratio) * own.abs())

@@ -29,7 +29,7 @@ ENTRIES = 1 << 24  # similarities held at once
 CELLS = 2.0  # cells for each square root of the number of codes
 FITTED = 64  # codes a cell that k-means looks at
 SAMPLE, SAMPLE_K = 512, 10  # queries, and neighbours of each, by which the number of cells to look into is chosen
-RECALL = 0.95  # share of the sample's neighbours that the cells must hold
+RECALL = 0.93  # share of the sample's neighbours that the cells must hold
 KEY_ROWS = 1 << 16  # rows of an array that its key reads at once
 COMMON = 0.05  # share of the documents above which a term is multiplied as a dense column
 
@@ -62,8 +62,9 @@ def nearest_rows(
 ) -> Neighbours:
     """The nearest codes of each row by dot product of vectors.
 
-    Above `exact_up_to` codes they come from cells that k-means finds among the codes. A query looks into as many cells
-    as hold 95 % of the nearest ten codes of a sample of queries, which are compared with all codes.
+    Above `exact_up_to` codes they come from cells that k-means finds among the codes. Queries nearest to the same cell
+    are compared with the codes of the cells nearest to them all, of so many that they hold 93 % of the nearest ten
+    codes of a sample of queries, which are compared with all codes.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
@@ -254,30 +255,26 @@ def _exact(
 
 
 def _through_cells(queries, codes, k, text_ids, seed, progress, device) -> Neighbours:
-    """The neighbours of all rows, each compared with the codes of the cells that its query is nearest to."""
+    """The neighbours of all rows; queries nearest to one cell are compared with the codes of the same cells."""
     generator = np.random.default_rng(seed)
     centres = _centres(codes, generator, device)
-    cell_of = _nearest_cells(codes, centres, 1, device, centred=True)[:, 0]
-    order = np.argsort(cell_of, kind="stable")
-    ends = np.cumsum(np.bincount(cell_of, minlength=len(centres)))
-    probes = _number_of_probes(queries, codes, centres, cell_of, text_ids, generator, device)
-    probed = _nearest_cells(queries, centres, probes, device)
-    visits = np.argsort(probed, axis=None, kind="stable") // probes
-    visit_ends = np.cumsum(np.bincount(probed.ravel(), minlength=len(centres)))
-    best = _Best(len(queries), k)
-    with _bar(progress, len(centres), "cell") as bar:
-        for cell in range(len(centres)):
-            members = order[ends[cell - 1] if cell else 0 : ends[cell]]
-            visitors = visits[visit_ends[cell - 1] if cell else 0 : visit_ends[cell]]
-            if len(members):
-                vectors = _vectors(codes, members, device)
-                for block in _blocks(visitors, len(members)):
-                    scores = _vectors(queries, block, device) @ vectors.T
-                    best.add(block, block, members, _without_equal_texts(scores, block, members, text_ids))
-            bar.update()
-    blocks = _blocks(np.arange(len(queries)), queries.shape[1])
-    own = [(_vectors(queries, block, "cpu") * _vectors(codes, block, "cpu")).sum(1).numpy() for block in blocks]
-    return best.neighbours(np.concatenate(own))
+    cell_of = _nearest_cell(codes, centres, device, by_distance=True)
+    group_of = _nearest_cell(queries, centres, device)
+    cells = _cells_by_group(queries, centres, group_of, device)
+    looked_into = _number_of_cells(queries, codes, cells, cell_of, group_of, text_ids, generator, device)
+    members, groups = _by_number(cell_of, len(centres)), _by_number(group_of, len(centres))
+    best, own = _Best(len(queries), k), np.empty(len(queries), np.float32)
+    with _bar(progress, len(queries), "row") as bar:
+        for group, rows in enumerate(groups):
+            near = np.concatenate([members[cell] for cell in cells[group, :looked_into].tolist()])
+            vectors = _vectors(codes, near, device).T if len(rows) else None
+            for block in _blocks(rows, max(len(near), 1)):
+                query = _vectors(queries, block, device)
+                own[block] = (query * _vectors(codes, block, device)).sum(1).cpu()
+                if len(near):
+                    best.add(block, block, near, _without_equal_texts(query @ vectors, block, near, text_ids))
+                bar.update(len(block))
+    return best.neighbours(own)
 
 
 def _centres(codes: np.ndarray, generator: np.random.Generator, device) -> Tensor:
@@ -290,26 +287,35 @@ def _centres(codes: np.ndarray, generator: np.random.Generator, device) -> Tenso
     return torch.from_numpy(means.cluster_centers_.astype(np.float32)).to(device)
 
 
-def _nearest_cells(vectors: np.ndarray, centres: Tensor, number: int, device, centred: bool = False) -> np.ndarray:
-    """The cells nearest to each vector, int32[n, number]: by distance if `centred`, else by dot product."""
-    offset = (centres**2).sum(1) / 2 if centred else 0.0
-    nearest = np.empty((len(vectors), number), np.int32)
+def _nearest_cell(vectors: np.ndarray, centres: Tensor, device, by_distance: bool = False) -> np.ndarray:
+    """The cell nearest to each vector by dot product, or by distance; int64[n]."""
+    offset = (centres**2).sum(1) / 2 if by_distance else 0.0
+    nearest = np.empty(len(vectors), np.int64)
     for block in _blocks(np.arange(len(vectors)), len(centres)):
-        nearest[block] = (_vectors(vectors, block, device) @ centres.T - offset).topk(number).indices.cpu()
+        nearest[block] = (_vectors(vectors, block, device) @ centres.T - offset).argmax(1).cpu()
     return nearest
 
 
-def _number_of_probes(queries, codes, centres, cell_of, text_ids, generator, device) -> int:
-    """The number of cells for each query that hold `RECALL` of the nearest codes of a sample of queries."""
+def _cells_by_group(queries: np.ndarray, centres: Tensor, group_of: np.ndarray, device) -> np.ndarray:
+    """For each group of queries all cells, the nearest to the sum of its queries first; int64[groups, cells]."""
+    sums = torch.zeros_like(centres)
+    for block in _blocks(np.arange(len(queries)), queries.shape[1]):
+        sums.index_add_(0, torch.from_numpy(group_of[block]).to(device), _vectors(queries, block, device))
+    return (sums @ centres.T).argsort(dim=1, descending=True).cpu().numpy()
+
+
+def _number_of_cells(queries, codes, cells, cell_of, group_of, text_ids, generator, device) -> int:
+    """The number of cells for each group that hold `RECALL` of the nearest codes of a sample of queries."""
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
     nearest = _exact(_dot_products(queries, codes, device), sample, len(codes), SAMPLE_K, text_ids, None).rows
-    order = _nearest_cells(queries[sample], centres, len(centres), device)
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.arange(len(centres), dtype=np.int32)[None], axis=1)
+    places = np.argsort(cells, axis=1)[group_of[sample]]
     needed = np.take_along_axis(places, cell_of[nearest], axis=1)[nearest >= 0]
-    if not len(needed):
-        return 1
-    return int(np.quantile(needed, RECALL, method="higher")) + 1
+    return int(np.quantile(needed, RECALL, method="higher")) + 1 if len(needed) else 1
+
+
+def _by_number(numbers: np.ndarray, total: int) -> list[np.ndarray]:
+    """For each number below `total` where it stands."""
+    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers, minlength=total))[:-1])
 
 
 def _without_equal_texts(

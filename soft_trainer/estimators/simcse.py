@@ -10,7 +10,7 @@ from torch import Tensor
 
 from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.estimators.base import Rows
-from soft_trainer.estimators.encoded import EncodedRowsEstimator, dot_products
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, dot_products
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
 

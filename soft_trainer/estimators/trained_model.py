@@ -13,7 +13,7 @@ from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Rows
-from soft_trainer.estimators.encoded import EncodedRowsEstimator, dot_products
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, dot_products
 from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 
 

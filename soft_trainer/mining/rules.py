@@ -125,7 +125,7 @@ DOCUMENT_RULES: dict[str, Callable[[Row], bool]] = {
 }
 ROW_RULES = {"unparseable": does_not_parse, **CODE_RULES, **DOCUMENT_RULES}
 RULES: dict[str, str] = {
-    "comments": "Comments and docstrings are removed from the code. The count is that of the rows that had some.",
+    "comments": "Comments and docstrings are removed from the code. The count is the number of rows with comments.",
     **{name: (rule.__doc__ or "").strip() for name, rule in ROW_RULES.items()},
     "duplicates": "An earlier row has the same code tokens.",
     "near_duplicates": "An earlier row has nearly the same code tokens.",

@@ -37,8 +37,8 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
     return f"outputs/{model_label(model)}-{'-'.join(data.languages)}-{loss}-{estimator}"
 
 
-# Options that decide what is shown or kept, and no result.
-NO_SETTINGS = {
+# Options that change what is printed or kept, but not the results.
+NO_EFFECT = {
     "estimator_cache_dir",
     "examples",
     "lexical",
@@ -58,7 +58,7 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
     """The options that the result of a run depends on, as JSON holds them."""
     chosen = {name: value for name, value in args.to_dict().items() if name in TRAINING_SETTINGS}
     options = dataclasses.asdict(model) | dataclasses.asdict(data) | chosen
-    return json.loads(json.dumps({name: value for name, value in options.items() if name not in NO_SETTINGS}))
+    return json.loads(json.dumps({name: value for name, value in options.items() if name not in NO_EFFECT}))
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:

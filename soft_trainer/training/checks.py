@@ -10,15 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from soft_trainer.arguments import SoftInfoNCEOptions
-from soft_trainer.data.sampling import GlobalBatchSampler, languages_of
+from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
-from soft_trainer.training.hard_negatives import COLUMN, choice_of
-from soft_trainer.training.options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
+from soft_trainer.training.hard_batches import COLUMN, choice_of
+from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 
 # Options of the loss that have a default of their own, not the estimator's.
 OBJECTIVE_OPTIONS = (

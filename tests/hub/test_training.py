@@ -14,7 +14,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.estimators.encoded import EncodedRowsEstimator
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
@@ -151,7 +151,7 @@ def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(tra
     check_whole(train.folder)
     assert of_steps(pushed()) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
     (line,) = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
-    assert "checkpoint-2" in line and "500" in line and "made good at the end" in line and ".push-" not in line
+    assert "checkpoint-2" in line and "500" in line and "pushed again at the end" in line and ".push-" not in line
 
 
 # ---- Faults that last ----

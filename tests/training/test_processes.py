@@ -10,7 +10,7 @@ import worker
 from safetensors.torch import load_file
 
 from soft_trainer.data import chunks
-from soft_trainer.data.sampling import STRATEGIES
+from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.hub.export import export_encoder
 
 WORKER = Path(worker.__file__)
@@ -37,6 +37,11 @@ CASES = {
     **{f"strategy_{name}": {"batch": 6, "train_sampling_strategy": name} for name in STRATEGIES},
 }
 LOCAL = {"batch": 12, "gather_negatives": False, "train_sampling_strategy": "sequential", "dataloader_drop_last": True}
+STARTS = ("fork", "forkserver", "spawn")  # how data workers are started
+STARTED = {
+    f"local_{start}": LOCAL | {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": start}
+    for start in STARTS
+}
 SHARDED_CASES = {
     "sharded": {"batch": 8, "pool": 33},
     "sharded_cached": {"batch": 8, "gradient_cache_chunk_size": 3},
@@ -87,7 +92,7 @@ def two(folder, launch, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(two):
-    return two(CASES | {"local": LOCAL})
+    return two(CASES | {"local": LOCAL} | STARTED)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +148,23 @@ def test_local_negatives_are_those_of_two_accumulated_batches(together, alone):
     weights = load_file(together / "local/model.safetensors")
     for name, value in load_file(alone("local", options) / "local/model.safetensors").items():
         torch.testing.assert_close(weights[name], value, atol=1e-10, rtol=0, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STARTED)
+def test_workers_of_any_start_method_make_the_batches_of_their_process(together, name):
+    for expected, result in zip(results_of(together, "local", 2), results_of(together, name, 2), strict=True):
+        assert result["rows"] == expected["rows"]
+        assert result["losses"] == pytest.approx(expected["losses"], abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", STARTS)
+def test_workers_of_any_start_method_serve_one_process(alone, start):
+    options = {"batch": 8, "dataloader_num_workers": 1, "dataloader_multiprocessing_context": start}
+    [result] = results_of(alone("workers", options), "workers", 1)
+    [expected] = results_of(alone("none", {"batch": 8}), "none", 1)
+    assert result == expected
 
 
 @pytest.mark.slow
