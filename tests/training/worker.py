@@ -1,6 +1,6 @@
 """Trains tiny encoders, one case after another, as one of several processes or as the only one.
 
-worker.py FOLDER CASES.json [SECONDS]: `cases` of the JSON are options by name; a case that takes longer ends the process.
+worker.py FOLDER CASES.json SECONDS: the JSON has options by case; a case that takes longer ends the process.
 """
 
 import faulthandler
@@ -95,7 +95,7 @@ def main() -> None:
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         shard_on_cpus()
     for name, options in cases.items():
-        print(f"case {name}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"case {name}\n")
         faulthandler.dump_traceback_later(limit, exit=True)
         train(folder, name, options, Path(sys.argv[2]).parent)
         faulthandler.cancel_dump_traceback_later()
