@@ -29,13 +29,15 @@ def main() -> None:
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+    from soft_trainer.evaluation.results import METRICS
+    from soft_trainer.data.codesearchnet import by_language
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.studies.run import Run, default_output_dir
     from soft_trainer.terminal import print_on_main
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer
-    from soft_trainer.training.checks import check_run
+    from soft_trainer.training.checks import check_run, measured_metrics
     from soft_trainer.training.options import check_options
 
     gc.enable()
@@ -52,7 +54,9 @@ def main() -> None:
         needed = needed_splits(data_args, args, bool(model_args.from_scratch))
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
-        check_run(args, estimator, data.get("train"), data_args.early_stopping_patience)
+        valid, corpus = (by_language(data.get(split), data_args.languages) for split in ("valid", "codebase"))
+        metrics = measured_metrics(METRICS, valid)
+        check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
         checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
@@ -68,8 +72,8 @@ def main() -> None:
         model=build_model(model_args, profile, tokenizer),
         args=args,
         train_dataset=data.get("train"),
-        eval_dataset=data.get("valid"),
-        codebase=data.get("codebase"),
+        eval_dataset=valid,
+        codebase=corpus,
         processing_class=tokenizer,
         encoder=profile,
         callbacks=callbacks,
