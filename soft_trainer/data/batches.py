@@ -141,7 +141,7 @@ class TrainBatches(Dataset):
             sizes=tuple(shard.stop - shard.start for shard in shards),
             negatives=negatives,
             duplicates=0 if negatives is None else int(negatives.numel() - negatives.sum()),
-            loss_inputs=None if self.weigh is None else self.weigh(rows, code_rows, positives, negatives),
+            loss_inputs=self.weigh(rows, code_rows, positives, negatives) if self.weigh and len(rows) else None,
         )
 
     def _sides(self, rows: np.ndarray, rows_of_processes: Sequence[np.ndarray]) -> dict[str, Side]:

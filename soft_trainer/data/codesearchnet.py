@@ -206,7 +206,6 @@ def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dic
     return {language: rows_in(rows, language) for language in languages}
 
 
-
 def _first_rows(urls: Sequence[str]) -> dict[str, int]:
     """url -> the first row with that url."""
     first: dict[str, int] = {}

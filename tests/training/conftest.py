@@ -40,8 +40,3 @@ def trainer_of(model, dataset, tokenizer, profile, tmp_path):
         return kind(**given | (arguments or {}))
 
     return make
-
-
-def losses_of(trainer) -> list[float]:
-    """The logged losses."""
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

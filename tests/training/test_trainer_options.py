@@ -1,5 +1,6 @@
 """Options and arguments of `Trainer` that people combine: each works as in any trainer."""
 
+import contextlib
 import copy
 import math
 import shutil
@@ -11,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import losses_of
 from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
@@ -32,6 +32,11 @@ def train(trainer_of):
         return trainer
 
     return run
+
+
+def losses_of(trainer) -> list[float]:
+    """The logged losses."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 # ---- Batches ----
@@ -112,6 +117,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_made_smaller(trainer_of, monkeyp
     assert trainer.state.global_step == 3 and signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_a_batch_that_became_too_small_for_the_weights_is_refused(trainer_of, monkeypatch):
     trainer = trainer_of(per_device_train_batch_size=6, auto_find_batch_size=True)
 
@@ -436,6 +442,7 @@ def test_activation_checkpointing_changes_no_gradient(train, model):
             torch.testing.assert_close(value, weights[0][name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model):
     before, logged = copy.deepcopy(model.state_dict()), []
     for options in ({}, {"neftune_noise_alpha": 5.0}, {"neftune_noise_alpha": 5.0, "gradient_cache_chunk_size": 8}):
@@ -464,12 +471,14 @@ def test_an_optimizer_of_ones_own(train):
     assert trainer.optimizer.param_groups[0]["momentum"] == 0.5
 
 
+@pytest.mark.slow
 def test_hidden_losses_stop_the_run_too(trainer_of):
     trainer = trainer_of(plain=True, logging_nan_inf_filter=True, max_steps=6, arguments={"callbacks": [Breaker()]})
     with pytest.raises(NotFiniteError, match="step 2"):
         trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only_model", [True, False])
 def test_training_resumes_from_the_last_checkpoint(trainer_of, only_model):
     options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": only_model, "max_steps": 5}
@@ -480,6 +489,26 @@ def test_training_resumes_from_the_last_checkpoint(trainer_of, only_model):
         trainer.train(resume_from_checkpoint=last)
         assert trainer.state.global_step == 5
         assert len({entry["step"] for entry in trainer.state.log_history if "loss" in entry}) == 5
+
+
+def test_early_stopping_resumes_where_it_was(trainer_of):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 8}
+    for checkpoint in (None, "checkpoint-3"):
+        callbacks = [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(3)]
+        trainer = trainer_of(learning_rate=0.0, save_total_limit=9, arguments={"callbacks": callbacks}, **options)
+        trainer.train(checkpoint and str(Path(trainer.args.output_dir, checkpoint)))
+        # With a learning rate of 0 the first evaluation stays the best, and three without improvement stop the run.
+        assert trainer.state.global_step == 4
+
+
+def test_an_unplaced_model_is_placed_for_the_time_of_an_evaluation(trainer_of, monkeypatch):
+    # FSDP and DeepSpeed place the model when training begins. "meta" stands for their device.
+    trainer, devices = trainer_of(), []
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
+    monkeypatch.setattr(type(trainer.model), "to", lambda model, device: devices.append(str(device)))
+    monkeypatch.setattr(trainer.args, "main_process_first", lambda **_: contextlib.nullcontext())
+    embedded = trainer.embed_rows(trainer.eval_dataset, "query")
+    assert devices == ["meta", "cpu"] and embedded.shape == (24, 32)
 
 
 @pytest.mark.slow
