@@ -85,6 +85,17 @@ def test_fewer_codes_than_asked_for(exact_up_to):
     assert alone.rows.tolist() == [[-1] * 3]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
+def test_vectors_may_lie_in_a_file(tmp_path, exact_up_to):
+    queries, codes = clustered(300)
+    for name, side in (("queries", queries), ("codes", codes)):
+        np.save(tmp_path / f"{name}.npy", side)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("queries", "codes")]
+    found = nearest_rows(*mapped, 5, exact_up_to=exact_up_to)
+    np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 5, exact_up_to=exact_up_to).rows)
+
+
 def check_cells(rows: int, width: int):
     queries, codes = clustered(rows, width)
     found = nearest_rows(queries, codes, 10, exact_up_to=0)
