@@ -1,5 +1,8 @@
 """Nearest codes: exactly against brute force, through cells with their recall, by terms, and kept on disk."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -203,3 +206,49 @@ def test_the_key_changes_with_any_value_and_setting():
     ]
     assert len(set(keys)) == len(keys)
     assert keys[0] == neighbours_key([queries.copy(), codes.copy()], k=4)
+
+
+TWO_PROCESSES = """
+import sys
+import numpy as np
+from accelerate import PartialState
+from soft_trainer import distributed
+from soft_trainer.data.neighbours import cached_neighbours, nearest_rows
+from soft_trainer.errors import UserError
+
+state = PartialState(cpu=True)
+vectors = np.load(sys.argv[1] + "/vectors.npy")
+
+def build():
+    assert state.process_index == 0
+    return nearest_rows(vectors, k=4)
+
+def refuse():
+    raise UserError("no vectors")
+
+for folder in (None, sys.argv[1], sys.argv[1]):
+    found = cached_neighbours(folder, "key", build)
+    assert isinstance(found.rows, np.memmap) == (folder is not None)
+    np.save(f"{sys.argv[1]}/rows-{state.process_index}-{folder is None}.npy", found.rows)
+try:
+    cached_neighbours(None, "key", refuse)
+except UserError as error:
+    print("refused:", error)
+distributed.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_same_neighbours_and_the_same_refusal(tmp_path):
+    queries, _ = clustered(60)
+    np.save(tmp_path / "vectors.npy", queries)
+    (tmp_path / "script.py").write_text(TWO_PROCESSES)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", tmp_path / "script.py"]
+    done = subprocess.run([sys.executable, *command, tmp_path], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("refused: no vectors") == 2
+    expected = nearest_rows(queries, k=4).rows
+    kept = sorted(tmp_path.glob("rows-*.npy"))
+    assert len(kept) == 4
+    for path in kept:
+        np.testing.assert_array_equal(np.load(path), expected)
