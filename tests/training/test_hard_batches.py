@@ -217,8 +217,8 @@ def test_draws_change_with_the_epoch_alone_also_in_data_workers(make_trainer):
         drawn.append([[b.code_rows.tolist() for b in batches_of(trainer, epoch)] for epoch in range(2)])
     assert drawn[0] == drawn[1]
     batches = trainer._train_batches()
-    first, again, second = (batches.__getitems__(GlobalRows(range(8), epoch)).code_rows.tolist() for epoch in (0, 0, 1))
-    assert first == again != second
+    drawn = [batches.__getitems__(GlobalRows(range(8), epoch)).code_rows.tolist() for epoch in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize("gather", [True, False])
