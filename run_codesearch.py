@@ -41,7 +41,8 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
-    from soft_trainer.training.checks import check_run, measured_metrics
+    from soft_trainer.training.checks import check_initial_model, check_run, make_objective, measured_metrics
+    from soft_trainer.training.hard_batches import check_negatives
     from soft_trainer.training.refused_options import check_options
 
     check_options(args)
@@ -62,6 +63,10 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
         metrics = measured_metrics(METRICS, by_language(data.get("valid"), data_args.languages))
         check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
+        check_initial_model(estimator, model_args.from_scratch)
+        if args.do_train:
+            needs_similarity = make_objective(args, estimator).needs_similarity
+            check_negatives(args, data["train"], profile, estimator if needs_similarity else None)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
     if statistics:

@@ -11,13 +11,13 @@ import torch
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from soft_trainer.data.sampling import STRATEGIES
 from torch.nn import functional as F
 
 from soft_trainer import BM25Estimator
 from soft_trainer.data.batches import Batch
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
 from soft_trainer.objective import CANCELLATIONS, LOSSES

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from soft_trainer.data.sampling import STRATEGIES
 from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
 from transformers.trainer_utils import BestRun, HPSearchBackend
 
 from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.errors import UserError
 from soft_trainer.simcse import SimCSETrainer
 from soft_trainer.training.guard import DelayedNumber, NotFiniteError
