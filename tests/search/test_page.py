@@ -14,7 +14,9 @@ from tests.search.conftest import write_tree
 
 @pytest.fixture
 def server(tree):
-    write_tree(tree, {"<script>alert(1)</script>.py": "def evil():\n    return '</script><img src=x onerror=alert(1)>'\n"})
+    write_tree(
+        tree, {"<script>alert(1)</script>.py": "def evil():\n    return '</script><img src=x onerror=alert(1)>'\n"}
+    )
     server = PageServer(CodeIndex.build(tree))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -62,6 +64,8 @@ def test_texts_reach_the_page_as_data(server):
     assert len(page.splitlines()) <= 300
 
 
-@pytest.mark.parametrize("query", ["", "q=", "q=" + "a%20" * 3000, "q=" + quote("' OR 1=1 --"), "path=%5B&q=a", "x&y&z"])
+@pytest.mark.parametrize(
+    "query", ["", "q=", "q=" + "a%20" * 3000, "q=" + quote("' OR 1=1 --"), "path=%5B&q=a", "x&y&z"]
+)
 def test_odd_requests_are_answered(server, query):
     assert get(server, f"/{server.token}/search?{query}")[0] == 200
