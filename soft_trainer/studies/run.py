@@ -12,6 +12,7 @@ from datasets import Dataset, DatasetDict
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in
+from soft_trainer.data.sources import standard_library
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -106,6 +107,10 @@ class Run:
         if self.rankings and self.data_args.examples:
             self._show_examples(min(self.sets, key=lambda one: not one.name.startswith("test")))
         print_on_main(f"Written to {self.folder}")
+        if self.data_args.source_dir and "model.safetensors" in os.listdir(self.folder):
+            source = self.data_args.source_dir
+            source = standard_library() if source == "stdlib" else source
+            print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
 
     def record(self) -> dict:
         """All that is known of the run, as `hub.model_card` describes it: the card and the report are made from it."""
