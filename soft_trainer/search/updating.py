@@ -174,7 +174,7 @@ class _Writer:
         lengths = np.array([length for entry in entries for length in entry.lengths])
         owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
         traits = np.array([entry.traits for entry in entries])
-        insert_segment(database, segment, len(term), first_piece, first_file, lengths, owners, languages, traits)
+        insert_segment(database, segment, lengths, owners, languages, traits)
 
 
 def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:

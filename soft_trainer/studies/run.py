@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in
+from soft_trainer.data.sources import standard_library
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
@@ -169,6 +170,10 @@ class Run:
             # The examples are those of test, if it was measured.
             self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
         print_on_main(f"Written to {self.folder}")
+        if self.data_args.source_dir and "model.safetensors" in os.listdir(self.folder):
+            source = self.data_args.source_dir
+            source = standard_library() if source == "stdlib" else source
+            print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
 
     def record(self) -> dict:
         """The record of the run, in the form that `hub.model_card` describes; card and report are made from it."""
