@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in
-from soft_trainer.data.sources import standard_library
+from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
@@ -172,7 +172,7 @@ class Run:
         print_on_main(f"Written to {self.folder}")
         if self.data_args.source_dir and "model.safetensors" in os.listdir(self.folder):
             source = self.data_args.source_dir
-            source = standard_library() if source == "stdlib" else source
+            source = source_folder(source)
             print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
 
     def record(self) -> dict:
