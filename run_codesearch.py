@@ -4,49 +4,55 @@
 accelerate launch run_codesearch.py --language ruby
 python run_codesearch.py --config recipes/quickstart.yaml
 python run_codesearch.py --help
+
+`soft-trainer train` is the same code.
 """
 
 from __future__ import annotations
 
-import gc
+from collections.abc import Sequence
 from pathlib import Path
 
-from soft_trainer.arguments import parse
-from soft_trainer.terminal import exit_on_user_error
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments, parse
+from soft_trainer.terminal import exit_on_user_error, print_on_main
+
+OPTIONS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 
 
-def main() -> None:
-    """Parse, load, measure, train, measure again, report, push. Imports wait until the options are known good."""
-    from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the options of the command line and run."""
+    run(*parse(OPTIONS, argv, description=__doc__))
 
-    # ---- Options ----
-    model_args, data_args, args = parse((ModelArguments, DataArguments, SoftInfoNCETrainingArguments))
 
-    from transformers import EarlyStoppingCallback, set_seed
+def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
+    """Load, measure, train, measure again, report, push."""
+    # Imported here, so that --help and a wrong option need not wait for them.
+    from transformers import set_seed
 
-    from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, distributed
+    from soft_trainer import distributed
+    from soft_trainer.data.codesearchnet import by_language
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.evaluation.results import METRICS
-    from soft_trainer.data.codesearchnet import by_language
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
-    from soft_trainer.studies.run import Run, default_output_dir
-    from soft_trainer.terminal import print_on_main
-    from soft_trainer.training.building import build_model, build_profile, build_tokenizer
+    from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
+    from soft_trainer.training.building import build_profile, build_tokenizer
     from soft_trainer.training.checks import check_run, measured_metrics
-    from soft_trainer.training.options import check_options
+    from soft_trainer.training.refused_options import check_options
 
-    gc.enable()
     check_options(args)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
 
     # ---- Rows ----
+    checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    if checkpoint is None:
+        check_output_dir(model_args, data_args, args)
     check_pushes(data_args, args)
     profile = build_profile(model_args)
     estimator = choose_estimator(data_args, profile.query_columns)
@@ -54,32 +60,16 @@ def main() -> None:
         needed = needed_splits(data_args, args, bool(model_args.from_scratch))
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
-        valid, corpus = (by_language(data.get(split), data_args.languages) for split in ("valid", "codebase"))
-        metrics = measured_metrics(METRICS, valid)
+        metrics = measured_metrics(METRICS, by_language(data.get("valid"), data_args.languages))
         check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
-        checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
-    push_data(data, data_args, args)
     if statistics:
         print_on_main(statistics_table(statistics, data_args.paper_language))
-
-    # ---- Trainer ----
-    callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
-    if data_args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(data_args.early_stopping_patience))
-    trainer = SoftInfoNCETrainer(
-        model=build_model(model_args, profile, tokenizer),
-        args=args,
-        train_dataset=data.get("train"),
-        eval_dataset=valid,
-        codebase=corpus,
-        processing_class=tokenizer,
-        encoder=profile,
-        callbacks=callbacks,
-    )
+    push_data(data, data_args, args)
 
     # ---- Before, train, after ----
+    trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
     run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
     run.measure("untrained")
     if args.do_train:
@@ -97,10 +87,30 @@ def main() -> None:
     distributed.close()
 
 
+def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):
+    """The trainer with its model, its rows and its callbacks."""
+    # Imported here for the same reason.
+    from transformers import EarlyStoppingCallback
+
+    from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
+    from soft_trainer.data.codesearchnet import by_language
+    from soft_trainer.training.building import build_model
+
+    callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
+    if data_args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(data_args.early_stopping_patience))
+    return SoftInfoNCETrainer(
+        model=build_model(model_args, profile, tokenizer),
+        args=args,
+        train_dataset=data.get("train"),
+        eval_dataset=by_language(data.get("valid"), data_args.languages),
+        codebase=by_language(data.get("codebase"), data_args.languages),
+        processing_class=tokenizer,
+        encoder=profile,
+        callbacks=callbacks,
+    )
+
+
 if __name__ == "__main__":
-    gc.disable()  # importing makes no garbage, and looking for some would take a tenth of its time
-    try:
-        with exit_on_user_error():
-            main()
-    finally:
-        gc.freeze()  # nor does the end of the process need to look for any
+    with exit_on_user_error():
+        main()

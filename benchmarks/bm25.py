@@ -1,12 +1,12 @@
-"""BM25 similarity of a batch of queries to each other: ours, rank_bm25, bm25s, the formula as nested loops.
+"""Compares ways to score a batch of queries against each other with BM25: ours, rank_bm25, bm25s and nested loops.
 
     python benchmarks/bm25.py --data_dir DIR [--batch_sizes 32,64,256,1024] [--repetitions 7] [--loop_up_to 256]
 
-All score every query of a random batch against every other, statistics from the batch alone, k1 1.2 and b 0.75, in
-turn. Ours counts the tokens of all rows once ("fit"), rank_bm25 and bm25s build an index of the batch each time, as a
-step of training has to. A time is the mean over three batches, median and range over the repetitions; "difference" the
-largest to ours with the same idf.
-What cannot be made equal: bm25s has an idf of its own and float32. It is left out where it is missing.
+Each scores all pairs of queries in a random batch, in turn, with k1 1.2, b 0.75 and the statistics of the batch alone.
+Ours counts the tokens of all rows once ("fit"). rank_bm25 and bm25s build an index of the batch each time, as a
+training step would. A time is the mean over three batches; the table shows median and range over the repetitions.
+"difference" is the largest difference from ours with the same idf.
+What cannot be made equal: bm25s has an idf of its own and float32. It is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DRAWS = 3  # batches timed together
 
 
 def rank_bm25(queries: list[list[str]]) -> np.ndarray:
-    """Scores [N, N] by the package rank_bm25."""
+    """Returns scores [N, N] by the package rank_bm25."""
     index = BM25Okapi(queries, k1=K1, b=B)
     return np.stack([index.get_scores(query) for query in queries])
 
 
 def bm25s(queries: list[list[str]]) -> np.ndarray:
-    """Scores [N, N] by the package bm25s."""
+    """Returns scores [N, N] by the package bm25s."""
     import bm25s as package
 
     index = package.BM25(k1=K1, b=B, method="robertson")
@@ -45,7 +45,7 @@ def bm25s(queries: list[list[str]]) -> np.ndarray:
 
 
 def nested_loops(queries: list[list[str]]) -> np.ndarray:
-    """Scores [N, N], token by token: idf = ln((N - n + 0.5) / (n + 0.5)), negative for a token of over half."""
+    """Returns scores [N, N], token by token. idf = ln((N - n + 0.5) / (n + 0.5)) is negative where n > N / 2."""
     having = Counter(token for query in queries for token in set(query))
     average = sum(map(len, queries)) / len(queries)
     scores = np.zeros((len(queries), len(queries)))
@@ -65,13 +65,13 @@ SAME_IDF = {"rank_bm25": "okapi", "nested loops": "robertson"}
 
 
 def in_turn(call: Callable, batches: list) -> None:
-    """Make one call for each batch."""
+    """Makes one call for each batch."""
     for batch in batches:
         call(batch)
 
 
 def measure(estimators: dict[str, BM25Estimator], tokens: list, batches: list, peers: dict) -> list[list]:
-    """The table's rows of one batch size."""
+    """Returns the table's rows for one batch size."""
     calls: dict[str, Callable] = {"ours": lambda rows: estimators["okapi"].similarity(rows, rows)}
     calls |= {name: lambda rows, peer=peer: peer([tokens[row] for row in rows]) for name, peer in peers.items()}
     rows = batches[0][0]
@@ -98,7 +98,7 @@ def measure(estimators: dict[str, BM25Estimator], tokens: list, batches: list, p
 
 
 def main() -> None:
-    """Measure every way at every batch size and print the table."""
+    """Measures every way at every batch size and prints the table."""
     parser = parser_of(__doc__)
     parser.add_argument("--batch_sizes", default="32,64,256,1024")
     parser.add_argument("--repetitions", type=int, default=7)
@@ -117,7 +117,7 @@ def main() -> None:
         lines += measure(estimators, tokens, batches, {name: PEERS[name] for name in PEERS if name not in missing})
     print(f"## BM25 similarity of a batch\n\n{machine()}, {arguments.repetitions} repetitions\n")
     print(table(["batch", "way", "ms", "times ours", "difference"], lines))
-    print(f"\nFit, once for {len(rows):,} rows: {fit:.2f} s.")
+    print(f"\nThe fit, once for {len(rows):,} rows, takes {fit:.2f} s.")
 
 
 if __name__ == "__main__":

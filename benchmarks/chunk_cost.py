@@ -1,13 +1,15 @@
-"""The constants of `soft_trainer.data.chunks.ChunkCost` on this machine, and whether its cuts are the best.
+"""Measures the constants of `soft_trainer.data.chunks.ChunkCost` on this machine, and compares ways to make chunks.
 
     python benchmarks/chunk_cost.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--device cuda]
 
-First the time of a forward and backward pass of the encoder, in training, on a grid of rows and lengths, its gradients
-added to those there as a further chunk's are; the model `a token's time x (overhead + n L (1 + attention L))` fitted
-to it by least relative squares, beside what `ChunkCost.of` takes. The same with frozen word embeddings: the difference
-is what their gradient, as large as the vocabulary, costs in every chunk. Then random batches of real rows, each side
-cut in several ways in turn: by the constants in use, by the same with another overhead, by the fitted ones, and in
-equal parts of the sorted rows. "times" is to the constants in use, paired by batch.
+The first part times a forward and backward pass of the encoder on a grid of rows and lengths. Gradients are added up,
+as they are from chunk to chunk of a batch. The model `a token's time x (overhead + n L (1 + attention L))` is fitted
+to the times by least relative squares and shown beside the constants of `ChunkCost.of`. A second fit has frozen word
+embeddings: the difference is the cost of their gradient, which is as large as the vocabulary, in every chunk.
+
+The second part takes random batches of real rows and splits each side in several ways, in turn: by the constants in
+use, by these with another overhead, by the fitted constants, and into equal parts of the sorted rows. The column
+"times" compares with the constants in use, batch by batch.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from functools import partial
 import numpy as np
 import torch
 from measuring import draw, machine, numbers, parser_of, ratios, seconds, set_up, spread, turns
-from start import Start, add_encoder_options, begin, label
+from scipy.optimize import nnls
+from starting_point import StartingPoint, add_encoder_options, begin, label
 
 from soft_trainer.data.chunks import STEP, ChunkCost, chunk_by_length
 from soft_trainer.data.tokens import SIDES, column_of
@@ -31,11 +34,11 @@ from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.terminal import table
 
-Cut = Callable[[np.ndarray], list[np.ndarray]]
+Split = Callable[[np.ndarray], list[np.ndarray]]  # lengths -> rows of each chunk
 
 
 def passes(encoder: Encoder, device: str, items: Sequence, chunks: list[np.ndarray]) -> None:
-    """Forward and backward of rows, chunk by chunk, as a step makes them; gradients are added up."""
+    """Runs forward and backward passes of rows, chunk by chunk, as a training step does. Adds up the gradients."""
     parts = []
     for chunk in chunks:
         inputs = pad([items[row] for row in chunk], encoder.tokenizer.pad_token_id)
@@ -47,7 +50,7 @@ def passes(encoder: Encoder, device: str, items: Sequence, chunks: list[np.ndarr
 
 
 def grid_times(encoder: Encoder, arguments: argparse.Namespace) -> dict[tuple[int, int], float]:
-    """(rows, length) -> median seconds of one chunk, the repetitions interleaved over the grid."""
+    """(rows, length) -> median seconds of one chunk. The repetitions are interleaved over the grid."""
     lengths = [length for length in numbers(arguments.grid_lengths) if length <= max(numbers(arguments.lengths))]
     cells = [(rows, length) for rows in numbers(arguments.grid_rows) for length in lengths]
     taken: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
@@ -60,12 +63,10 @@ def grid_times(encoder: Encoder, arguments: argparse.Namespace) -> dict[tuple[in
 
 
 def fit(times: dict[tuple[int, int], float]) -> tuple[float, ChunkCost, dict[tuple[int, int], float]]:
-    """Seconds of a token, the cost, and the relative error of each cell.
+    """Seconds of a token, the fitted cost, and the relative error of each cell.
 
-    Linear in seconds of a chunk, of a token and of a pair of tokens; none of them is negative.
+    The model is linear in the seconds of a chunk, of a token and of a pair of tokens. None of them is negative.
     """
-    from scipy.optimize import nnls
-
     rows, lengths = np.array(list(times)).T.astype(float)
     measured = np.array(list(times.values()))
     terms = np.stack([np.ones_like(rows), rows * lengths, rows * lengths**2], 1)
@@ -74,23 +75,24 @@ def fit(times: dict[tuple[int, int], float]) -> tuple[float, ChunkCost, dict[tup
     return token, ChunkCost(chunk / token, pair / token), dict(zip(times, errors.tolist(), strict=True))
 
 
-def equal_parts(count: int) -> Cut:
-    """Cuts the rows, sorted by length, into parts of as many rows each."""
+def equal_parts(count: int) -> Split:
+    """A function that splits the rows, sorted by length, into parts of equally many rows."""
     return lambda lengths: [part for part in np.array_split(np.argsort(-lengths, kind="stable"), count) if len(part)]
 
 
-def cuts(used: ChunkCost, fitted: ChunkCost) -> dict[str, Cut]:
-    """Name -> lengths to chunks."""
-    found: dict[str, Cut] = {"constants in use": partial(chunk_by_length, cost=used)}
-    found["fitted constants"] = partial(chunk_by_length, cost=fitted)
+def splits(used: ChunkCost, fitted: ChunkCost) -> dict[str, Split]:
+    """Name -> a way to make chunks."""
+    costs = {"constants in use": used, "fitted constants": fitted}
     for factor in (1 / 16, 1 / 4, 1 / 2, 2, 4, 16):
-        cost = replace(used, overhead=used.overhead * factor)
-        found[f"overhead x {factor:g}"] = partial(chunk_by_length, cost=cost)
-    return found | {f"{count} equal parts": equal_parts(count) for count in (1, 2, 4, 8, 16)}
+        costs[f"overhead x {factor:g}"] = replace(used, overhead=used.overhead * factor)
+    by_cost = {name: partial(chunk_by_length, cost=cost) for name, cost in costs.items()}
+    return by_cost | {f"{count} equal parts": equal_parts(count) for count in (1, 2, 4, 8, 16)}
 
 
-def compare(start: Start, encoder: Encoder, ways: dict[str, Cut], batch_size: int, repetitions: int) -> list[list]:
-    """Rows of the second table: seconds of both sides of random batches under every cut."""
+def compare(
+    start: StartingPoint, encoder: Encoder, ways: dict[str, Split], batch_size: int, repetitions: int
+) -> list[list]:
+    """The rows of the second table: seconds of both sides of random batches, for every way to make chunks."""
     columns = {side: column_of(start.rows, side, encoder.profile, encoder.tokenizer) for side in SIDES}
     generator = np.random.default_rng(0)
     batches = [draw(len(start.rows), batch_size, generator) for _ in range(repetitions + 1)]
@@ -101,10 +103,10 @@ def compare(start: Start, encoder: Encoder, ways: dict[str, Cut], batch_size: in
         for column in columns.values():
             items = [column[int(row)] for row in batches[repetition]]
             lengths = np.array([len(item) for item in items])
-            found = ways[name](lengths)
-            total += seconds(partial(passes, encoder, start.device, items, found), start.device)
-            chunks += len(found)
-            computed += sum(len(chunk) * int(lengths[chunk].max()) for chunk in found)
+            parts = ways[name](lengths)
+            total += seconds(partial(passes, encoder, start.device, items, parts), start.device)
+            chunks += len(parts)
+            computed += sum(len(chunk) * int(lengths[chunk].max()) for chunk in parts)
             real += int(lengths.sum())
         if repetition:
             taken[name].append(total)
@@ -119,7 +121,7 @@ def compare(start: Start, encoder: Encoder, ways: dict[str, Cut], batch_size: in
 
 
 def run(arguments: argparse.Namespace, folder: str) -> None:
-    """Measure, fit, compare and print."""
+    """Measures, fits, compares and prints."""
     start = begin(arguments, folder)
     encoder = load_encoder(folder, device=start.device)
     encoder.model.train()
@@ -133,10 +135,10 @@ def run(arguments: argparse.Namespace, folder: str) -> None:
     used = ChunkCost.of(encoder.model.config.hidden_size, start.device)
     lines = []
     for batch_size in numbers(arguments.batch_sizes):
-        lines += compare(start, encoder, cuts(used, fits["fitted"][1]), batch_size, arguments.repetitions)
+        lines += compare(start, encoder, splits(used, fits["fitted"][1]), batch_size, arguments.repetitions)
         sys.stderr.write(f"batches of {batch_size} are measured\n")
     print(f"## Cost of a chunk: {label(arguments)}\n\n{machine(start.device)}, {arguments.repetitions} repetitions\n")
-    print("Milliseconds of a chunk, and by how much the fit is off:\n")
+    print("Milliseconds of a chunk, and the relative error of the fit:\n")
     print(grid_table(grids["fitted"], fits["fitted"][2]), "\n")
     print(constants_table(used, fits, encoder.model.config.hidden_size))
     print(f"\nBatches of real rows, both sides, lengths compared in steps of {STEP}:\n")
@@ -154,7 +156,7 @@ def grid_table(times: dict[tuple[int, int], float], errors: dict[tuple[int, int]
 
 
 def constants_table(used: ChunkCost, fits: dict, hidden: int) -> str:
-    """The constants in use beside those of every fit."""
+    """The table of the constants in use and those of every fit."""
     tokens = {"in use": (None, used)} | {name: (token, cost) for name, (token, cost, _) in fits.items()}
     flops = 24 * hidden**2
     rows = {
@@ -170,7 +172,7 @@ def constants_table(used: ChunkCost, fits: dict, hidden: int) -> str:
 
 
 def main() -> None:
-    """Read the options and run."""
+    """Reads the options and runs."""
     parser = parser_of(__doc__)
     add_encoder_options(parser)
     parser.add_argument("--batch_sizes", default="32,128")

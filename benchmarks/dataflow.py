@@ -1,9 +1,9 @@
-"""Functions a second on one core: data flow, and GraphCodeBERT's input made from it.
+"""Measures the functions a second, on one core, of data flow and of GraphCodeBERT's input.
 
     python benchmarks/dataflow.py --data_dir DIR [--max_rows 2000] [--tokenizer microsoft/graphcodebert-base]
 
 DIR holds one folder a language in GraphCodeBERT's layout (`DIR/ruby/train.jsonl.gz`). Without `--tokenizer` one is
-trained on the rows. The seconds are those of this process, so that a busy machine counts less.
+trained on the rows. The seconds are processor time of this process, so other work on the machine matters less.
 """
 
 import argparse
@@ -18,7 +18,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from transformers import AutoTokenizer
 
-from soft_trainer.dataflow import LANGUAGES, extract_data_flow, graph_features, pad_graph_features
+from soft_trainer.dataflow import LANGUAGES, extract_data_flow
+from soft_trainer.dataflow.inputs import graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import train_tokenizer
 
@@ -26,13 +27,13 @@ BATCH = 32
 
 
 def read_functions(path: Path, max_rows: int) -> list[str]:
-    """Source of the first rows of a JSON lines file."""
+    """The source of the first rows of a file of JSON lines."""
     with gzip.open(path, "rt") as lines:
         return [json.loads(line)["original_string"] for line, _ in zip(lines, range(max_rows), strict=False)]
 
 
 def timed(work, items: list) -> tuple[float, float]:
-    """Items a second of `work(item)`, and the milliseconds of the slowest."""
+    """The items a second of `work(item)`, and the milliseconds of the slowest item."""
     times = []
     for item in items:
         start = time.process_time()
@@ -42,7 +43,7 @@ def timed(work, items: list) -> tuple[float, float]:
 
 
 def measure(language: str, functions: list[str], tokenizer) -> tuple:
-    """One row of the table."""
+    """A row of the table."""
     flow, slowest = timed(lambda code: extract_data_flow(code, language), functions)
     rows = []
     features, _ = timed(lambda code: rows.append(graph_features(code, language, tokenizer)), functions)
@@ -54,10 +55,10 @@ def measure(language: str, functions: list[str], tokenizer) -> tuple:
 
 
 def main() -> None:
-    """Time both for every language and print the table."""
+    """Measures every language and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", type=Path, required=True, help="one folder a language")
-    parser.add_argument("--split", default="train", help="which file of each folder")
+    parser.add_argument("--split", default="train", help="file of each folder")
     parser.add_argument("--max_rows", type=int, default=2000, help="functions a language")
     parser.add_argument("--tokenizer", help="folder or Hub name of a RoBERTa's tokenizer")
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Encoding for evaluation: ours, and `SentenceTransformer.encode`, on the same texts.
+"""Compares encoding for evaluation: ours and `SentenceTransformer.encode`, on the same texts.
 
     python benchmarks/encode.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--max_rows 2000]
 
-Same weights, texts, truncation, batch of 64, precision and threads, in turn. "texts" goes from strings to embeddings;
-"evaluation" is `embed_rows` of the trainer, whose rows are tokenised once for all evaluations of a run. "is slower"
-divides the time of sentence-transformers by that of ours, repetition by repetition: median and range.
+Both take turns with the same weights, texts, truncation, batch of 64, precision and threads. "texts" goes from strings
+to embeddings. "evaluation" is `embed_rows` of the trainer, which tokenises the rows once for all evaluations of a run.
+"is slower" divides the time of sentence-transformers by ours, repetition by repetition (median and range).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from measuring import machine, parser_of, ratios, seconds, set_up, spread, turns
 from sentence_transformers import SentenceTransformer
-from start import Start, add_encoder_options, begin, label
+from starting_point import StartingPoint, add_encoder_options, begin, label
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.tokens import SIDES
@@ -29,8 +29,8 @@ PEER = "sentence-transformers"
 ENCODE = {"query": ("encode_queries", "encode_query"), "code": ("encode_codes", "encode_document")}
 
 
-def ways(start: Start, side: str) -> dict[str, Callable[[], torch.Tensor]]:
-    """Name -> a call that gives the embeddings of every text of a side, Tensor[n, d]."""
+def ways(start: StartingPoint, side: str) -> dict[str, Callable[[], torch.Tensor]]:
+    """Name -> a call that returns the embeddings of all texts of a side, Tensor[n, d]."""
     encoder = load_encoder(start.folder, device=start.device)
     peer = SentenceTransformer(str(start.folder), device=start.device)
     trainer = SoftInfoNCETrainer(
@@ -49,8 +49,8 @@ def ways(start: Start, side: str) -> dict[str, Callable[[], torch.Tensor]]:
     }
 
 
-def measure(start: Start, side: str, repetitions: int) -> list[list]:
-    """The table's rows of one side."""
+def measure(start: StartingPoint, side: str, repetitions: int) -> list[list]:
+    """The rows of the table for one side."""
     calls = ways(start, side)
     embeddings = {name: torch.nn.functional.normalize(call().float(), dim=-1) for name, call in calls.items()}
     taken: dict[str, list[float]] = {name: [] for name in calls}
@@ -70,7 +70,7 @@ def measure(start: Start, side: str, repetitions: int) -> list[list]:
 
 
 def run(arguments: argparse.Namespace, folder: str) -> None:
-    """Measure both sides and print the table."""
+    """Measures both sides and prints the table."""
     start = begin(arguments, folder, arguments.max_rows)
     lines = [line for side in SIDES for line in measure(start, side, arguments.repetitions)]
     print(f"## Encoding {len(start.rows):,} texts: {label(arguments)}\n\n{machine(start.device)}, ", end="")
@@ -80,10 +80,10 @@ def run(arguments: argparse.Namespace, folder: str) -> None:
 
 
 def main() -> None:
-    """Read the options and run."""
+    """Reads the options and runs."""
     parser = parser_of(__doc__)
     add_encoder_options(parser)
-    parser.add_argument("--max_rows", type=int, default=2000, help="texts of either side")
+    parser.add_argument("--max_rows", type=int, default=2000, help="texts of each side")
     parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
     set_up(arguments.threads)

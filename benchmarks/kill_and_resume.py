@@ -1,11 +1,11 @@
-"""Kills a training run at random moments, resumes it each time, and compares the weights that come out, bit by bit.
+"""Kills training runs at random moments, resumes them, and compares the final weights bit by bit.
 
     python benchmarks/kill_and_resume.py --data_dir DIR [--kills 20] [--on_two 5]
 
-One run on one process and one on two processes train without a stop: a small encoder with dropout, three epochs (of
-160 rows), a checkpoint every four steps. Then, for each kill, a new run gets SIGKILL (all its processes at once) at a
-random moment: those on two processes in the second epoch or later, the others from their start on, saving included. It
-is resumed by `--resume_from_checkpoint last` and must end with the same file of weights.
+Two runs train without a stop, on one process and on two: a small encoder with dropout, three epochs of 160 rows, a
+checkpoint every four steps. For each kill a new run starts, and all its processes get SIGKILL at a random moment: on
+two processes in the second epoch or later, on one process at any time, also while it saves. The run is resumed by
+`--resume_from_checkpoint last` and must end with the same file of weights.
 """
 
 import argparse
@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 def start(folder: Path, data: dict, processes: int, resume: bool) -> psutil.Popen:
-    """Start the script."""
+    """Starts the script."""
     batch = data["batch_size"] // processes
     options = OPTIONS | {"data_dir": data["data_dir"], "output_dir": folder, "per_device_train_batch_size": batch}
     if resume:
@@ -58,7 +58,7 @@ def start(folder: Path, data: dict, processes: int, resume: bool) -> psutil.Pope
 
 
 def finish(run: psutil.Popen, folder: Path) -> None:
-    """Wait for the end of a run that must succeed."""
+    """Waits for the end of a run that must succeed."""
     if run.wait() != 0:
         sys.exit(f"{folder}: the run failed:\n{(folder / 'log.txt').read_text()[-3000:]}")
 
@@ -69,13 +69,13 @@ def weights(folder: Path) -> str:
 
 
 def steps_logged(folder: Path) -> int:
-    """Optimizer steps that the run's log tells of."""
+    """The number of optimizer steps in the run's log."""
     log = folder / "log.txt"
     return log.read_text().count("'loss':") if log.exists() else 0
 
 
 def kill(run: psutil.Popen) -> None:
-    """SIGKILL for every process of the run at once."""
+    """Sends SIGKILL to all processes of the run at once."""
     if run.poll() is None:
         for process in (run, *run.children(recursive=True)):
             process.suspend()
@@ -85,7 +85,7 @@ def kill(run: psutil.Popen) -> None:
 
 
 def kill_and_resume(folder: Path, data: dict, processes: int, generator: random.Random) -> tuple[str, str]:
-    """What was killed when, and the digest of the weights that the resumed run ended with."""
+    """The moment of the kill, and the digest of the final weights of the resumed run."""
     first = STEPS // 3 + 1 if processes > 1 else 0
     wanted = generator.randint(first, STEPS - 1)
     run = start(folder, data, processes, resume=False)
@@ -93,20 +93,20 @@ def kill_and_resume(folder: Path, data: dict, processes: int, generator: random.
         time.sleep(0.005)
     time.sleep(generator.uniform(0, 0.4))
     kill(run)
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    whole = [path.name for path in found if (path / "complete.json").exists()]
-    broken = len(found) - len(whole)
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    whole = [path.name for path in checkpoints if (path / "complete.json").exists()]
+    broken = len(checkpoints) - len(whole)
     when = f"step {steps_logged(folder)}, newest checkpoint: {(whole or ['none'])[-1]}, half-written: {broken}"
     finish(start(folder, data, processes, resume=True), folder)
     return when, weights(folder)
 
 
 def main() -> None:
-    """Train without a stop, kill and resume, print a table; exit code 1 where a bit differs."""
+    """Trains without a stop, kills and resumes, prints a table. The exit code is 1 if a bit differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", required=True, help="train, valid, test and codebase as .jsonl or .jsonl.gz")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--on_two", type=int, default=5, help="how many of them on two processes")
+    parser.add_argument("--on_two", type=int, default=5, help="kills of runs on two processes")
     parser.add_argument("--batch_size", type=int, default=16, help="over all processes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -122,10 +122,10 @@ def main() -> None:
     rows = []
     for place, number in enumerate(processes, 1):
         folder = root / f"killed-{place}"
-        when, found = kill_and_resume(folder, data, number, generator)
-        rows.append([place, number, when, "equal" if found == expected[number] else "DIFFERENT"])
+        when, digest = kill_and_resume(folder, data, number, generator)
+        rows.append([place, number, when, "equal" if digest == expected[number] else "DIFFERENT"])
         sys.stderr.write(f"{json.dumps(rows[-1])}\n")
-        if found == expected[number]:
+        if digest == expected[number]:
             shutil.rmtree(folder)
     print(table(["kill", "processes", "killed after", "final weights"], rows))
     sys.exit(any(row[-1] != "equal" for row in rows))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's line, interleaved timing, ratios with their spread, the roofline."""
+"""Shared by the benchmarks: the line about the machine, interleaved timing, ratios and their spread, the roofline."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 import transformers
 
-ROOF_SIZE = {"cpu": 2048, "cuda": 8192}  # rows of the matrices whose product is the roof
+ROOF_SIZE = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices in `matrix_rate`
 
 
 def parser_of(description: str, rows: bool = True) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes."""
+    """A parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rows:
         parser.add_argument("--data_dir", required=True, help="folder with train.jsonl or train.jsonl.gz")
@@ -30,7 +30,7 @@ def parser_of(description: str, rows: bool = True) -> argparse.ArgumentParser:
 
 
 def set_up(threads: int) -> None:
-    """Give torch and the tokenizers of every library the same number of threads; no progress bars."""
+    """Gives torch and the tokenizers of all libraries the same number of threads. Turns off progress bars."""
     torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -39,7 +39,7 @@ def set_up(threads: int) -> None:
 
 
 def machine(device: str = "cpu") -> str:
-    """Date, processor, threads and versions: the line that stands above a table."""
+    """The line above a table: date, processor, threads and versions."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
     return (
         f"{datetime.date.today()}, {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, "
@@ -62,7 +62,7 @@ def numbers(text: str) -> list[int]:
 
 
 def seconds(call: Callable[[], object], device: str = "cpu") -> float:
-    """Seconds of one call, with all that it started on the device."""
+    """The seconds of one call, with the work that it started on the device."""
     finish(device)
     start = time.perf_counter()
     call()
@@ -71,35 +71,35 @@ def seconds(call: Callable[[], object], device: str = "cpu") -> float:
 
 
 def finish(device: str) -> None:
-    """Wait until the device is idle."""
+    """Waits until the device is idle."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def turns(names: Sequence[str], repetitions: int) -> Iterator[tuple[int, str]]:
-    """(repetition, name) of interleaved measurements, shuffled: what runs before another leaves its mark on it."""
+    """Yields (repetition, name), shuffled within a repetition because a measurement influences the next."""
     generator = np.random.default_rng(0)
     for repetition in range(repetitions):
         yield from ((repetition, names[place]) for place in generator.permutation(len(names)))
 
 
 def draw(rows: int, size: int, generator: np.random.Generator) -> np.ndarray:
-    """Row numbers of a random batch; a row is in it twice only where there are too few."""
+    """The row numbers of a random batch. A row occurs twice only if there are too few rows."""
     return generator.choice(rows, size, replace=size > rows)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median, and from least to most."""
+    """The median, and the range from least to most."""
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """How many times as much as `base` each is, repetition by repetition."""
+    """Each value divided by that of `base`, repetition by repetition."""
     return [value / other for value, other in zip(values, base, strict=True)]
 
 
 def matrix_rate(device: str, dtype: torch.dtype, repetitions: int = 15) -> float:
-    """Operations a second of products of large square matrices, the median: what the machine can do at best."""
+    """The median operations a second of products of large square matrices, the most that the machine can do."""
     size = ROOF_SIZE[device]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.mm(a, b)

@@ -1,14 +1,13 @@
-"""Peak memory of a step with gradient caching: a large batch in chunks, beside a small one in one piece.
+"""Compares the peak memory of a step: a large batch with gradient caching, and a small batch in one piece.
 
     python benchmarks/memory.py --data_dir DIR [--size 256x4] [--lengths 32,64] [--small 64] [--large 4096]
         [--chunk 64] [--repetitions 2]
 
-Every setting is a process of its own that trains for a few steps with the trainer's own loop (two with the large
-batch, as many as make an eighth of that in examples with the small one); processes take turns. "peak" is the most
-memory that the process held at once during its steps, libraries, memory-mapped rows, weights and optimizer included;
-"beside the start" is the same less what it held before the first step. The time of an example is that of a step after
-the first, without collation. Ratios are to the small batch without any chunks; by default a batch goes in chunks of
-like length.
+Every setting trains in a process of its own, with the trainer's loop, and the processes take turns. The large batch
+takes two steps. The small batch takes as many steps as give an eighth of those examples. "peak" is the largest memory
+of the process during its steps, with libraries, memory-mapped rows, weights and optimizer. "beside the start" is the
+peak less the memory before the first step. The time of an example is taken from the steps after the first, without
+collation. Ratios compare with the small batch in one piece. By default a batch is split into chunks of similar length.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from datasets import concatenate_datasets
 from measuring import machine, parser_of, ratios, set_up, spread, turns
-from start import add_encoder_options, begin, label
+from starting_point import add_encoder_options, begin, label
 from transformers import TrainerCallback
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
@@ -36,16 +35,16 @@ KEYS = ("peak", "grown", "example")
 
 
 def resident(line: str) -> float:
-    """MiB in a line of this process's status: VmRSS now, VmHWM at most.
+    """The MiB in a line of this process's status: VmRSS is the present memory, VmHWM the peak.
 
-    Not `getrusage`, whose maximum a process inherits from the one that started it.
+    A process inherits the maximum of `getrusage` from the process that started it, so that one is of no use.
     """
     values = dict(row.split(":", 1) for row in Path("/proc/self/status").read_text().splitlines())
     return int(values[line].split()[0]) / 1024
 
 
 class Probe(TrainerCallback):
-    """What was held before the first step, and how long each took."""
+    """Records the memory before the first step and the seconds of each step."""
 
     def __init__(self):
         self.before, self.taken, self.start = 0.0, [], 0.0
@@ -61,7 +60,7 @@ class Probe(TrainerCallback):
 
 
 def train(folder: str, data_dir: str, threads: int, setting: dict) -> dict[str, float]:
-    """Train with one setting in this process."""
+    """Trains with one setting in this process."""
     set_up(threads)
     batch_size = setting["per_device_train_batch_size"]
     encoder = load_encoder(folder, device="cpu")
@@ -109,25 +108,25 @@ def settings(arguments: argparse.Namespace) -> dict[str, dict]:
 
 
 def measure(arguments: argparse.Namespace, folder: str) -> dict[str, list[dict]]:
-    """What every repetition of every setting found."""
+    """Setting -> the results of its repetitions."""
     chosen = settings(arguments)
-    found: dict[str, list[dict]] = {name: [] for name in chosen}
+    results: dict[str, list[dict]] = {name: [] for name in chosen}
     for _, name in turns(list(chosen), arguments.repetitions):
         command = [sys.executable, __file__, "--data_dir", arguments.data_dir, "--threads", str(arguments.threads)]
-        command += ["--folder", folder, "--one", json.dumps(chosen[name])]
+        command += ["--folder", folder, "--setting", json.dumps(chosen[name])]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[name].append(json.loads(output.splitlines()[-1]))
-        sys.stderr.write(f"{name}: {found[name][-1]}\n")
-    return found
+        results[name].append(json.loads(output.splitlines()[-1]))
+        sys.stderr.write(f"{name}: {results[name][-1]}\n")
+    return results
 
 
-def report(arguments: argparse.Namespace, found: dict[str, list[dict]]) -> None:
-    """Print the table."""
+def report(arguments: argparse.Namespace, results: dict[str, list[dict]]) -> None:
+    """Prints the table."""
     print(f"## Memory of a step: {label(arguments)}\n\n{machine()}, {arguments.repetitions} repetitions, float32\n")
-    base = next(iter(found.values()))
+    base = next(iter(results.values()))
     lines = []
-    for name, results in found.items():
-        columns = {key: [result[key] for result in results] for key in KEYS}
+    for name, repetitions in results.items():
+        columns = {key: [result[key] for result in repetitions] for key in KEYS}
         shares = {key: ratios(columns[key], [result[key] for result in base]) for key in KEYS}
         cells = [f"{statistics.median(columns[key]):,.0f}" for key in ("peak", "grown")]
         lines.append(
@@ -139,19 +138,20 @@ def report(arguments: argparse.Namespace, found: dict[str, list[dict]]) -> None:
 
 
 def main() -> None:
-    """Measure every setting in a process of its own; with `--one`, be that process."""
+    """Measures every setting in a process of its own. With `--setting` this is such a process."""
     parser = parser_of(__doc__)
     add_encoder_options(parser, lengths="32,64")
     parser.add_argument("--small", type=int, default=64)
     parser.add_argument("--large", type=int, default=4096)
     parser.add_argument("--chunk", type=int, default=64)
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--setting", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     set_up(arguments.threads)
-    if arguments.one:
-        print(json.dumps(train(arguments.folder, arguments.data_dir, arguments.threads, json.loads(arguments.one))))
+    if arguments.setting:
+        setting = json.loads(arguments.setting)
+        print(json.dumps(train(arguments.folder, arguments.data_dir, arguments.threads, setting)))
         return
     with tempfile.TemporaryDirectory() as folder:
         begin(arguments, folder)

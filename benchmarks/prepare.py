@@ -1,14 +1,14 @@
-"""Rows a second and memory of what is done once before training: reading, filtering, tokenising, data flow.
+"""Measures rows a second and memory of the preparations for training: reading, filtering, tokenising, data flow.
 
     python benchmarks/prepare.py --data_dir DIR [--rows 10000,50000] [--num_proc 2]
 
-The rows are repeated up to the number asked for, every name and word of four letters or more with the copy's number,
-so that nothing is cached and no copy is a near duplicate: for caches the worst case. Each number of rows is a process
-of its own with an empty cache; its memory and that of the processes that it starts is summed twenty times a second.
-"peak" counts all pages, those that processes share once; "own" leaves out those of memory-mapped files, which the
-system takes back when it needs them. "more a row" is what a further row adds to the own memory, from the smallest
-number of rows to this one: about 0 where memory is constant. Filters keep eight bytes a band to know duplicates by,
-the last two stages are what the trainer and BM25 hold in memory.
+The rows are repeated up to `--rows`. Every name and word of four letters or more gets the number of the copy, so no
+copy is a near duplicate, and caches help as little as possible. Each number of rows is measured in a process of its
+own with an empty cache. Twenty times a second the memory of that process and its children is added up. "peak" counts
+all pages, shared ones once. "own" leaves out the pages of memory-mapped files, which the system can take back. "more a
+row" is the own memory that a further row adds, from the smallest number of rows to this one, and about 0 if memory is
+constant. Filters keep eight bytes a band to find duplicates. The trainer and BM25 keep the results of the last two
+stages in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
 from soft_trainer.terminal import table
 
 PLAIN, GRAPH = PROFILES["auto"], PROFILES["graphcodebert"]
-PAUSE = 0.05  # seconds between two looks at the memory
+PAUSE = 0.05  # seconds between two measurements of memory
 MIB = 1024  # KiB
 WORD = re.compile(r"\b[A-Za-z_]{4,}\b")
 KEYWORDS = set(
@@ -55,14 +55,14 @@ KEYWORDS = set(
 
 
 def renamed(value, copy: int):
-    """A text, or a list of them, with the copy's number in its words."""
+    """A text, or a list of texts, with the number of the copy in its words."""
     if isinstance(value, list):
         return [renamed(part, copy) for part in value]
     return WORD.sub(lambda word: word[0] if word[0] in KEYWORDS else f"{word[0]}{copy}", value)
 
 
 def write_rows(rows: Dataset, count: int, path: Path) -> None:
-    """JSON lines of so many rows, each different from all others."""
+    """Writes JSON lines of `count` rows, all different."""
     changed = {"original_string", "code", "code_tokens", "docstring", "docstring_tokens", "func_name"}
     with path.open("w") as lines:
         for number in range(count):
@@ -72,7 +72,7 @@ def write_rows(rows: Dataset, count: int, path: Path) -> None:
 
 
 def stages(path: Path, num_proc: int | None) -> dict[str, Callable]:
-    """Name -> what is done with the rows, which gives rows where it makes others."""
+    """Name -> a call that takes the rows, and returns new rows or None."""
     tokenizer = load_tokenizer(path.parent / "tokenizer", GRAPH)
 
     def both_sides(rows):
@@ -95,7 +95,7 @@ def stages(path: Path, num_proc: int | None) -> dict[str, Callable]:
 
 
 def prepare(path: Path, num_proc: int | None) -> list[dict]:
-    """Take the rows through all stages in this process; when each began and ended, and with how many rows."""
+    """Runs all stages in this process. Returns the start, the end and the number of rows of each stage."""
     rows, done = None, []
     for name, stage in stages(path, num_proc).items():
         before, start = rows, time.monotonic()
@@ -106,13 +106,13 @@ def prepare(path: Path, num_proc: int | None) -> list[dict]:
 
 
 def held(process: psutil.Process) -> tuple[float, float]:
-    """MiB of a process and all that it started: all pages, and those of no file."""
+    """The MiB of a process and its children: all pages, and the pages that belong to no file."""
     peak = own = 0.0
     for pid in [process.pid, *(child.pid for child in process.children(recursive=True))]:
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         values = dict(re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE))
         peak += int(values.get("Pss", 0)) / MIB
         own += int(values.get("Pss_Anon", 0)) / MIB
@@ -120,12 +120,12 @@ def held(process: psutil.Process) -> tuple[float, float]:
 
 
 def watch(path: Path, arguments: argparse.Namespace) -> list[dict]:
-    """Run `prepare` in a process of its own; what it says of each stage, with the memory held meanwhile."""
+    """Runs `prepare` in a process of its own. Returns its result, with the memory during each stage."""
     environment = os.environ | {
         "HF_DATASETS_CACHE": str(path.parent / "cache"),
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }
-    command = [sys.executable, __file__, "--data_dir", arguments.data_dir, "--one", str(path)]
+    command = [sys.executable, __file__, "--data_dir", arguments.data_dir, "--path", str(path)]
     command += ["--threads", str(arguments.threads)]
     command += ["--num_proc", str(arguments.num_proc)] if arguments.num_proc else []
     samples = []
@@ -148,10 +148,10 @@ def watch(path: Path, arguments: argparse.Namespace) -> list[dict]:
     return done
 
 
-def report(arguments: argparse.Namespace, found: dict[int, list[dict]]) -> None:
-    """Print the table."""
-    lines, (least, base) = [], next(iter(found.items()))
-    for count, done in found.items():
+def report(arguments: argparse.Namespace, results: dict[int, list[dict]]) -> None:
+    """Prints the table."""
+    lines, (least, base) = [], next(iter(results.items()))
+    for count, done in results.items():
         for stage, first in zip(done, base, strict=True):
             taken = stage["end"] - stage["start"]
             more = 1024 * (stage["own"] - first["own"]) / (count - least) if count > least else None
@@ -164,27 +164,25 @@ def report(arguments: argparse.Namespace, found: dict[int, list[dict]]) -> None:
 
 
 def main() -> None:
-    """Prepare every number of rows in a process of its own; with `--one`, be that process."""
+    """Measures every number of rows in a process of its own. With `--path` this is such a process."""
     parser = parser_of(__doc__)
     parser.add_argument("--rows", default="10000,50000", help="numbers of rows, the smallest first")
-    parser.add_argument(
-        "--num_proc", type=int, help="processes of the filters; default: one a core, as load_data does"
-    )
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--num_proc", type=int, help="processes of the filters (default: one a core, like load_data)")
+    parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     set_up(arguments.threads)
-    if arguments.one:
-        print(json.dumps(prepare(arguments.one, arguments.num_proc)))
+    if arguments.path:
+        print(json.dumps(prepare(arguments.path, arguments.num_proc)))
         return
-    rows, found = load_folder(arguments.data_dir, ("train",))["train"], {}
+    rows, results = load_folder(arguments.data_dir, ("train",))["train"], {}
     for count in numbers(arguments.rows):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "rows.jsonl")
             write_rows(rows, count, path)
             train_tokenizer(map(" ".join, rows["code_tokens"]), GRAPH).save_pretrained(path.parent / "tokenizer")
-            found[count] = watch(path, arguments)
+            results[count] = watch(path, arguments)
         sys.stderr.write(f"{count:,} rows are prepared\n")
-    report(arguments, found)
+    report(arguments, results)
 
 
 if __name__ == "__main__":

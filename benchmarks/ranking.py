@@ -1,11 +1,12 @@
-"""Ranking a codebase: ours, faiss, argsort as published, the evaluator of sentence-transformers, on equal embeddings.
+"""Compares ways to rank a corpus: ours, faiss, argsort as published, and the evaluator of sentence-transformers.
 
     python benchmarks/ranking.py [--queries 14918 --codes 43827 --dim 768] [--repeats 3] [--output FILE.md]
 
-Each measurement is a process of its own; methods take turns, and the table holds medians. The seconds are those of
-the call alone, the peak is that of the process with its libraries and the embeddings. What cannot be made equal: faiss
-and the published way look at the first 1000 codes only, the evaluator at the first 1000 with metrics beside the MRR;
-ours ranks every code, with ties, and keeps ten. faiss (`pip install faiss-cpu`) is left out where it is missing.
+All methods get the same embeddings. Each measurement is a process of its own; methods take turns, and the table holds
+medians. The seconds are those of the call, the peak is that of the process with its libraries and the embeddings. What
+cannot be made equal: faiss and the published way look at the first 1000 codes only, the evaluator at the first 1000
+with metrics beside the MRR; ours ranks every code, with ties, and keeps ten. faiss (`pip install faiss-cpu`) is left
+out if it is not installed.
 """
 
 import argparse
@@ -35,7 +36,7 @@ LABELS = {
 
 
 def make_embeddings(kind: str, queries: int, codes: int, dim: int) -> dict[str, np.ndarray]:
-    """Normalised embeddings; `one-direction` are near a common vector, with 2 % copied codes, as encoders' are."""
+    """Makes normalised embeddings. Like those of encoders, `one-direction` lie near a common vector, 2 % copied."""
     rng = np.random.default_rng(0)
     code = rng.standard_normal((codes, dim), dtype=np.float32)
     targets = rng.permutation(codes)[:queries] if queries <= codes else rng.integers(0, codes, queries)
@@ -51,7 +52,7 @@ def make_embeddings(kind: str, queries: int, codes: int, dim: int) -> dict[str, 
 
 
 def ours(queries, codes, targets):
-    """Gives the call that is timed, as the functions below do: what a user prepares once is not."""
+    """Returns the call that is timed, as the functions below do. What a user prepares once is not timed."""
     import torch
 
     from soft_trainer.evaluation.ranking import rank_codes
@@ -61,7 +62,7 @@ def ours(queries, codes, targets):
 
 
 def faiss(queries, codes, targets):
-    """The flat index, which compares everything."""
+    """Searches a flat index."""
     import faiss
 
     index = faiss.IndexFlatIP(codes.shape[1])
@@ -70,18 +71,18 @@ def faiss(queries, codes, targets):
 
 
 def argsort(queries, codes, targets):
-    """All scores sorted, as in the published script."""
+    """Sorts all scores, as the published script does."""
     return lambda: places(np.argsort(queries @ codes.T, axis=-1)[:, ::-1][:, :DEPTH], targets)
 
 
 def evaluator(queries, codes, targets):
-    """sentence-transformers' evaluator on ready embeddings."""
+    """Calls the evaluator of sentence-transformers on the embeddings."""
     import torch
     from sentence_transformers import util
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     class Encoded:
-        """Stands in for a model: gives out the embeddings."""
+        """Stands in for a model that has encoded the queries."""
 
         def encode_query(self, texts, **_):
             return torch.from_numpy(queries)
@@ -97,9 +98,9 @@ def evaluator(queries, codes, targets):
     return lambda: measure.compute_all_metrics(Encoded(), corpus_embeddings=torch.from_numpy(codes))
 
 
-def places(found: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Rank of each target among the codes found, 0 where it is missing."""
-    hits = found == targets[:, None]
+def places(best: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Returns the rank of each target among the best codes, 0 where it is missing."""
+    hits = best == targets[:, None]
     return np.where(hits.any(1), hits.argmax(1) + 1, 0)
 
 
@@ -116,7 +117,7 @@ def measure(method: str, folder: Path) -> dict:
 
 
 def wrong_ranks(method: str, folder: Path, sample: int) -> str:
-    """Share of a sample of ranks that differ from float64 brute force, where both lie within the depth."""
+    """Returns the share of wrong ranks in a sample, compared with float64 scores up to the depth."""
     if not (folder / f"{method}.npy").exists():
         return ""
     queries, codes, targets = (np.load(folder / f"{name}.npy") for name in ("queries", "codes", "targets"))
@@ -132,7 +133,7 @@ def wrong_ranks(method: str, folder: Path, sample: int) -> str:
 
 
 def run(methods: list[str], arguments: argparse.Namespace, kind: str) -> list[str]:
-    """Rows of the table for one kind of embeddings."""
+    """Returns the table's rows for one kind of embeddings."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for array, values in make_embeddings(kind, arguments.queries, arguments.codes, arguments.dim).items():
@@ -141,7 +142,7 @@ def run(methods: list[str], arguments: argparse.Namespace, kind: str) -> list[st
         environment = os.environ | {"OMP_NUM_THREADS": str(arguments.threads), "TQDM_DISABLE": "1"}
         for _ in range(arguments.repeats):
             for method in methods:
-                command = [sys.executable, __file__, "--one", method, "--folder", name]
+                command = [sys.executable, __file__, "--method", method, "--folder", name]
                 output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
                 results[method].append(json.loads(output.splitlines()[-1]))
         base = statistics.median(result["wall"] for result in results["ours"])
@@ -149,7 +150,7 @@ def run(methods: list[str], arguments: argparse.Namespace, kind: str) -> list[st
 
 
 def row(kind: str, method: str, results: list[dict], base: float, wrong: str) -> str:
-    """One line: medians, and the spread of the wall time."""
+    """Returns one line: medians, and the spread of the wall time."""
     walls = [result["wall"] for result in results]
     wall, cpu, peak = (statistics.median(result[name] for result in results) for name in ("wall", "cpu", "peak"))
     cells = [kind, LABELS[method], f"{wall / base:.2f}", f"{wall:.1f}", f"{min(walls):.1f}-{max(walls):.1f}"]
@@ -157,7 +158,7 @@ def row(kind: str, method: str, results: list[dict], base: float, wrong: str) ->
 
 
 def main() -> None:
-    """Measure the methods in turn, each in a process of its own, and print the table."""
+    """Measures the methods in turn, each in a process of its own, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=14918)
     parser.add_argument("--codes", type=int, default=43827)
@@ -166,13 +167,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--methods", nargs="+", choices=ORDER, default=ORDER, help="ours is always measured")
     parser.add_argument("--kinds", nargs="+", choices=("random", "one-direction"), default=("random", "one-direction"))
-    parser.add_argument("--note", default="", help="what the reader should know, such as that the machine was busy")
+    parser.add_argument("--note", default="", help="a remark for the reader, such as that the machine was busy")
     parser.add_argument("--output", type=Path, help="Markdown file to append the table to")
-    parser.add_argument("--one", choices=ORDER, help=argparse.SUPPRESS)
+    parser.add_argument("--method", choices=ORDER, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments.folder)))
+    if arguments.method:
+        print(json.dumps(measure(arguments.method, arguments.folder)))
         return
 
     methods = [method for method in ORDER if method in {"ours", *arguments.methods}]

@@ -1,10 +1,10 @@
-"""Seconds from the command to its first training step, and of `--help`.
+"""Measures the seconds from the command to the first training step, and those of `--help`.
 
     python benchmarks/startup.py [--repetitions 3] [--recipe recipes/quickstart.yaml]
 
-The recipe is started with a log line a step, and killed at its first one: the time includes that step. "cold" has no
-cache but the interpreter's bytecode, so that rows are mined or read, the tokenizer trained and texts tokenised; "warm"
-is the same command once more. "imports" is what importing the script's libraries alone takes, none of it ours.
+The recipe logs a line every step and is killed at the first line, so the time includes that step. "cold" has no cache
+except the interpreter's bytecode: rows are mined or read, the tokenizer is trained and texts are tokenised. "warm" is
+the same command once more. "imports" is the import of the script's libraries alone, without this project.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST_STEP = "{'loss'"
 
 
 def seconds_to(words: str | None, command: Sequence[str], home: str) -> float:
-    """Until the command has said `words`, when it is killed, or until it has ended; bytecode and caches stay."""
+    """Seconds until the command prints `words` and is killed, or until it ends. Bytecode and caches stay."""
     start = time.perf_counter()
     environment = os.environ | {"HF_HOME": home, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -37,10 +37,10 @@ def seconds_to(words: str | None, command: Sequence[str], home: str) -> float:
         for line in running.stdout:
             if words and words in line:
                 taken = time.perf_counter() - start
-                os.killpg(running.pid, signal.SIGKILL)  # what a launcher has started too
+                os.killpg(running.pid, signal.SIGKILL)  # with the children of a launcher
                 return taken
     if words or running.returncode:
-        raise SystemExit(f"{' '.join(command)}: ended with {running.returncode} before it said {words!r}")
+        raise SystemExit(f"{' '.join(command)}: ended with {running.returncode} before it printed {words!r}")
     return time.perf_counter() - start
 
 
@@ -58,7 +58,7 @@ def commands(recipe: str, output_dir: str) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Measure every command in turn and print the table."""
+    """Measures every command in turn and prints the table."""
     parser = parser_of(__doc__, rows=False)
     parser.add_argument("--recipe", default=str(ROOT / "recipes" / "quickstart.yaml"))
     parser.add_argument("--repetitions", type=int, default=3)

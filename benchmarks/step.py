@@ -1,21 +1,21 @@
-"""One training step: ours, sentence-transformers' trainer, and padded to the maximum as published.
+"""Compares a training step: ours, that of sentence-transformers' trainer, and one padded to the maximum as published.
 
     python benchmarks/step.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--batch_sizes 32,128]
         [--dtype float32,bfloat16] [--device cuda] [--repetitions 7]
 
-All take the same random batches in turn, from the same weights, with the same texts, truncation, loss (InfoNCE of
-cosines x 20, or of the model's own score), optimizer, clipping of gradients, precision and threads. A step is the
-batch's collation, forward, backward, clipping and optimizer; the first of each way is left out. Figures with a range
-are medians over the repetitions, ratios are taken within one.
+All ways take turns with the same random batches, initial weights, texts, truncation, loss (InfoNCE of cosines x 20, or
+of the model's own score), optimizer, clipping of gradients, precision and threads. A step is collation, forward,
+backward, clipping and optimizer. The first step of each way is left out. Figures with a range are medians over the
+repetitions. Ratios are taken within a repetition.
 
-"ours is faster" divides the time of a way by ours; "without collation" the same without what data workers do beside
-a GPU. "padding" is the share of computed tokens that are padding; "of the saving" the ratio as a share of what the
-fewer tokens would give at a constant cost a token. Useful arithmetic is that of tokens that are not padding,
-6 W T + 12 layers hidden sum(L^2) operations for W weights without embeddings and T tokens in texts of L each; all
-arithmetic counts the padding too. Both are shares of the rate of large matrix products in the same precision.
+"ours is faster" divides the time of a way by ours. "without collation" does so without the work of data workers.
+"padding" is the share of padding in the computed tokens. "of the saving" divides the ratio by the one that the fewer
+tokens would give at a constant cost a token. Useful arithmetic is that of tokens that are not padding: 6 W T + 12
+layers hidden sum(L^2) operations for W weights without embeddings and T tokens in texts of L each. All arithmetic
+includes the padding. Both are shares of the rate of large matrix products in the same precision.
 
-What cannot be made equal: sentence-transformers tokenises in its collator, ours once before training, which its
-steps do not show.
+One thing differs: sentence-transformers tokenises in its collator. Ours tokenises once before training, so its steps
+do not include tokenising.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from measuring import draw, finish, machine, matrix_rate, numbers, parser_of, ra
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.util import cos_sim, dot_score
-from start import Start, add_encoder_options, begin, label
+from starting_point import StartingPoint, add_encoder_options, begin, label
 from torch import Tensor
 from transformers import Trainer
 
@@ -49,7 +49,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass
 class Way:
-    """A trainer that takes steps one by one."""
+    """A trainer that takes single steps."""
 
     trainer: Trainer
     collate: Callable[[np.ndarray], dict]
@@ -63,7 +63,7 @@ class Way:
         trainer.current_gradient_accumulation_steps = 1
 
     def step(self, rows: np.ndarray) -> tuple[float, float, dict]:
-        """Seconds of one whole step, those of its collation, and the batch."""
+        """The seconds of a step, the seconds of its collation, and the batch."""
         trainer = self.trainer
         finish(self.device)
         start = time.perf_counter()
@@ -83,8 +83,8 @@ class Way:
         return float(self.trainer.compute_loss(self.trainer.model, self.trainer._prepare_inputs(self.collate(rows))))
 
 
-def ours(start: Start, dtype: str, collator=None, **options) -> Way:
-    """Our trainer, as it comes."""
+def ours(start: StartingPoint, dtype: str, collator=None, **options) -> Way:
+    """Our trainer with its default settings."""
     encoder = load_encoder(start.folder, device="cpu")
     trainer = SoftInfoNCETrainer(
         model=encoder.model,
@@ -97,13 +97,13 @@ def ours(start: Start, dtype: str, collator=None, **options) -> Way:
     return Way(trainer, trainer.get_train_dataloader().dataset.__getitems__, start.device)
 
 
-def in_one_piece(start: Start, dtype: str) -> Way:
-    """Our trainer with either side padded to the longest of the batch."""
+def in_one_piece(start: StartingPoint, dtype: str) -> Way:
+    """Our trainer with each side padded to the longest text of the batch."""
     return ours(start, dtype, chunk_by_length=False)
 
 
-def padded_to_maximum(start: Start, dtype: str) -> Way:
-    """Our trainer with every text padded to the length at which it would be cut."""
+def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
+    """Our trainer with every text padded to the maximum length."""
     pad_token_id = load_tokenizer(start.folder, start.profile).pad_token_id
 
     def pad(features: list[dict], side: str) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ def padded_to_maximum(start: Start, dtype: str) -> Way:
     return ours(start, dtype, lambda features: {side: pad(features, side) for side in SIDES})
 
 
-def sentence_transformers(start: Start, dtype: str) -> Way:
+def sentence_transformers(start: StartingPoint, dtype: str) -> Way:
     """The trainer of sentence-transformers with its own collator and loss."""
     profile = start.profile
     model = SentenceTransformer(str(start.folder), device=start.device)
@@ -125,7 +125,7 @@ def sentence_transformers(start: Start, dtype: str) -> Way:
     trainer = SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
-            # These tasks choose query_length and document_length of the model's folder.
+            # The tasks select query_length and document_length of the model's folder.
             router_mapping={"query": "query", "code": "document"},
             prompts={side: prefix for side in SIDES if (prefix := side_settings(profile, side)["prefix"])} or None,
             **start.settings(dtype),
@@ -146,7 +146,7 @@ WAYS = {
 
 
 def masks(batch: Mapping) -> Iterator[Tensor]:
-    """The attention mask of every forward pass of a batch."""
+    """Yields the attention mask of every forward pass of a batch."""
     for name, value in batch.items():
         if name.endswith("attention_mask"):
             yield value
@@ -158,21 +158,24 @@ def masks(batch: Mapping) -> Iterator[Tensor]:
 
 
 def work(model, batch: Mapping) -> dict[str, float]:
-    """Tokens and operations of a step's forward and backward passes, those computed and those of use."""
-    config, found = model.config, list(masks(batch))
-    lengths = torch.cat([mask.sum(1) for mask in found]).double()
-    padded = torch.cat([torch.full((len(mask),), mask.shape[1]) for mask in found]).double()
+    """The tokens and operations of a step's forward and backward passes, all of them and the useful ones."""
+    config, passes = model.config, list(masks(batch))
+    lengths = torch.cat([mask.sum(1) for mask in passes]).double()
+    padded = torch.cat([torch.full((len(mask),), mask.shape[1]) for mask in passes]).double()
     per_token = 6 * model.num_parameters(exclude_embeddings=True)
     per_pair = 12 * config.num_hidden_layers * config.hidden_size
     return {
-        f"{name} {what}": float(value)
-        for name, of in (("useful", lengths), ("computed", padded))
-        for what, value in (("tokens", of.sum()), ("operations", per_token * of.sum() + per_pair * (of**2).sum()))
+        f"{name} {unit}": float(value)
+        for name, tokens in (("useful", lengths), ("computed", padded))
+        for unit, value in (
+            ("tokens", tokens.sum()),
+            ("operations", per_token * tokens.sum() + per_pair * (tokens**2).sum()),
+        )
     }
 
 
 def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], model) -> dict:
-    """For each way the seconds of every step, those without collation, and its work; None where memory ran out."""
+    """Way -> seconds of its steps with and without collation, and their work. None if memory ran out."""
     results: dict = {name: {"whole": [], "bare": [], "work": []} for name in ways}
     for repetition, name in turns(list(ways), len(batches)):
         if results[name] is None:
@@ -185,14 +188,14 @@ def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], model) 
             torch.cuda.empty_cache()
             continue
         if repetition == 0:
-            continue  # memory and kernels are made ready
+            continue  # the first step allocates memory and loads kernels
         for key, value in (("whole", whole), ("bare", whole - collation), ("work", work(model, batch))):
             results[name][key].append(value)
     return results
 
 
 def line(batch_size: int, name: tuple[str, str], results: dict, roof: float) -> list:
-    """One row of the table."""
+    """A row of the table."""
     way, dtype = name
     result, base, single = results[name], results[("ours", dtype)], results.get(("ours", "float32"))
     cells = [batch_size, dtype, way]
@@ -223,25 +226,25 @@ HEADERS += ["than in float32", "padding", "useful tokens/s", "useful arithmetic"
 
 
 def run(arguments: argparse.Namespace, folder: str) -> None:
-    """The whole benchmark."""
+    """Runs the whole benchmark and prints it."""
     start = begin(arguments, folder)
-    # bfloat16 last: accelerate knows one precision at a time, and a float32 model is prepared by then.
+    # bfloat16 comes last: accelerate has one precision at a time, and the float32 models are prepared before.
     dtypes = sorted(arguments.dtype.split(","), key=list(DTYPES).index)
     ways = {(way, dtype): WAYS[way](start, dtype) for dtype in dtypes for way in arguments.ways.split(",")}
     roofs = {dtype: [matrix_rate(start.device, DTYPES[dtype])] for dtype in dtypes}
     generator, model = np.random.default_rng(0), load_encoder(folder, device="cpu").model
-    losses, found = {}, {}
+    losses, measured = {}, {}
     for size in numbers(arguments.batch_sizes):
         batches = [draw(len(start.rows), size, generator) for _ in range(arguments.repetitions + 1)]
-        if not found:
+        if not measured:
             losses = {name: way.loss(batches[0]) for name, way in ways.items()}
-        found[size] = measure(ways, batches, model)
+        measured[size] = measure(ways, batches, model)
         sys.stderr.write(f"batches of {size} are measured\n")
     for dtype in dtypes:
         roofs[dtype].append(matrix_rate(start.device, DTYPES[dtype]))
 
     mean = {dtype: statistics.mean(rates) for dtype, rates in roofs.items()}
-    lines = [line(size, name, results, mean[name[1]]) for size, results in found.items() for name in results]
+    lines = [line(size, name, results, mean[name[1]]) for size, results in measured.items() for name in results]
     print(f"## A training step: {label(arguments)}\n\n{machine(start.device)}, {arguments.repetitions} repetitions\n")
     print(table(HEADERS, lines), "\n")
     for dtype, rates in roofs.items():
@@ -254,7 +257,7 @@ def run(arguments: argparse.Namespace, folder: str) -> None:
 
 
 def main() -> None:
-    """Measure every way at every batch size and print the tables."""
+    """Reads the options and runs."""
     parser = parser_of(__doc__)
     add_encoder_options(parser)
     parser.add_argument("--batch_sizes", default="32,128")

@@ -1,12 +1,12 @@
-"""What the weights add to a training step, against InfoNCE on the same model and batches.
+"""Measures the time that the weights add to a training step, against InfoNCE on the same model and batches.
 
     python benchmarks/step_overhead.py --data_dir DIR [--batch_sizes 32,64,256] [--pairs 5]
 
-Two figures a case. "added" is the work that Soft-InfoNCE does in the step and InfoNCE does not (the loss's extra
-terms), timed by itself and given as a share of the InfoNCE step and of a step of 30 ms, as of a fast GPU. "ratio"
-pairs whole steps of both, interleaved, with a bootstrap interval. "in the worker" is what a data worker does ahead of
-the step for each batch, similarities and weights; "without cache" what the estimator would cost in every step if it
-encoded the batch again. Seconds of `fit` are given once.
+"added" is the work that only Soft-InfoNCE does in the step (the extra terms of the loss), timed by itself, and its
+share of the InfoNCE step and of a step of 30 ms, as on a fast GPU. "paired ratio" compares whole steps of both,
+interleaved, with a bootstrap interval. "in the worker" is the time in which a data worker computes similarities and
+weights of a batch before the step. "without cache" is the share of the step that the estimator would take if it
+encoded the batch again in every step. The second table has the seconds of `fit`, which runs once.
 """
 
 import argparse
@@ -37,7 +37,7 @@ FAST_STEP = 0.030  # seconds
 
 
 def seconds(function, repetitions: int) -> float:
-    """Median seconds of a call."""
+    """The median seconds of a call."""
     taken = []
     for _ in range(repetitions):
         start = time.perf_counter()
@@ -47,7 +47,7 @@ def seconds(function, repetitions: int) -> float:
 
 
 def make_trainer(model, rows, tokenizer, profile, batch_size, estimator, folder) -> SoftInfoNCETrainer:
-    """A trainer of the whole package, its estimator fitted."""
+    """A trainer with a fitted estimator, or with none."""
     trainer = SoftInfoNCETrainer(
         model=model,
         args=SoftInfoNCETrainingArguments(
@@ -64,7 +64,7 @@ def make_trainer(model, rows, tokenizer, profile, batch_size, estimator, folder)
 
 
 def step(trainer: SoftInfoNCETrainer, batch: dict) -> float:
-    """Seconds of one whole step: forward, backward, optimizer."""
+    """The seconds of a whole step: forward, backward, optimizer."""
     start = time.perf_counter()
     trainer.training_step(trainer.model, dict(batch))
     trainer.optimizer.step()
@@ -73,7 +73,7 @@ def step(trainer: SoftInfoNCETrainer, batch: dict) -> float:
 
 
 def loss_seconds(trainer: SoftInfoNCETrainer, batch: dict, width: int) -> float:
-    """Seconds from embeddings to their gradients: all that differs between the losses."""
+    """The seconds from embeddings to their gradients. The rest of a step is the same for all losses."""
     generator = torch.Generator().manual_seed(0)
     size = len(batch.rows)
     q, c = (torch.randn(size, width, generator=generator, requires_grad=True) for _ in range(2))
@@ -87,13 +87,13 @@ def loss_seconds(trainer: SoftInfoNCETrainer, batch: dict, width: int) -> float:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
+    """The 95 % bootstrap interval of the median."""
     draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
     return tuple(np.percentile(np.median(draws, axis=1), [2.5, 97.5]))
 
 
 def measure(case: dict, batch_size: int, pairs: int) -> list:
-    """One row of the table."""
+    """A row of the table."""
     plain, soft = case["plain"], case["soft"]
     loader = iter(soft.get_train_dataloader())
     batches = [next(loader) for _ in range(min(pairs, len(soft.get_train_dataloader())))]
@@ -125,7 +125,7 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
 
 
 def live_encoding(estimator, rows: Dataset):
-    """The estimator's encoding of one batch, as it would be in every step without row caches."""
+    """A call that encodes a batch with the estimator, as every step would without row caches."""
     encoder = estimator.load()
     two_sided = isinstance(estimator, TrainedModelEstimator)
 
@@ -139,7 +139,7 @@ def live_encoding(estimator, rows: Dataset):
 
 
 def main() -> None:
-    """Measure every estimator at every batch size and print the tables."""
+    """Measures every estimator at every batch size and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--batch_sizes", default="32,64,256")

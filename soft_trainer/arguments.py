@@ -16,7 +16,11 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import nearest
 
+# A wheel has the recipes inside the package, a checkout beside it.
+_PACKAGE = Path(__file__).parent
+RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 SMALLEST_VOCABULARY = 300  # the 256 bytes and the special tokens
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -87,12 +91,14 @@ class DataArguments:
         None, "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set."
     )
     max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.")
-    lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")
+    lexical: bool = option(True, "Also rank by lexical BM25, a baseline that needs no training.")
     model_card: bool = option(True, "Write README.md, the model card, into the output folder.")
     examples: int = option(5, "Test queries to show with their top functions at the end.")
     early_stopping_patience: int | None = option(None, "Stop after this many evaluations without a better metric.")
     estimator: str | None = option(
-        "bm25", "Estimator of the weights: bm25, simcse, trained_model, none, a mixture a+b, or module:Class."
+        "bm25",
+        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder as it starts), none, a "
+        "mixture a+b, or module:Class.",
     )
     estimator_model: str | None = option(
         None, "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
@@ -140,15 +146,63 @@ class SoftInfoNCEOptions:
     )
     alpha: float | None = option(None, "Weight of the similarity in Eq. 4. Default: the estimator's.")
     beta: float | None = option(None, "Constant of Eq. 4. Default: the estimator's.")
-    temperature: float | None = option(None, "Temperature of the softmax of similarities. Default: the estimator's.")
-    floor: float = option(0.1, "Smallest weight of a negative.")
+    temperature: float | None = option(
+        None, "Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's."
+    )
+    floor: float = option(0.1, "Smallest weight of a negative in Eq. 4.")
+    weighting: str = option(
+        "eq4", "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive."
+    )
+    margin: float | None = option(
+        None, "positive_aware: a negative counts fully if it is less similar than the positive by this much."
+    )
+    order_loss_weight: float = option(
+        0.0, "Weight of a further loss, which orders the negatives as the estimator does. 0: none."
+    )
+    order_loss_scale: float = option(1.0, "Factor on the differences of scores in the order loss.")
     infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.")
     kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.")
     cancel: str = option("none", "False-negative cancellation: none, top_k or ratio.")
     cancel_k: int = option(3, "How many of the most similar negatives top_k cancels.")
     cancel_ratio: float = option(0.5, "ratio cancels negatives above this share of the positive's similarity.")
     clamp_negative_scores: bool = option(False, "Raise negative scores to 0, as the proof of Theorem 1 does.")
-    mask_duplicates: bool = option(True, "A negative with the positive's query or code text does not count.")
+    duplicates: str = option(
+        "mask",
+        "A negative with the query's or the code's text: mask leaves it out, positives counts it as a right answer, "
+        "ignore counts it as a negative.",
+    )
+    mask_duplicates: bool | None = option(None, "Earlier name: true means --duplicates mask, false ignore.")
+    group_size: int = option(8, "train_sampling_strategy similar: rows in a group of similar rows.")
+    random_share: float = option(0.0, "train_sampling_strategy similar: share of random rows in a batch, from 0 to 1.")
+    nearest_apart: int = option(
+        0, "train_sampling_strategy similar: this many nearest neighbours of a row never share its batch."
+    )
+    equal_texts_apart: bool = option(
+        False, "train_sampling_strategy similar: rows with the same query or code never share a batch."
+    )
+    neighbours: int = option(32, "train_sampling_strategy similar: neighbours that are known of each row.")
+    similar_by: str = option(
+        "estimator", "train_sampling_strategy similar: neighbours by estimator, or by bm25 (queries, without a model)."
+    )
+    negatives_per_query: int = option(0, "Negatives of its own for each query, beside those of the batch.")
+    negatives: str | None = option(
+        None,
+        "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
+        "`negatives` of the rows. Default: mined with the run's estimator before training.",
+    )
+    negatives_meet: str = option("own", "Queries that own negatives meet: own (the query they belong to) or all.")
+    negative_candidates: int = option(64, "Candidates that are mined for each query.")
+    negative_ranks: str | None = option(
+        None, "FIRST,LAST: candidates of these ranks may be drawn, from 0, LAST left out."
+    )
+    negative_max_score: float | None = option(None, "Largest similarity of an own negative.")
+    negative_margin: float | None = option(None, "An own negative is less similar than the positive by this much.")
+    negative_ratio: float | None = option(None, "Largest share of the positive's similarity of an own negative.")
+    negative_temperature: float | None = option(
+        None,
+        "Own negatives are drawn with the softmax of similarity / temperature; 0 takes the most similar ones. "
+        "Default: all candidates are equally likely.",
+    )
     gather_negatives: bool | None = option(
         None, "Take the codes of all processes as negatives. Default: yes, with several processes."
     )
@@ -168,6 +222,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     """
 
     output_dir: str | None = option(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
+    overwrite: bool = option(False, "Write into an output folder that holds the results of another run.")
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
     per_device_eval_batch_size: int = option(64, "Texts encoded at once in evaluation, per process.")
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
@@ -182,8 +237,8 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
     train_sampling_strategy: str = option(
         "random",
-        "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length or "
-        "one_language.",
+        "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length, "
+        "one_language, or similar (groups of rows that an estimator finds alike).",
     )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
@@ -191,6 +246,8 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):
             self.do_train = self.do_eval = self.do_predict = True
+        if self.mask_duplicates is not None:
+            self.duplicates = "mask" if self.mask_duplicates else "ignore"
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
             _check_json(name, getattr(self, name, None))
@@ -202,7 +259,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
 
 
 def _check_json(name: str, value) -> None:
-    """Refuses a text that begins as a JSON mapping and is none."""
+    """Refuses a text that begins like a JSON mapping but is not valid JSON."""
     if isinstance(value, str) and value.startswith("{"):
         try:
             json.loads(value)
@@ -213,24 +270,30 @@ def _check_json(name: str, value) -> None:
 # ---- Reading options from the command line and from recipes ----
 
 
-def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, description: str | None = None) -> tuple:
-    """One instance of each of `dataclass_types` from `--option value` and `--config FILE.yaml`.
+def parse(
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None = None,
+    description: str | None = None,
+    prog: str | None = None,
+) -> tuple:
+    """One instance of each of `dataclass_types` from `--option value` and `--config RECIPE`.
 
     What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
-    names another recipe, relative to its own folder, that it changes.
+    names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
+    package.
 
     Raises:
         UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
             cannot be read.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(tuple(dataclass_types), description)
+    parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
     known = {option.lstrip("-") for option in parser._option_string_actions}
     recipe = _take_config(argv)
-    options = read_recipe(recipe) if recipe else {}
+    options = read_recipe(recipe_path(recipe)) if recipe else {}
     for key in options:
         if key not in known:
-            raise UserError(f"{recipe}: unknown option {key!r}{_nearest(str(key), known)}")
+            raise UserError(f"{recipe}: unknown option {key!r}{nearest(str(key), known)}")
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(
             [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
@@ -238,17 +301,42 @@ def parse(dataclass_types: Sequence[type], argv: Sequence[str] | None = None, de
     except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
     if rest:
-        raise UserError(f"unknown option {rest[0]}{_nearest(rest[0].lstrip('-').split('=')[0], known)}")
+        raise UserError(f"unknown option {rest[0]}{nearest(rest[0].lstrip('-').split('=')[0], known)}")
     return tuple(parsed[: len(dataclass_types)])
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option, and leaves the lines of a description as they are."""
+
+
 @functools.cache
-def _parser(dataclass_types: tuple[type, ...], description: str | None) -> HfArgumentParser:
-    """Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that."""
-    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", help="YAML recipe of options; those on the command line win.")
+def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentParser:
+    """The parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
+
+    Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
+    """
+    parser = HfArgumentParser(
+        dataclass_types, formatter_class=_HelpFormatter, allow_abbrev=False, exit_on_error=False, **settings
+    )
+    parser.add_argument("--config", help="YAML file or name of a recipe; options on the command line win.")
     parser.error = _raise
     return parser
+
+
+def recipe_path(name: str | Path) -> Path:
+    """The file of a recipe: `name` if there is such a file, else the recipe of the package with this name.
+
+    Raises:
+        UserError: neither; the message lists the names that are near.
+    """
+    for path in (Path(name), RECIPES / f"{str(name).removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    files = (file for file in sorted(RECIPES.rglob("*.yaml")) if file.parent.name != "accelerate")
+    names = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in files]
+    near = difflib.get_close_matches(str(name), names, n=5) or [key for key in names if str(name) in key.split("/")]
+    listed = f"near are {', '.join(near)}" if near else f"there are {', '.join(names)}"
+    raise UserError(f"{name}: neither a file nor the name of a recipe; {listed}")
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
@@ -295,11 +383,6 @@ def _word(value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, dict) else str(value)
-
-
-def _nearest(key: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
 
 
 def _raise(message: str):

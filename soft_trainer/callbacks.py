@@ -13,7 +13,10 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
+from soft_trainer.encoders.loading import Encoder
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
 from soft_trainer.weights import checked_similarity
 
@@ -83,15 +86,37 @@ class EstimatorCallback(TrainerCallback):
     def __init__(self, estimator):
         self.estimator = estimator
         self.histogram: dict[str, list] | None = None
-        self._dataset = None
-        self._last: tuple[Tensor, float] | None = None
+        self._dataset, self._fitted = None, False
+        self._last: dict | None = None
 
-    def bind(self, dataset) -> None:
-        """Takes the training rows that the estimator is fitted on. A row's number is its position."""
+    def bind(self, dataset, encoder: Encoder | None = None) -> None:
+        """Takes the rows that the estimator is fitted on, and the run's encoder. A row's number is its position."""
         self._dataset = dataset
+        if encoder is not None and isinstance(self.estimator, Estimator):
+            self.estimator.bind(encoder)
+
+    @property
+    def needs_initial_model(self) -> bool:
+        """True if the estimator, or a member of a mixture, must be fitted before a checkpoint is loaded."""
+        members = getattr(self.estimator, "members", [self.estimator])
+        return any(isinstance(member, InitialModelEstimator) for member in members)
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Fits the estimator on the training rows."""
+        """Fits the estimator on the training rows, unless `fit` was called for this training."""
+        if not self._fitted:
+            self.fit()
+        self._fitted = False
+
+    def prepare(self, rows) -> None:
+        """Takes the rows of a training; an estimator of the initial model is fitted before a checkpoint is loaded."""
+        self._dataset = rows
+        if self.needs_initial_model and not self._fitted:
+            self.fit()
+
+    def fit(self, rows=None) -> None:
+        """Fits the estimator on `rows`, the bound ones when None."""
+        self._dataset = self._dataset if rows is None else rows
+        self._fitted = True
         start = time.perf_counter()
         self.estimator.fit(self._dataset)
         name = type(self.estimator).__name__
@@ -101,35 +126,48 @@ class EstimatorCallback(TrainerCallback):
         """The estimator's raw similarities of rows, Tensor[Q, C], checked."""
         return checked_similarity(self.estimator, torch.as_tensor(query_rows), torch.as_tensor(code_rows))
 
-    def observe(self, weights: Tensor, floor: float) -> None:
-        """Remembers the weights Tensor[B, N] of a step for the log, without a wait for the device."""
-        self._last = (weights, floor)
+    def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
+        """Remembers weights and scores of a step, Tensor[B, N], for the log, without a wait for the device."""
+        self._last = {"weights": weights, "floor": floor, "scores": scores.detach(), "positives": positives}
 
     def statistics(self) -> dict[str, float]:
-        """Mean, minimum and share at the floor of the negatives' weights in the last observed step."""
+        """Statistics of the negatives' weights and scores in the last observed step, for the log.
+
+        Returns:
+            Mean, minimum, share at the floor and share below one half of the weights; `weight_entropy`, the entropy
+            of a query's weights over its negatives as a share of the largest possible, mean over queries;
+            `score_margin`, the positive's score minus the hardest negative's, mean over queries.
+        """
         if self._last is None:
             return {}
-        (weights, floor), self._last = self._last, None
-        # A positive has weight 1 and a column that is left out has weight 0: neither is a negative.
-        counted = weights[weights > 0]
-        negatives = counted.numel() - len(weights)
-        if negatives <= 0:
+        step, self._last = self._last, None
+        column = step["positives"].unsqueeze(1)
+        # A column that is left out has weight 0: it is no negative.
+        weights = step["weights"].double().scatter(1, column, 0.0)
+        valid, number = weights[weights > 0], (weights > 0).sum(1)
+        if not len(valid):
             return {}
-        self.histogram = self._histogram(counted, len(weights))
+        self.histogram = self._histogram(valid)
+        shares = weights / weights.sum(1, keepdim=True).clamp_min(1e-12)
+        entropy = torch.special.entr(shares).sum(1) / number.double().log().clamp_min(1e-12)
+        hardest = step["scores"].masked_fill(weights == 0, -torch.inf).amax(1)
+        margins = (step["scores"].gather(1, column).squeeze(1) - hardest)[number > 0]
         return {
-            "weight_mean": float((counted.sum() - len(weights)) / negatives),
-            "weight_min": float(counted.min()),
-            "weight_at_floor": float(torch.count_nonzero(counted <= floor) / negatives),
+            "weight_mean": float(valid.mean()),
+            "weight_min": float(valid.min()),
+            "weight_at_floor": float((valid.float() <= step["floor"]).double().mean()),
+            "weight_below_half": float((valid < 0.5).double().mean()),
+            "weight_entropy": float(entropy[number > 1].mean()) if bool((number > 1).any()) else 1.0,
+            "score_margin": float(margins.mean()),
         }
 
-    def _histogram(self, counted: Tensor, positives: int) -> dict[str, list]:
-        """Equal bins from 0 to the largest weight, without the positives, whose weight is 1."""
-        counts, edges = np.histogram(counted.double().numpy(force=True), self.BINS, (0.0, float(counted.max())))
-        counts[np.histogram([1.0], edges)[0].argmax()] -= positives
+    def _histogram(self, weights: Tensor) -> dict[str, list]:
+        """Equal bins from 0 to the largest weight, or to 1."""
+        counts, edges = np.histogram(weights.numpy(force=True), self.BINS, (0.0, max(float(weights.max()), 1.0)))
         return {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
 
 
-def the_estimator_callback(callbacks) -> EstimatorCallback | None:
+def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     """The `EstimatorCallback` among the callbacks of a trainer, None without one.
 
     Raises:

@@ -17,6 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
 MARKER = "complete.json"
+RECORD, NUMBERS = "run.json", "all_results.json"
 
 
 @contextmanager
@@ -44,6 +45,26 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value) -> None:
     """Writes `value` as indented JSON, as a whole file."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, float]) -> None:
+    """Write what a run found: its record, and its numbers in the files that `transformers` examples write.
+
+    `PART_results.json` holds the numbers of a part, `all_results.json` those of all parts, `run.json` the record. The
+    record is written last, so that a folder that has one is finished.
+    """
+    folder = Path(folder)
+    for part, numbers in parts.items():
+        if numbers:
+            write_json(folder / f"{part}_results.json", dict(numbers))
+    write_json(folder / NUMBERS, {name: number for numbers in parts.values() for name, number in numbers.items()})
+    write_json(folder / RECORD, record)
+
+
+def record_path(folder: str | Path) -> Path:
+    """The file of a run's record: `run.json`, or `all_results.json` in a folder of version 0.1."""
+    folder = Path(folder)
+    return folder / RECORD if (folder / RECORD).is_file() else folder / NUMBERS
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:

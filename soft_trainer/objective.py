@@ -1,4 +1,4 @@
-"""The loss that a run minimises, with its settings, and the object that weighs the negatives of a batch."""
+"""The loss that a run minimises, with its settings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from soft_trainer.errors import UserError
 from soft_trainer.weights import (
     cancel_above_ratio,
     cancel_top_k,
+    check_positive_aware_settings,
     check_settings,
-    checked_similarity,
     negative_weights,
+    positive_aware_weights,
     smallest_batch,
 )
 
 CANCELLATIONS = ("none", "top_k", "ratio")
+WEIGHTINGS = ("eq4", "positive_aware")
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,14 @@ class Objective:
 
     Args:
         loss: a key of `LOSSES`.
+        weighting: "eq4" or "positive_aware", the way from similarity to weight.
         alpha, beta, temperature, floor: of Eq. 4 and of the softmax before it.
+        margin: of positive-aware weights, whose temperature is `temperature` too.
         infonce_weight, kl_weight: of `kl_regularization`.
         cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
         cancel_k: the number of most similar negatives that "top_k" leaves out.
         cancel_ratio: the share of the positive's similarity above which "ratio" leaves a negative out.
+        order_loss_weight, order_loss_scale: of the order loss that is added; weight 0 adds none.
         clamp_negative_scores: raise every score below 0 to 0, without gradient there, as the proof of Theorem 1 does.
 
     Raises:
@@ -40,10 +45,14 @@ class Objective:
     """
 
     loss: str = "soft_info_nce"
+    weighting: str = "eq4"
     alpha: float = 1.5
     beta: float = 0.5
     temperature: float = 1.0
     floor: float = 0.1
+    margin: float = 0.0
+    order_loss_weight: float = 0.0
+    order_loss_scale: float = 1.0
     infonce_weight: float = 1.3
     kl_weight: float = 0.7
     cancel: str = "none"
@@ -52,32 +61,40 @@ class Objective:
     clamp_negative_scores: bool = False
 
     def __post_init__(self):
-        for name, allowed in (("loss", tuple(LOSSES)), ("cancel", CANCELLATIONS)):
+        for name, allowed in (("loss", tuple(LOSSES)), ("cancel", CANCELLATIONS), ("weighting", WEIGHTINGS)):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
         try:
-            check_settings(self.alpha, self.beta, self.temperature, self.floor)
+            if self.weighting == "positive_aware":
+                check_positive_aware_settings(self.margin, self.temperature)
+            else:
+                check_settings(self.alpha, self.beta, self.temperature, self.floor)
         except ValueError as error:
             raise UserError(str(error)) from None
-        for name in ("cancel_k", "cancel_ratio", "infonce_weight", "kl_weight"):
+        for name in ("cancel_k", "cancel_ratio", "infonce_weight", "kl_weight", "order_loss_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"{name}={getattr(self, name)}: must be 0 or more")
+        if not 0 < self.order_loss_scale < float("inf"):
+            raise UserError(f"order_loss_scale={self.order_loss_scale}: must be above 0")
+        if self.weighting == "positive_aware" and self.loss != "soft_info_nce":
+            raise UserError(f"weighting=positive_aware: only loss=soft_info_nce has weights, not {self.loss}")
 
     @property
     def needs_similarity(self) -> bool:
         """True if the loss needs an estimator."""
-        return self.loss != "info_nce" or self.cancel != "none"
+        return self.loss != "info_nce" or self.cancel != "none" or self.order_loss_weight > 0
 
     @property
     def uses_weights(self) -> bool:
-        """True if the loss uses the weights of Eq. 4."""
+        """True if the loss uses weights."""
         return self.loss == "soft_info_nce"
 
     @property
     def smallest_batch(self) -> int:
-        """The smallest N whose queries keep enough negatives for Eq. 4, 2 for the other losses."""
+        """The smallest N whose queries keep enough negatives: for Eq. 4 by alpha and beta, otherwise 2."""
         cancelled = self.cancel_k if self.cancel == "top_k" else 0
-        return cancelled + (smallest_batch(self.alpha, self.beta) if self.uses_weights else 2)
+        by_formula = self.uses_weights and self.weighting == "eq4"
+        return cancelled + (smallest_batch(self.alpha, self.beta) if by_formula else 2)
 
     def __call__(
         self,
@@ -86,6 +103,7 @@ class Objective:
         similarity: Tensor | None = None,
         negatives: Tensor | None = None,
         weights: Tensor | None = None,
+        also: Tensor | None = None,
     ) -> Tensor:
         """Computes the loss of B queries against N codes, a scalar.
 
@@ -95,27 +113,36 @@ class Objective:
             similarity: raw, Tensor[B, N]; needed if `needs_similarity`, unless `weights` are given.
             negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
             weights: Tensor[B, N] of Soft-InfoNCE. They already say which columns count.
+            also: BoolTensor[B, N], further right answers. `negatives` leaves them out.
         """
         if self.clamp_negative_scores:
             scores = scores.clamp_min(0)
-        if weights is not None:
-            return losses.soft_info_nce(scores, weights, positives)
         negatives = self.valid_negatives(similarity, positives, negatives)
-        return LOSSES[self.loss](self, scores, positives, similarity, negatives)
+        if weights is not None:
+            loss = losses.soft_info_nce(scores, weights, positives, also=also)
+        else:
+            loss = LOSSES[self.loss](self, scores, positives, similarity, negatives, also)
+        if self.order_loss_weight:
+            order = losses.order_loss(scores, similarity, self.order_loss_scale, positives, negatives=negatives)
+            loss = loss + self.order_loss_weight * order
+        return loss
 
     def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
         """Computes the weights (or similarities) that the loss needs, before the scores are known.
 
         Returns:
-            `weights` of Soft-InfoNCE after cancellation, or the raw `similarity` for the other losses.
+            `weights` of Soft-InfoNCE after cancellation, or the raw `similarity` for the other losses; both if there
+            is an order loss beside Soft-InfoNCE.
         """
         if not self.uses_weights:
             return {"similarity": similarity}
-        return {"weights": self.weights(similarity, positives, self.valid_negatives(similarity, positives, negatives))}
+        valid = self.valid_negatives(similarity, positives, negatives)
+        inputs = {"weights": self.weights(similarity, positives, valid)}
+        return inputs | ({"similarity": similarity} if self.order_loss_weight else {})
 
     def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
         """The columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
-        if self.cancel == "none":
+        if self.cancel == "none" or similarity is None:  # without similarity the weights hold the cancellation
             return negatives
         if negatives is not None:
             # A duplicate is left out already: it must not use up the k, nor count as most similar.
@@ -129,6 +156,8 @@ class Objective:
 
     def weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
         """w_ij, Tensor[B, N]. A query with too few negatives for Eq. 4 (a short batch) has weights of 1."""
+        if self.weighting == "positive_aware":
+            return positive_aware_weights(similarity, self.margin, self.temperature, positives, negatives)
         return negative_weights(
             similarity,
             self.alpha,
@@ -141,25 +170,27 @@ class Objective:
         )
 
 
-def _soft_info_nce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
-    return losses.soft_info_nce(scores, o.weights(similarity, positives, negatives), positives)
+def _soft_info_nce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+    weights = o.weights(similarity, positives, negatives)
+    return losses.soft_info_nce(scores, weights, positives, also=also)
 
 
-def _info_nce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
-    return losses.info_nce(scores, positives, negatives=negatives)
+def _info_nce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+    return losses.info_nce(scores, positives, negatives=negatives, also=also)
 
 
-def _weighted_info_nce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
-    return losses.weighted_info_nce(scores, similarity, o.temperature, positives, negatives=negatives)
+def _weighted_info_nce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+    return losses.weighted_info_nce(scores, similarity, o.temperature, positives, negatives=negatives, also=also)
 
 
-def _bce(o: Objective, scores, positives, similarity, negatives) -> Tensor:
-    return losses.binary_cross_entropy(scores, similarity, o.temperature, positives, negatives=negatives)
+def _bce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+    return losses.binary_cross_entropy(scores, similarity, o.temperature, positives, negatives=negatives, also=also)
 
 
-def _kl_regularization(o: Objective, scores, positives, similarity, negatives) -> Tensor:
+def _kl_regularization(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+    weights = o.infonce_weight, o.kl_weight
     return losses.kl_regularized_info_nce(
-        scores, similarity, o.temperature, o.infonce_weight, o.kl_weight, positives, negatives=negatives
+        scores, similarity, o.temperature, *weights, positives, negatives=negatives, also=also
     )
 
 
@@ -170,36 +201,3 @@ LOSSES: dict[str, Callable] = {
     "bce": _bce,
     "kl_regularization": _kl_regularization,
 }
-
-
-@dataclass(frozen=True)
-class Weigher:
-    """Turns rows of the training set into the weights (or similarities) of a batch.
-
-    Data workers and the step use the same object. It can be pickled if the estimator can.
-
-    Args:
-        objective: the loss.
-        estimator: an object with `similarity(query_rows, code_rows)`.
-    """
-
-    objective: Objective
-    estimator: object
-
-    def __call__(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
-        """Computes `weights` or `similarity` of B queries against N codes, on the device of `positives`.
-
-        Args:
-            query_rows, code_rows: training rows, int64[B] and int64[N].
-            positives: LongTensor[B], column of each query's own code.
-            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
-
-        Returns:
-            The keyword arguments of `Objective.__call__`, Tensor[B, N] in float32: float64 would double what a worker
-            sends, and some devices have none.
-        """
-        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
-        similarity = checked_similarity(self.estimator, *rows).to(positives.device)
-        with torch.no_grad():
-            inputs = self.objective.loss_inputs(similarity, positives, negatives)
-        return {name: tensor.float() for name, tensor in inputs.items()}

@@ -1,8 +1,5 @@
 """Train the sentence encoder behind the SimCSE estimator, unsupervised, on queries alone (Section 4.1).
 
-accelerate launch -m soft_trainer.simcse --config recipes/simcse.yaml
-accelerate launch -m soft_trainer.simcse --data_dirs DIR [DIR ...] --output_dir outputs/simcse
-
 A text is encoded twice, with another dropout each time, and has to find itself among the texts of its batch. The
 output folder loads with `SimCSEEstimator` and with `SentenceTransformer`.
 """
@@ -22,7 +19,7 @@ from torch.nn import functional as F
 from transformers import TrainingArguments, set_seed
 
 from soft_trainer import distributed
-from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option, parse
+from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
@@ -32,8 +29,8 @@ from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
-from soft_trainer.files import last_checkpoint, write_json
-from soft_trainer.terminal import exit_on_user_error, print_on_main, table
+from soft_trainer.files import last_checkpoint, write_results
+from soft_trainer.terminal import print_on_main, table
 from soft_trainer.trainer import SoftInfoNCETrainer
 
 MEASURES = ("alignment", "uniformity")
@@ -41,7 +38,7 @@ MEASURES = ("alignment", "uniformity")
 
 @dataclass
 class SimCSEArguments:
-    """Which encoder to start from, and which queries to train on."""
+    """The encoder to start from, and the queries to train on."""
 
     model_name_or_path: str = option(PAPER_MODEL, "Encoder to start from: a Hub name or a folder.")
     model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.")
@@ -58,7 +55,7 @@ class SimCSEArguments:
 
 @dataclass
 class SimCSETrainingArguments(TrainingArguments):
-    """`transformers.TrainingArguments` with the defaults of the published run, measured twenty times on the way."""
+    """`transformers.TrainingArguments` with the defaults of the published run and twenty evaluations."""
 
     output_dir: str | None = option("outputs/simcse", "Where to write.")
     temperature: float = option(0.07, "Temperature of InfoNCE: cosines are divided by it.")
@@ -81,11 +78,11 @@ class SimCSETrainingArguments(TrainingArguments):
 class SimCSETrainer(SoftInfoNCETrainer):
     """Unsupervised SimCSE: InfoNCE (Eq. 1) between two dropout views of every query of the global batch.
 
-    All but the batch and the evaluation is `SoftInfoNCETrainer`'s: the query's tokens stand on both sides of a pair,
-    and each side is a forward pass with its own dropout. The profile's score is cosine over the temperature.
+    Batches and evaluation differ from `SoftInfoNCETrainer`: the query's tokens stand on both sides of a pair, and each
+    side is a forward pass with its own dropout. The profile's score is cosine over the temperature.
 
     Raises:
-        UserError: also for a model without dropout, whose two views would be one.
+        UserError: the model has no dropout, so its two views would be equal.
     """
 
     METRICS = MEASURES
@@ -101,7 +98,10 @@ class SimCSETrainer(SoftInfoNCETrainer):
     @property
     def options(self) -> SoftInfoNCEOptions:
         """The options of the loss. No query occurs twice, so nothing is masked: `load_queries` keeps the first."""
-        return dataclasses.replace(SoftInfoNCEOptions(), mask_duplicates=False)
+        return dataclasses.replace(SoftInfoNCEOptions(), duplicates="ignore")
+
+    def prepare_rows(self) -> None:
+        """Prepares nothing: a query has no negatives of its own."""
 
     def _train_batches(self) -> TrainBatches:
         queries = self._tokens(self.train_dataset, "query")
@@ -113,12 +113,12 @@ class SimCSETrainer(SoftInfoNCETrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Alignment and uniformity (Wang & Isola, 2020) of held-out queries, lower is better for both.
+        """Measures alignment and uniformity (Wang & Isola, 2020) of held-out queries; lower is better for both.
 
-        Uniformity is of the embeddings that are used, without dropout. A query has no known paraphrase here, so
-        alignment is of two dropout views, as in training: it tells whether the views stay together while uniformity
-        spreads the queries, and nothing of how near two wordings of one thing are. The dropout is the same every time
-        and leaves that of training as it was.
+        Uniformity is measured on the embeddings without dropout. A query has no known paraphrase here, so alignment is
+        measured on two dropout views, as in training. It shows whether the views stay together while the queries
+        spread; it says nothing about two wordings of one thing. The dropout is the same in every evaluation, and
+        training draws the same dropout as without it.
         """
         start = time.perf_counter()
         tokens = self._tokens(self.eval_dataset if eval_dataset is None else eval_dataset, "query")
@@ -139,7 +139,7 @@ class SimCSETrainer(SoftInfoNCETrainer):
 
     @torch.no_grad()
     def _dropout_views(self, tokens) -> list[Tensor]:
-        """Two embeddings of every text, each Tensor[n, d], each process encoding its share."""
+        """Two embeddings of every text, each Tensor[n, d]; each process encodes its share."""
         size, was_training = self.args.per_device_eval_batch_size, self.model.training
         rank, processes = distributed.rank_and_world_size()
         share = range(len(tokens))[distributed.shard(len(tokens), rank, processes)]
@@ -167,16 +167,16 @@ def alignment(a: Tensor, b: Tensor) -> Tensor:
 def uniformity(embeddings: Tensor) -> Tensor:
     """Logarithm of the mean of exp(-2 squared distance) over all pairs (Wang & Isola, 2020), a scalar.
 
-    0 where all points are one; near -4 where Tensor[n, d] is spread evenly in many dimensions.
+    It is 0 if all points are equal, and near -4 if Tensor[n, d] is spread evenly in many dimensions.
     """
     return F.pdist(F.normalize(embeddings, dim=1)).square().mul(-2).exp().mean().log()
 
 
 def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int) -> DatasetDict:
-    """Distinct queries of all folders or languages: `train`, and `valid` without those of `train`.
+    """Loads the distinct queries of all folders or languages: `train`, and `valid` without those of `train`.
 
     Raises:
-        UserError: data that cannot be had, or no query in it.
+        UserError: the data cannot be loaded or hold no query.
     """
     loaded = _sources(arguments)
     kept, rows, seen = {}, [], set()
@@ -205,7 +205,7 @@ def _sources(arguments: SimCSEArguments) -> dict[str, DatasetDict]:
 
 
 def _first_of_each(queries: Iterable[str], seen: set[str]) -> list[int]:
-    """The rows whose text is not blank and not in `seen`, to which they are added; white space does not count."""
+    """The rows whose text is neither blank nor in `seen`; their texts are added to it. White space does not count."""
     new = []
     for row, text in enumerate(queries):
         text = " ".join(text.split())
@@ -216,12 +216,12 @@ def _first_of_each(queries: Iterable[str], seen: set[str]) -> list[int]:
 
 
 def _measured(trainer: SimCSETrainer) -> dict[int, dict[str, float]]:
-    """What was measured, by step."""
+    """The measurements by step."""
     return {entry["step"]: entry for entry in trainer.state.log_history if "eval_alignment" in entry}
 
 
 def draw_curves(curves: dict[int, dict[str, float]]):
-    """A figure of alignment and uniformity by step, from `{step: {"eval_alignment": ..., "eval_uniformity": ...}}`."""
+    """Draws alignment and uniformity by step, from `{step: {"eval_alignment": ..., "eval_uniformity": ...}}`."""
     figure = new_figure(10, 3.6)
     steps = sorted(curves)
     for axes, name, color in zip(figure.subplots(1, 2), MEASURES, COLORS, strict=False):
@@ -235,7 +235,7 @@ def draw_curves(curves: dict[int, dict[str, float]]):
 
 
 def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> SimCSETrainer:
-    """The trainer of a run: encoder with mean pooling, normalised, cosine over the temperature, and its queries."""
+    """Builds the trainer of a run: queries, and an encoder with mean pooling, normalised, and cosine scores."""
     name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
     profile = resolve_profile(name, revision=revision).replace(
         pooling="mean",
@@ -259,9 +259,11 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
 
 
 def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
-    """Write `all_results.json` and the picture, and say how alignment and uniformity changed."""
+    """Writes the results and the picture, and prints how alignment and uniformity changed."""
     curves, folder = _measured(trainer), Path(trainer.args.output_dir)
-    write_json(folder / "all_results.json", {"train": metrics, "measured": list(curves.values())})
+    measured = list(curves.values())
+    last = {f"eval_{name}": measured[-1][f"eval_{name}"] for name in MEASURES}
+    write_results(folder, {"train": metrics, "measured": measured}, train=metrics, eval=last)
     picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
     ends = [min(curves), max(curves)]
     shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]
@@ -269,12 +271,15 @@ def report(trainer: SimCSETrainer, metrics: dict[str, float]) -> None:
     print_on_main(f"Written to {folder}, the picture to {picture}")
 
 
-def main() -> None:
-    """Train the SimCSE encoder that the command line describes."""
-    arguments, args = parse((SimCSEArguments, SimCSETrainingArguments), description=__doc__)
+def train(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
+    """Trains the SimCSE encoder that the options describe.
+
+    Raises:
+        UserError: a temperature that is not above 0, no matplotlib, or data that cannot be loaded.
+    """
     if not args.temperature > 0:
         raise UserError(f"temperature={args.temperature:g}: must be above 0")
-    new_figure(1, 1)  # a missing matplotlib is told now, not after ten epochs
+    new_figure(1, 1)  # fails now, not after ten epochs, if matplotlib is missing
     set_seed(args.seed)
     trainer = build_trainer(arguments, args)
     result = trainer.train(resume_from_checkpoint=last_checkpoint(args.resume_from_checkpoint, args.output_dir))
@@ -285,8 +290,3 @@ def main() -> None:
     if distributed.rank_and_world_size()[0] == 0:
         report(trainer, result.metrics)
     distributed.close()
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        main()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from soft_trainer.errors import UserError
 
@@ -32,6 +33,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f")
     from tabulate import tabulate  # slow to import
 
     return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message on an unknown name: asks for the nearest known one, or points to --help."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
-"""SoftInfoNCETrainer: encode, gather, weigh, loss. Its evaluation by retrieval is in `training/retrieval.py`."""
+"""SoftInfoNCETrainer: encode, gather, weigh, loss. Evaluation is in `training/retrieval.py`."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import torch
 from datasets import Dataset
@@ -11,25 +9,27 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, the_estimator_callback
+from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, find_estimator_callback
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
-from soft_trainer.data.sampling import EpochDataLoader, training_sampler
+from soft_trainer.data.global_batches import EpochDataLoader, training_sampler
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import encode
-from soft_trainer.encoders.loading import register_prefix_tokens
+from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.files import last_checkpoint
-from soft_trainer.objective import Objective, Weigher
+from soft_trainer.objective import Objective
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.batch_trainer import BatchTrainer
 from soft_trainer.training.checks import (
     banner,
     check_batches,
     check_run,
     check_trainer_arguments,
+    check_weighting,
     make_objective,
     measured_metrics,
     options_of,
@@ -37,12 +37,14 @@ from soft_trainer.training.checks import (
 )
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
-from soft_trainer.training.retrieval import RetrievalTrainer, as_row_sets, as_rows
+from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
+from soft_trainer.training.retrieval import as_row_sets, as_rows
+from soft_trainer.weights import Weigher
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
 
-class SoftInfoNCETrainer(RetrievalTrainer):
+class SoftInfoNCETrainer(BatchTrainer):
     """Fine-tunes a code-search encoder with Soft-InfoNCE (Eq. 3) or one of the paper's other losses.
 
     Args:
@@ -82,7 +84,7 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
-        self.estimator_callback = the_estimator_callback(callbacks)
+        self.estimator_callback = find_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")
         self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
         self.train_dataset = as_rows(train_dataset, "train_dataset")
@@ -109,16 +111,23 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         self._termination = SaveOnTermination()
         for callback in filter(None, (self._overflows, self._termination)):
             self.add_callback(callback)
+        self._prepared: PreparedRows | None = None
+        self._bind_estimator()
+
+    def _bind_estimator(self) -> None:
+        """Shows the estimator the training rows and the encoder."""
         if self.estimator_callback is not None:
-            self.estimator_callback.bind(self.train_dataset)
+            encoder = Encoder(self.model, self.processing_class, self.encoder)
+            self.estimator_callback.bind(self.train_dataset, encoder)
+            check_weighting(self.objective, self.estimator)
 
     def add_callback(self, callback) -> None:
         """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
-            self.estimator_callback = the_estimator_callback({self.estimator_callback, callback})
+            self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})
             self.check_settings()
-            callback.bind(self.train_dataset)
+            self._bind_estimator()
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the accelerator, which a search of hyperparameters does for every trial."""
@@ -174,16 +183,30 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         check_batches(self.args, self.objective, self.train_dataset, self._train_batch_size)
         rows, batches = self.train_dataset, self._train_batches()
         size = self._train_batch_size * self.args.world_size
-        sampler = training_sampler(self.args, rows, batches, lambda: text_ids_of(rows, self.encoder), size)
+        inputs = (lambda: text_ids_of(rows, self.encoder), lambda: self._prepared.similar)
+        sampler = training_sampler(self.args, rows, batches, size, *inputs)
         return EpochDataLoader.for_training(batches, sampler, self.args)
+
+    def prepare_rows(self) -> PreparedRows:
+        """Reads or mines own negatives, finds neighbours and fits the estimator if they need it."""
+        callback, strategy, seed = self.estimator_callback, self.args.train_sampling_strategy, self.args.seed
+        fit = None if callback is None else callback.fit
+        rows = prepare_rows(self.options, strategy, self.train_dataset, self.encoder, self.estimator, fit, seed)
+        if callback is not None:
+            callback.prepare(rows.rows)
+        self._prepared = rows
+        return rows
 
     def _train_batches(self) -> TrainBatches:
         """The training rows as token ids, with what the workers compute beside them."""
+        prepared = self._prepared or self.prepare_rows()
         precompute = self.objective.needs_similarity and getattr(self.estimator, "in_workers", False)
         return self._batches(
-            {side: self._tokens(self.train_dataset, side) for side in SIDES},
+            {side: self._tokens(prepared.rows, side) for side in SIDES},
             weigh=self.weigher if precompute else None,
-            text_ids=text_ids_of(self.train_dataset, self.encoder) if self.options.mask_duplicates else None,
+            text_ids=prepared.text_ids,
+            duplicates=self.options.duplicates,
+            own_negatives=prepared.own_negatives,
         )
 
     def _batches(self, tokens: dict, **inputs) -> TrainBatches:
@@ -198,17 +221,6 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         return TrainBatches(
             tokens, self.data_collator, gather=self.gathers, rank=rank, world_size=world_size, **inputs
         )
-
-    def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves the batch to this process's device; with a user's collator, equalises the forward passes too."""
-        if self.args.world_size > 1 and not self._own_collator:
-            passes = distributed.largest([len(getattr(inputs, side).chunks) for side in SIDES])
-            sides = {side: getattr(inputs, side).with_passes(n) for side, n in zip(SIDES, passes, strict=True)}
-            inputs = dataclasses.replace(inputs, **sides)
-        return inputs.to(self.args.device)
-
-    def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
-        """None: the loss is a mean over a batch, not over tokens."""
 
     # ---- The step ----
 
@@ -225,7 +237,7 @@ class SoftInfoNCETrainer(RetrievalTrainer):
     def batch_loss(self, queries: Tensor, codes: Tensor, batch: Batch) -> Tensor:
         """The loss from embeddings Tensor[B, d] of this process's queries and codes."""
         if self.gathers:
-            codes = distributed.gather_with_gradient(codes, batch.sizes)
+            codes = distributed.gather_with_gradient(codes, batch.code_sizes)
         return self._block_loss(queries, codes, batch, slice(0, len(queries)))
 
     def _block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
@@ -234,7 +246,7 @@ class SoftInfoNCETrainer(RetrievalTrainer):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
         objective, scores = self.objective, score(self.encoder, queries, codes)
         positives = batch.positives[block]
-        negatives = None if batch.negatives is None else batch.negatives[block]
+        negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
             inputs = {name: tensor[block] for name, tensor in batch.loss_inputs.items()}
         elif objective.needs_similarity:
@@ -242,8 +254,9 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         else:
             inputs = {}
         if "weights" in inputs and block.start == 0:
-            self.estimator_callback.observe(inputs["weights"], objective.floor)
-        return objective(scores, positives, negatives=negatives, **inputs) * batch.loss_scale(len(queries))
+            self.estimator_callback.observe(inputs["weights"], objective.floor, scores, positives)
+        loss = objective(scores, positives, negatives=negatives, also=also, **inputs)
+        return loss * batch.loss_scale(len(queries))
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """A step of any `Trainer`, or one with gradient caching; the loss must be finite."""
@@ -276,20 +289,9 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         """Logs, with the weights' statistics beside a training loss."""
         if "loss" in logs:
             logs |= self.estimator_callback.statistics() if self.estimator_callback is not None else {}
-            logs |= {"duplicates_masked": self._duplicates_masked} if self.options.mask_duplicates else {}
+            logs |= {"duplicates_masked": self._duplicates_masked} if self.options.duplicates != "ignore" else {}
             logs |= {"fp16_overflows": self._overflows.count} if self._overflows is not None else {}
         super().log(logs, start_time)
-
-    def floating_point_ops(self, inputs: Batch) -> int:
-        """6 x parameters x computed tokens, padding included."""
-        return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
-
-    def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts the tokens of both sides, as `include_num_input_tokens_seen` says."""
-        kind = self.args.include_num_input_tokens_seen
-        if kind != "no":
-            tokens = inputs.count_tokens(padding=kind != "non_padding")
-            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
 
     # ---- Before the first step, and after the last ----
 
@@ -319,6 +321,7 @@ class SoftInfoNCETrainer(RetrievalTrainer):
         self.check_evaluation()
         checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
+        self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)
         try:
             output = super().train(checkpoint, *args, **kwargs)

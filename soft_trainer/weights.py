@@ -1,12 +1,46 @@
-"""From raw similarities to the weights w_ij of Eq. 4, and false-negative cancellation as masks of negatives."""
+"""From raw similarities to weights w_ij (Eq. 4, or relative to the positive); cancellation as masks of negatives."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Weigher:
+    """Turns rows of the training set into the weights (or similarities) of a batch.
+
+    Data workers and the step use the same object. It can be pickled if the estimator can.
+
+    Args:
+        objective: an `Objective`, whose `loss_inputs` turns similarities into weights.
+        estimator: an object with `similarity(query_rows, code_rows)`.
+    """
+
+    objective: object
+    estimator: object
+
+    def __call__(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
+        """Computes `weights` or `similarity` of B queries against N codes, on the device of `positives`.
+
+        Args:
+            query_rows, code_rows: training rows, int64[B] and int64[N].
+            positives: LongTensor[B], column of each query's own code.
+            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
+
+        Returns:
+            The keyword arguments of `Objective.__call__`, Tensor[B, N] in float32: float64 would double what a worker
+            sends, and some devices have none.
+        """
+        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
+        similarity = checked_similarity(self.estimator, *rows).to(positives.device)
+        with torch.no_grad():
+            inputs = self.objective.loss_inputs(similarity, positives, negatives)
+        return {name: tensor.float() for name, tensor in inputs.items()}
 
 
 def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
@@ -87,6 +121,45 @@ def negative_weights(
     return weights.masked_fill(~negatives, 0.0).scatter(1, column, 1.0)
 
 
+def positive_aware_weights(
+    similarity: Tensor,
+    margin: float,
+    temperature: float,
+    positives: Tensor | None = None,
+    negatives: Tensor | None = None,
+) -> Tensor:
+    """Weights that compare each negative with the query's own code, without a floor.
+
+    w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)): 1 for a negative that is less similar than the
+    positive by at least `margin`, then less and less. Temperature 0 is the limit: 0 where s_ij > s_i,pos - margin,
+    else 1.
+
+    Args:
+        similarity: raw, larger = more alike, Tensor[B, N]. It carries no gradient.
+        margin: in units of `similarity`; below 0 it lets negatives be more similar than the positive.
+        temperature: in units of `similarity`, 0 or more.
+        positives: LongTensor[B], column of each query's own code (default `arange(B)`).
+        negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
+
+    Returns:
+        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on what is left out.
+
+    Raises:
+        ValueError: a margin that is not finite, or a temperature below 0.
+    """
+    check_positive_aware_settings(margin, temperature)
+    similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
+    negatives, column = _negatives(similarity, positives, negatives)
+    own = similarity.gather(1, column)
+    # Equal similarities may both be -inf, the logarithm of nothing; their difference is 0 all the same.
+    lead = torch.where(similarity == own, 0.0, own - similarity) - margin
+    if temperature < torch.finfo(similarity.dtype).tiny:
+        weights = (lead >= 0).to(similarity.dtype)
+    else:
+        weights = (2 * torch.sigmoid(lead / temperature)).clamp_max(1)
+    return weights.masked_fill(~negatives, 0.0).scatter(1, column, 1.0)
+
+
 def smallest_batch(alpha: float, beta: float) -> int:
     """The smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
     # The margin is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
@@ -101,8 +174,13 @@ def check_settings(alpha: float, beta: float, temperature: float, floor: float =
         ("temperature", temperature, "above 0", temperature > 0),
         ("floor", floor, "from 0 to 1", 0 <= floor <= 1),
     ):
-        if not (fits and math.isfinite(value)):
-            raise ValueError(f"{name}={value:g}: must be {allowed}")
+        _check(name, value, allowed, fits)
+
+
+def check_positive_aware_settings(margin: float, temperature: float) -> None:
+    """Raise ValueError for a value that `positive_aware_weights` cannot take, naming the range."""
+    _check("margin", margin, "a finite number", True)
+    _check("temperature", temperature, "0 or more", temperature >= 0)
 
 
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
@@ -120,11 +198,16 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
     """False-negative cancellation (Section 4.4) relative to the positive: BoolTensor[B, N], False on every negative
-    whose similarity is above `ratio` times that of the query's own code (and on the positive). Where that one is below
-    0, the threshold lies as far below it as it would for its absolute value."""
+    whose similarity is above `ratio` times that of the query's own code, and on the positive. For an own similarity s
+    below 0 the threshold is s - (1 - ratio) |s|."""
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
     return negatives & ~(similarity > own - (1 - ratio) * own.abs())
+
+
+def _check(name: str, value: float, allowed: str, fits: bool) -> None:
+    if not (fits and math.isfinite(value)):
+        raise ValueError(f"{name}={value:g}: must be {allowed}")
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:

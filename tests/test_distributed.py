@@ -29,6 +29,7 @@ BASE = {
     "model_card": "false",
     "estimator": "bm25",
     "use_cpu": "true",
+    "overwrite": "true",
     "disable_tqdm": "true",
 }
 
@@ -73,7 +74,7 @@ def train(folder):
         return {
             "weights": load_file(output / "model.safetensors"),
             "losses": [entry["loss"] for entry in log if "loss" in entry],
-            "metrics": json.loads((output / "all_results.json").read_text())["results"]["test"]["trained"],
+            "metrics": json.loads((output / "run.json").read_text())["results"]["test"]["trained"],
             "said": done.stderr,
         }
 

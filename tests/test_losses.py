@@ -1,15 +1,15 @@
-"""The five losses against the published numbers, by hand, with columns left out, and at the edges of the formats."""
+"""The losses against published numbers and plain loops, with columns left out, and at the edges of the formats."""
 
 import json
 from contextlib import nullcontext
-from math import log
+from math import exp, log
 from pathlib import Path
 
 import pytest
 import torch
 
 from soft_trainer import losses
-from soft_trainer.weights import negative_weights
+from soft_trainer.weights import negative_weights, positive_aware_weights
 
 ORACLE = json.loads((Path(__file__).parent / "oracle_losses.json").read_text())["cases"]
 
@@ -221,3 +221,161 @@ def test_binary_cross_entropy_where_p_is_one(dtype):
     # d/ds of -log p_0 - (log(1 - p_1) + log p_2) / 2, over three entries.
     (gradient,) = torch.autograd.grad(value, negative_ahead)
     torch.testing.assert_close(gradient, torch.tensor([[-1.25, 2.0, -0.75]], dtype=dtype) / 3)
+
+
+def soft_with_also(scores, similarity, positives=None, negatives=None, also=None):
+    """Soft-InfoNCE, its weights made of the negatives that are no right answer."""
+    kept = (torch.ones_like(also) if negatives is None else negatives) & ~also
+    weights = negative_weights(similarity, 1.3, 0.7, 0.5, positives=positives, negatives=kept, too_few="uniform")
+    return losses.soft_info_nce(scores, weights, positives, also=also)
+
+
+WITH_ALSO = {
+    "info_nce": lambda scores, similarity, positives, negatives, also: losses.info_nce(
+        scores, positives, negatives=negatives, also=also
+    ),
+    "soft_info_nce": soft_with_also,
+    "weighted_info_nce": lambda scores, similarity, positives, negatives, also: losses.weighted_info_nce(
+        scores, similarity, 0.5, positives, negatives=negatives, also=also
+    ),
+    "bce": lambda scores, similarity, positives, negatives, also: losses.binary_cross_entropy(
+        scores, similarity, 0.5, positives, negatives=negatives, also=also
+    ),
+    "kl_regularization": lambda scores, similarity, positives, negatives, also: losses.kl_regularized_info_nce(
+        scores, similarity, 0.5, 0.7, 1.3, positives, negatives=negatives, also=also
+    ),
+}
+every_loss_with_also = pytest.mark.parametrize("name", WITH_ALSO)
+
+POSITIVES = torch.tensor([2, 0, 5, 7])
+# The first query has two further right answers, the second none, the third names its own code again.
+ALSO = torch.zeros(4, 9, dtype=torch.bool).index_put(
+    (torch.tensor([0, 0, 2, 2, 3]), torch.tensor([4, 8, 5, 1, 0])), torch.tensor(True)
+)
+
+
+def loop_over_right_answers(loss, scores, similarity, positives, negatives, also):
+    """The definition: each right answer alone, with the other right answers' columns deleted."""
+    means = []
+    for query in range(len(scores)):
+        right = {int(positives[query]), *also[query].nonzero().flatten().tolist()}
+        values = []
+        for answer in sorted(right):
+            kept = [
+                column
+                for column in range(scores.shape[1])
+                if column == answer or (column not in right and (negatives is None or bool(negatives[query, column])))
+            ]
+            row = scores[query : query + 1, kept], similarity[query : query + 1, kept]
+            values.append(loss(*row, torch.tensor([kept.index(answer)])))
+        means.append(sum(values) / len(values))
+    return sum(means) / len(means)
+
+
+@every_loss_with_also
+@pytest.mark.parametrize("masked", [False, True])
+def test_several_right_answers_against_a_plain_loop(name, masked):
+    scores, similarity = batch(4, 9)
+    # A mask may well leave a right answer out of the negatives, as that of duplicates does.
+    negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(5)) < 0.6 if masked else None
+    scores.requires_grad_()
+    value = WITH_ALSO[name](scores, similarity, POSITIVES, negatives, ALSO)
+    expected = loop_over_right_answers(LOSSES[name], scores, similarity, POSITIVES, negatives, ALSO)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(loss, scores)[0] for loss in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda s: WITH_ALSO[name](s, similarity, POSITIVES, negatives, ALSO), scores)
+
+
+@every_loss_with_also
+def test_no_further_right_answer_changes_nothing(name):
+    scores, similarity = batch(4, 9)
+    value = WITH_ALSO[name](scores, similarity, POSITIVES, None, torch.zeros(4, 9, dtype=torch.bool))
+    torch.testing.assert_close(value, LOSSES[name](scores, similarity, POSITIVES), rtol=0, atol=1e-14)
+
+
+def test_weights_that_depend_on_the_right_answer_have_a_row_for_each_pair():
+    scores, similarity = batch(4, 9)
+    pairs = losses.expand_positives(POSITIVES, ALSO)
+    weights = positive_aware_weights(
+        pairs.rows(similarity), 0.1, 0.5, pairs.positives, pairs.negatives(torch.ones_like(ALSO))
+    )
+    value = losses.soft_info_nce(scores, weights, POSITIVES, also=ALSO)
+
+    def alone(scores, similarity, positives):
+        return losses.soft_info_nce(scores, positive_aware_weights(similarity, 0.1, 0.5, positives), positives)
+
+    expected = loop_over_right_answers(alone, scores, similarity, POSITIVES, None, ALSO)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+
+
+def test_the_pairs_of_queries_and_right_answers():
+    pairs = losses.expand_positives(POSITIVES, ALSO)
+    assert pairs.queries.tolist() == [0, 0, 0, 1, 2, 2, 3, 3]
+    assert pairs.positives.tolist() == [2, 4, 8, 0, 1, 5, 0, 7]
+    assert pairs.left_out.nonzero().tolist() == [
+        *([0, 4], [0, 8], [1, 2], [1, 8], [2, 2], [2, 4]),
+        *([4, 5], [5, 1], [6, 7], [7, 0]),
+    ]
+    assert pairs.shares.tolist() == pytest.approx([1 / 3] * 3 + [1] + [1 / 2] * 4)
+    assert pairs.rows(None) is None
+
+
+def order_by_loops(scores, similarity, scale, positives, negatives):
+    total = 0.0
+    for query, positive in enumerate(positives.tolist()):
+        kept = [c for c in range(scores.shape[1]) if c != positive and bool(negatives[query, c])]
+        pairs = [(j, k) for j in kept for k in kept if similarity[query, j] > similarity[query, k]]
+        total += log(1 + sum(exp(scale * (scores[query, k] - scores[query, j]).item()) for j, k in pairs))
+    return total / len(scores)
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_order_loss_against_a_plain_loop(scale, seed):
+    scores, similarity = batch(5, 8, seed=seed)
+    similarity = similarity.round(decimals=0)  # Many are equal.
+    similarity[0, :3] = -torch.inf
+    negatives = torch.rand(5, 8, generator=torch.Generator().manual_seed(seed)) < 0.8
+    positives = torch.tensor([7, 0, 3, 3, 1])
+    scores.requires_grad_()
+    value = losses.order_loss(scores, similarity, scale, positives, negatives=negatives)
+    expected = order_by_loops(scores, similarity, scale, positives, negatives)
+    assert value.item() == pytest.approx(expected, abs=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda s: losses.order_loss(s, similarity, scale, positives, negatives=negatives), scores
+    )
+    (gradient,) = torch.autograd.grad(value, scores)
+    assert (gradient[~negatives] == 0).all() and (gradient[torch.arange(5), positives] == 0).all()
+    all_negatives = torch.ones_like(negatives)
+    expected = order_by_loops(scores, similarity, scale, torch.arange(5), all_negatives)
+    assert losses.order_loss(scores, similarity, scale).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_order_loss_without_a_pair_is_zero_and_teaches_nothing():
+    scores = batch(4, 6)[0].requires_grad_()
+    similarity = torch.ones(4, 6, dtype=torch.float64)
+    similarity[3] = torch.arange(6)
+    negatives = torch.zeros(4, 6, dtype=torch.bool)
+    negatives[0] = True  # equal similarities; the second query has no negative, the third one
+    negatives[2, 5] = True
+    value = losses.order_loss(scores, similarity, 2.0, negatives=negatives)
+    value.backward()
+    assert value.item() == 0 and (scores.grad == 0).all()
+    assert losses.order_loss(torch.ones(1, 1), torch.ones(1, 1), 1.0).item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_order_loss_is_finite_for_large_scores_and_half_precision(dtype):
+    scores = torch.cat(EXTREMES).to(dtype).requires_grad_()
+    similarity = torch.arange(4.0).expand(20, 4)
+    value = losses.order_loss(scores, similarity, 100.0, torch.arange(4).repeat(5))
+    value.backward()
+    assert value.dtype == torch.float32 and value.isfinite() and value > 0
+    assert scores.grad.isfinite().all() and scores.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_order_loss_names_a_scale_that_it_cannot_take(scale):
+    with pytest.raises(ValueError, match="^scale=.*above 0"):
+        losses.order_loss(torch.ones(2, 2), torch.ones(2, 2), scale)

@@ -1,4 +1,4 @@
-"""The rooms of the package stand in the order of the way of the data: nothing imports what stands above it."""
+"""The folders of the package form layers, in the order in which data passes them. Nothing imports an upper layer."""
 
 import ast
 from pathlib import Path
@@ -46,7 +46,9 @@ def imported_rooms(tree: ast.AST) -> set[str]:
             names = names or [node.module]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("soft_trainer.")}
+        parts = [name.split(".")[1] for name in names if name.startswith("soft_trainer.")]
+        # A name of the package itself counts as the room that it comes from.
+        found |= {soft_trainer._HOMES.get(part, part).split(".")[0] for part in parts}
     return found
 
 

@@ -65,8 +65,9 @@ def write(folder: Path, split: str, rows: list[dict]) -> None:
 # ---- What can be wrong with the data ----
 
 
-def test_unknown_language(fails, data_dir):
-    message = fails(language="perl", data_dir=data_dir)
+@pytest.mark.parametrize("options", [{}, {"filters": "tests", "data_dir": "here"}])
+def test_unknown_language(fails, options):
+    message = fails(language="perl", **options)
     assert "'perl'" in message
     assert all(name in message for name in ("ruby", "python", "java", "javascript", "php", "go"))
 
@@ -226,7 +227,7 @@ def test_a_run_writes_its_results_and_every_rank(finished, data_dir):
     import pyarrow.parquet as pq
 
     _, out = finished
-    results = json.loads((out / "all_results.json").read_text())["results"]
+    results = json.loads((out / "run.json").read_text())["results"]
     assert set(results) == {"valid", "test"}
     for split, systems in results.items():
         assert set(systems) == {"untrained", "lexical", "trained"}
@@ -309,11 +310,11 @@ def test_the_output_folder_loads_with_sentence_transformers(finished, own_embedd
 @pytest.mark.slow
 def test_the_same_run_again_gives_the_same_figures_and_a_checkpoint_goes_on(finished, data_dir, tmp_path):
     _, out = finished
-    first = json.loads((out / "all_results.json").read_text())["results"]["test"]["trained"]["mrr"]
+    first = json.loads((out / "run.json").read_text())["results"]["test"]["trained"]["mrr"]
     argv = as_argv(TINY | {"data_dir": data_dir, "score_function": "cosine", "score_scale": 20, "lexical": "false"})
     again = start(*argv, "--output_dir", str(tmp_path / "again"), folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    results = json.loads((tmp_path / "again/all_results.json").read_text())["results"]
+    results = json.loads((tmp_path / "again/run.json").read_text())["results"]
     assert results["test"]["trained"]["mrr"] == first and set(results["test"]) == {"untrained", "trained"}
     shutil.rmtree(tmp_path / "again/checkpoint-4")
     argv += ["--output_dir", str(tmp_path / "again"), "--resume_from_checkpoint", "last"]
@@ -321,7 +322,7 @@ def test_the_same_run_again_gives_the_same_figures_and_a_checkpoint_goes_on(fini
     assert resumed.returncode == 0, resumed.stderr
     state = json.loads((tmp_path / "again/trainer_state.json").read_text())
     assert state["global_step"] == 4
-    results = json.loads((tmp_path / "again/all_results.json").read_text())["results"]
+    results = json.loads((tmp_path / "again/run.json").read_text())["results"]
     assert results["test"]["trained"]["mrr"] == first
 
 
@@ -330,7 +331,7 @@ def test_a_run_without_training_only_measures(script, data_dir, tmp_path):
     options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "do_predict": "true", "lexical": "false"}
     code, lines = script(**options)
     assert code == 0, lines
-    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert {split: set(systems) for split, systems in results.items()} == {"test": {"untrained"}}
 
 
@@ -371,7 +372,7 @@ def test_evaluation_each_epoch_keeps_the_best_model_and_can_stop_early(script, d
     evaluated = [entry["eval_mrr"] for entry in state["log_history"] if "eval_mrr" in entry]
     # Nothing is learnt at such a rate, so the second evaluation is no better than the first.
     assert len(evaluated) == 2 and state["best_metric"] == max(evaluated)
-    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert results["valid"]["trained"]["mrr"] == pytest.approx(max(evaluated))
 
 
@@ -386,7 +387,7 @@ def test_several_languages_train_together_and_are_measured_apart(script, folder,
     options = {"language": "ruby,go", "data_dir": tmp_path / "{language}", "train_sampling_strategy": "one_language"}
     code, _ = script(**(TINY | options), max_steps=2, do_eval="false", do_train="true", do_predict="true")
     assert code == 0
-    (found,) = (tmp_path / "outputs").glob("*/all_results.json")
+    (found,) = (tmp_path / "outputs").glob("*/run.json")
     record = json.loads(found.read_text())
     assert record["languages"] == ["ruby", "go"]
     assert set(record["results"]) == {"test-ruby", "test-go"}

@@ -10,6 +10,7 @@ import torch
 
 from soft_trainer import losses, simcse
 from soft_trainer.arguments import parse
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import SimCSEEstimator
@@ -119,10 +120,9 @@ def test_a_model_without_dropout_is_refused(make_trainer, model):
         make_trainer()
 
 
-def test_the_command_leaves_an_encoder_and_what_it_measured(encoder_dir, data_dir, dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["simcse", *options(encoder_dir, data_dir, tmp_path)])
-    simcse.main()
-    results = json.loads((tmp_path / "all_results.json").read_text())
+def test_the_command_leaves_an_encoder_and_what_it_measured(encoder_dir, data_dir, dataset, tmp_path):
+    assert run_command(["simcse", *options(encoder_dir, data_dir, tmp_path)]) == 0
+    results = json.loads((tmp_path / "run.json").read_text())
     assert [entry["step"] for entry in results["measured"]] == [0, 1, 2, 3]
     assert (tmp_path / "alignment_uniformity.png").read_bytes()[:4] == b"\x89PNG"
     encoder = load_encoder(tmp_path)
@@ -147,13 +147,13 @@ def test_the_command_leaves_an_encoder_and_what_it_measured(encoder_dir, data_di
         (["--query_columns", "func_name_of_old"], "no column for the query"),
     ],
 )
-def test_what_is_wrong_is_named(given, says, encoder_dir, data_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["simcse", *options(encoder_dir, data_dir, tmp_path), *given])
+def test_what_is_wrong_is_named(given, says, encoder_dir, data_dir, tmp_path):
+    words = options(encoder_dir, data_dir, tmp_path)
     if given[0] == "--languages":
-        sys.argv.remove("--data_dirs")
-        sys.argv.remove(str(data_dir))
+        words.remove("--data_dirs")
+        words.remove(str(data_dir))
     with pytest.raises(UserError, match=says):
-        simcse.main()
+        run_command(["simcse", *words, *given])
 
 
 @pytest.mark.parametrize("recipe", ["simcse.yaml", "smoke/simcse.yaml"])
@@ -169,7 +169,7 @@ def test_recipes_parse(recipe):
 @pytest.mark.slow
 def test_two_processes_leave_a_folder_for_sentence_transformers(encoder_dir, data_dir, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29653"]
-    command += ["-m", "soft_trainer.simcse", *options(encoder_dir, data_dir, tmp_path)]
+    command += ["-m", "soft_trainer.cli", "simcse", *options(encoder_dir, data_dir, tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPES.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

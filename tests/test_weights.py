@@ -1,11 +1,17 @@
-"""Eq. 4 by hand, its floor, its masks and its limits; false-negative cancellation."""
+"""Eq. 4 by hand, its floor, its masks and its limits; positive-aware weights; false-negative cancellation."""
 
 import math
 
 import pytest
 import torch
 
-from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights, smallest_batch
+from soft_trainer.weights import (
+    cancel_above_ratio,
+    cancel_top_k,
+    negative_weights,
+    positive_aware_weights,
+    smallest_batch,
+)
 
 PAPER = {"bm25": (1.5, 0.5, 1.0), "simcse": (1.3, 0.7, 0.1), "trained_model": (1.3, 0.7, 5.0)}
 
@@ -168,3 +174,66 @@ def test_cancel_above_ratio_where_similarities_are_negative():
     raw = torch.tensor([[-2.0, -1.0, -1.5, -9.0]])
     for ratio in (0.3, 0.5, 1):
         assert torch.equal(cancel_above_ratio(raw, ratio), mask([[0, 0, 0, 1]]))
+
+
+def positive_aware_by_loops(similarity, margin, temperature, positives, negatives):
+    weights = [[0.0] * similarity.shape[1] for _ in similarity]
+    for query, positive in enumerate(positives):
+        for code in range(similarity.shape[1]):
+            lead = float(similarity[query, positive]) - margin - float(similarity[query, code])
+            if code == positive:
+                weights[query][code] = 1.0
+            elif negatives[query][code]:
+                weight = float(lead >= 0) if temperature == 0 else 2 / (1 + math.exp(-lead / temperature))
+                weights[query][code] = min(1.0, weight)
+    return weights
+
+
+@pytest.mark.parametrize("temperature", [0, 0.05, 1.0])
+@pytest.mark.parametrize("margin", [-0.3, 0, 0.2])
+def test_positive_aware_weights_against_a_plain_loop(margin, temperature):
+    raw = similarity(5, 8)
+    raw[0, 3] = raw[0, 7]
+    positives = torch.tensor([7, 0, 3, 3, 1])
+    negatives = torch.rand(5, 8, generator=torch.Generator().manual_seed(1)) < 0.7
+    weights = positive_aware_weights(raw, margin, temperature, positives, negatives)
+    close(weights, positive_aware_by_loops(raw, margin, temperature, positives.tolist(), negatives.tolist()))
+    all_negatives = torch.ones(5, 8, dtype=torch.bool).tolist()
+    expected = positive_aware_by_loops(raw, margin, temperature, range(5), all_negatives)
+    close(positive_aware_weights(raw, margin, temperature), expected)
+
+
+def test_positive_aware_weights_by_hand():
+    # The positive is at 3. Without margin and at temperature 1 / log(3), one more is 2 / (1 + 3).
+    raw = torch.tensor([[3.0, 2, 3, 4, 5]], dtype=torch.float64)
+    close(positive_aware_weights(raw, 0, 1 / math.log(3)), [[1, 1, 1, 0.5, 0.2]])
+    close(positive_aware_weights(raw, 0, 0), [[1, 1, 1, 0, 0]])
+    close(positive_aware_weights(raw, 1, 0), [[1, 1, 0, 0, 0]])
+    close(positive_aware_weights(raw, -1, 0), [[1, 1, 1, 1, 0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e-6, 0.05, 1e6])
+def test_positive_aware_weights_are_stable(dtype, temperature):
+    raw = torch.tensor([[0, 6e4, -6e4, 0, -torch.inf], [-torch.inf, -torch.inf, 0, 6e4, -torch.inf]]).to(dtype)
+    weights = positive_aware_weights(raw, 0, temperature, torch.tensor([0, 1]))
+    assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert weights.isfinite().all() and (weights >= 0).all() and (weights <= 1).all()
+    assert weights[0, [0, 2, 3, 4]].tolist() == [1] * 4 and weights[1, [0, 1, 4]].tolist() == [1] * 3
+    assert weights[1, 2:4].tolist() == [0, 0]
+    if temperature < 1:
+        assert weights[0, 1] == 0
+
+
+@pytest.mark.parametrize(
+    ("margin", "temperature", "words"),
+    [
+        (math.nan, 1, "margin=nan: must be a finite number"),
+        (math.inf, 1, "margin=inf"),
+        (0, -1, "temperature=-1: must be 0 or more"),
+        (0, math.nan, "temperature=nan"),
+    ],
+)
+def test_positive_aware_settings_are_named(margin, temperature, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        positive_aware_weights(torch.ones(2, 2), margin, temperature)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from soft_trainer import distributed
 from soft_trainer.data.collator import PairCollator, Side
+from soft_trainer.data.negatives import NegativeChoice, Negatives, draw, own_columns
 from soft_trainer.data.tokens import SIDES, TokenColumn, column_texts, side_settings, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -33,8 +34,10 @@ class Batch:
         code_rows: int64[N], the training row of each column of the scores.
         positives: LongTensor[B], the column of each query's own code.
         sizes: the number of queries of each process.
+        code_sizes: the number of codes of each process; more than its queries if they have negatives of their own.
         negatives: BoolTensor[B, N], True on the columns that count as negatives. None: all but the positive count.
-        duplicates: the number of columns that are masked as duplicates.
+        also: BoolTensor[B, N], True on further right answers. None: there are none.
+        duplicates: the number of columns that are duplicates and do not count as negatives.
         loss_inputs: `weights` or `similarity` of the loss, Tensor[B, N] each. None: the step computes them.
     """
 
@@ -44,7 +47,9 @@ class Batch:
     code_rows: np.ndarray
     positives: Tensor
     sizes: tuple[int, ...]
+    code_sizes: tuple[int, ...]
     negatives: Tensor | None = None
+    also: Tensor | None = None
     duplicates: int = 0
     loss_inputs: dict[str, Tensor] | None = None
 
@@ -65,6 +70,7 @@ class Batch:
             code=self.code.mapped(change),
             positives=change(self.positives),
             negatives=None if self.negatives is None else change(self.negatives),
+            also=None if self.also is None else change(self.also),
             loss_inputs=None if inputs is None else {name: change(tensor) for name, tensor in inputs.items()},
         )
 
@@ -86,18 +92,42 @@ class Batch:
         return total
 
 
+@dataclass(frozen=True)
+class OwnNegatives:
+    """Negatives of the rows' own, drawn anew in each epoch.
+
+    Args:
+        negatives: the candidates of every row, within the limits of `choice`.
+        choice: the number and the chances of those that are drawn.
+        seed: with epoch and row number it determines what is drawn.
+        meet_all: True if they are negatives of every query of the batch, False if only of their own.
+    """
+
+    negatives: Negatives
+    choice: NegativeChoice
+    seed: int
+    meet_all: bool
+
+    def columns(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The codes that these rows add to a batch, int64[E], and whether they meet each row, bool[B, E]."""
+        codes, drawn_for = own_columns(rows, *draw(self.negatives, self.choice, rows, self.seed, epoch))
+        return codes, np.ones_like(drawn_for) if self.meet_all else drawn_for
+
+
 class TrainBatches(Dataset):
     """Turns the rows of a global batch into this process's `Batch`.
 
     It is sent to the data workers, so it holds only what can be pickled, and the process's number from the start.
 
     Args:
-        tokens: the token ids of "query" and of "code", by training row.
+        tokens: the token ids of "query" and of "code", by training row; code-only rows follow the training rows.
         collator: features -> `{"query": ..., "code": ...}`.
         weigh: (query rows, code rows, positives, negatives) -> `Batch.loss_inputs`, when workers compute them.
-        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, when duplicates are
-            masked.
+        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, if duplicates matter.
+        duplicates: "mask" leaves out a negative with the query's or the code's text, "positives" makes it a further
+            right answer.
         gather: True if the codes of every process are negatives, False if only this process's are.
+        own_negatives: negatives of the rows' own.
         rank, world_size: this process's number and the number of processes.
     """
 
@@ -107,12 +137,15 @@ class TrainBatches(Dataset):
         collator: Callable,
         weigh: Weigh | None = None,
         text_ids: Mapping[str, np.ndarray] | None = None,
+        duplicates: str = "mask",
         gather: bool = True,
+        own_negatives: OwnNegatives | None = None,
         rank: int = 0,
         world_size: int = 1,
     ):
         self.tokens, self.collator, self.weigh = tokens, collator, weigh
-        self.text_ids, self.gather, self.rank, self.world_size = text_ids, gather, rank, world_size
+        self.text_ids, self.duplicates, self.gather, self.own_negatives = text_ids, duplicates, gather, own_negatives
+        self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
         return len(self.tokens["query"])
@@ -125,41 +158,74 @@ class TrainBatches(Dataset):
         return sum(self.tokens[side].lengths.astype(np.int64) for side in SIDES)
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
-        """Returns this process's share of the global batch with these rows."""
-        global_rows = np.asarray(global_rows)
+        """Returns this process's share of the global batch with these rows (of an epoch: `GlobalRows`)."""
+        epoch, global_rows = getattr(global_rows, "epoch", 0), np.asarray(global_rows)
         shards = [distributed.shard(len(global_rows), rank, self.world_size) for rank in range(self.world_size)]
-        rows = global_rows[shards[self.rank]]
-        code_rows = global_rows if self.gather else rows
-        start = shards[self.rank].start if self.gather else 0
+        rows_of = [global_rows[shard] for shard in shards]
+        rows, (codes_of, meets) = rows_of[self.rank], self._codes(rows_of, epoch)
+        code_rows = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
+        start = sum(map(len, codes_of[: self.rank])) if self.gather else 0
         positives = torch.arange(start, start + len(rows))
-        negatives = self._without_duplicates(rows, code_rows, positives)
+        same = self._same_texts(rows, code_rows, positives)
+        negatives = meets if same is None else (~same if meets is None else meets & ~same)
+        duplicates = 0 if same is None else int(same.sum())
         return Batch(
-            **self._sides(rows, [global_rows[shard] for shard in shards]),
+            **self._sides(rows_of, codes_of),
             rows=rows,
             code_rows=code_rows,
             positives=positives,
-            sizes=tuple(shard.stop - shard.start for shard in shards),
+            sizes=tuple(map(len, rows_of)),
+            code_sizes=tuple(map(len, codes_of)),
             negatives=negatives,
-            duplicates=0 if negatives is None else int(negatives.numel() - negatives.sum()),
+            also=same if same is not None and self.duplicates == "positives" else None,
+            duplicates=duplicates,
             loss_inputs=self.weigh(rows, code_rows, positives, negatives) if self.weigh and len(rows) else None,
         )
 
-    def _sides(self, rows: np.ndarray, rows_of_processes: Sequence[np.ndarray]) -> dict[str, Side]:
-        """The model inputs of both sides, in as many chunks on every process."""
-        # A process without rows encodes a row of another process and uses none of its embeddings.
-        features = [self[int(row)] for row in (rows if len(rows) else rows_of_processes[0][:1])]
-        if isinstance(self.collator, PairCollator):
-            passes = {
-                side: max(self.collator.count_chunks(self.tokens[side].lengths[part]) for part in rows_of_processes)
-                for side in SIDES
-            }
-            sides = self.collator(features, passes)
-        else:
-            sides = {side: Side.of(inputs) for side, inputs in self.collator(features).items()}
-        return {side: inputs if len(rows) else inputs.without_rows() for side, inputs in sides.items()}
+    def _codes(self, rows_of: Sequence[np.ndarray], epoch: int) -> tuple[list[np.ndarray], Tensor | None]:
+        """The codes that each process encodes, and BoolTensor[B, N] of those that meet this process's queries.
 
-    def _without_duplicates(self, rows: np.ndarray, code_rows: np.ndarray, positives: Tensor) -> Tensor | None:
-        """BoolTensor[B, N], False where a negative has the query's or the code's text; None if nothing is masked."""
+        The mask is None if every query meets every code. Own negatives are drawn for the global batch, so that they
+        are those of one process, and then shared out.
+        """
+        if self.own_negatives is None:
+            return list(rows_of), None
+        if not self.gather:
+            # Those of the other processes too, since their number of forward passes depends on them.
+            drawn = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
+            codes_of = [np.concatenate([rows, codes]) for rows, (codes, _) in zip(rows_of, drawn, strict=True)]
+            meets = drawn[self.rank][1]
+            before = np.ones((len(meets), len(rows_of[self.rank])), dtype=bool)
+            return codes_of, torch.from_numpy(np.concatenate([before, meets], 1))
+        codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
+        meets = meets[distributed.shard(len(meets), self.rank, self.world_size)]
+        codes_of, parts = [], []
+        for rank, rows in enumerate(rows_of):
+            shard = distributed.shard(len(codes), rank, self.world_size)
+            codes_of.append(np.concatenate([rows, codes[shard]]))
+            parts += [np.ones((len(meets), len(rows)), dtype=bool), meets[:, shard]]
+        return codes_of, torch.from_numpy(np.concatenate(parts, 1))
+
+    def _sides(self, rows_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]) -> dict[str, Side]:
+        """The model inputs of both sides, in equally many chunks on every process."""
+        ids_of = {"query": rows_of, "code": codes_of}
+        if not isinstance(self.collator, PairCollator):
+            rows = rows_of[self.rank]
+            features = self.collator([self[int(row)] for row in (rows if len(rows) else rows_of[0][:1])])
+            sides = {side: Side.of(features[side]) for side in SIDES}
+        else:
+            sides = {}
+            for side, ids in ids_of.items():
+                lengths = self.tokens[side].lengths
+                passes = max(self.collator.count_chunks(lengths[part]) for part in ids)
+                # A process without rows encodes a row of another process and uses none of its embeddings.
+                own = ids[self.rank] if len(ids[self.rank]) else rows_of[0][:1]
+                sides[side] = self.collator.side([self.tokens[side][int(row)] for row in own], passes)
+        empty = [side for side in SIDES if not len(ids_of[side][self.rank])]
+        return sides | {side: sides[side].without_rows() for side in empty}
+
+    def _same_texts(self, rows: np.ndarray, code_rows: np.ndarray, positives: Tensor) -> Tensor | None:
+        """BoolTensor[B, N], True on other columns with the query's or the code's text; None if there are none."""
         if self.text_ids is None:
             return None
         same = np.zeros((len(rows), len(code_rows)), dtype=bool)
@@ -167,14 +233,22 @@ class TrainBatches(Dataset):
             same |= ids[rows][:, None] == ids[code_rows][None, :]
         if same.sum() == len(rows):
             return None
-        negatives = torch.from_numpy(~same)
-        return negatives.scatter_(1, positives.unsqueeze(1), True)
+        return torch.from_numpy(same).scatter_(1, positives.unsqueeze(1), False)
 
 
 def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:
     """For "query" and "code" the `text_ids` of every row."""
     columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
     return {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
+
+
+def with_code_only(ids: Mapping[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:
+    """`text_ids_of` for training rows followed by code-only rows with these texts, whose queries equal none."""
+    no_queries = text_ids(f"\0 code-only row {number}" for number in range(len(codes)))
+    return {
+        "query": np.concatenate([ids["query"], no_queries]),
+        "code": np.concatenate([ids["code"], text_ids(codes)]),
+    }
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:

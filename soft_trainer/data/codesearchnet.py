@@ -167,7 +167,7 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
             raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
         splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
     corpus = concatenate_datasets([splits["valid"], splits["test"]])
-    splits["codebase"] = corpus.select(list(_first_rows(corpus["url"][:]).values()))
+    splits["codebase"] = corpus.select(list(_row_of_url(corpus["url"][:]).values()))
     return DatasetDict(splits)
 
 
@@ -206,7 +206,7 @@ def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dic
     return {language: rows_in(rows, language) for language in languages}
 
 
-def _first_rows(urls: Sequence[str]) -> dict[str, int]:
+def _row_of_url(urls: Sequence[str]) -> dict[str, int]:
     """url -> the first row with that url."""
     first: dict[str, int] = {}
     for row, url in enumerate(urls):
@@ -225,7 +225,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
     if "url" not in rows.column_names:
         raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
-    first = _first_rows(rows["url"][:])
+    first = _row_of_url(rows["url"][:])
     chosen = {}
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
@@ -280,15 +280,15 @@ def check_queries(queries: Dataset, corpus: Dataset | None, name: str) -> None:
         if "url" not in rows.column_names:
             raise UserError(f"{part}: no column 'url', by which a query and its code match")
     urls = corpus["url"][:]
-    first = _first_rows(urls)
+    first = _row_of_url(urls)
     if len(first) < len(urls):
         row, url = next((row, url) for row, url in enumerate(urls) if first[url] != row)
         raise UserError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
-    missing = [(row, url) for row, url in enumerate(queries["url"][:]) if url not in first]
+    missing = [row for row, url in enumerate(queries["url"][:]) if url not in first]
     if missing:
-        places = _rows([row for row, _ in missing])
         verb = "has" if len(missing) == 1 else "have"
-        raise UserError(f"{name}: {places} {verb} a url that is not in the codebase ({missing[0][1]})")
+        url = queries[missing[0]]["url"]
+        raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({url})")
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:

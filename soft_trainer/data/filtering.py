@@ -12,7 +12,7 @@ from soft_trainer import dataflow
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, processes_for
 from soft_trainer.errors import UserError
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
-from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, Row, first_broken
+from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 
 
 def filter_rows(
@@ -70,11 +70,6 @@ def _check_columns(dataset: Dataset, rules: Sequence[str], name: str) -> None:
                 raise UserError(f"{name}: row {row} has no {column!r}, which the filter {rule} needs")
 
 
-def _rows(batch: dict[str, list]) -> list[Row]:
-    """A batch of columns as rows."""
-    return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-
-
 def _without_comments(batch: dict[str, list]) -> dict[str, list]:
     """The batch without comments in `code` and `code_tokens`. `had_comments` marks the rows that had some."""
     result: dict[str, list] = {"code": [], "code_tokens": [], "had_comments": []}
@@ -97,7 +92,8 @@ def _verdict_features(rules: Sequence[str]) -> Features:
 
 def _judge(batch: dict[str, list], rules: Sequence[str]) -> dict[str, Sequence]:
     """The rule that drops each row, and the hashes by which duplicates are found."""
-    reasons = [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in _rows(batch)]
+    rows = (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
+    reasons = [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in rows]
     verdicts: dict[str, Sequence] = {"dropped_by": reasons}
     if "duplicates" in rules:
         verdicts["fingerprint"] = np.fromiter(map(fingerprint, batch["code_tokens"]), np.uint64)

@@ -115,7 +115,7 @@ def _in_language(rows: Dataset, language: str) -> Dataset:
 
 
 def _first_rows(rows: Dataset, limit: int, languages: Sequence[str]) -> Dataset:
-    """The first rows of every language, `limit` in all. The languages share them evenly, as far as their rows go."""
+    """The first rows of every language, at most `limit` in all, as evenly as the languages' sizes allow."""
     rank = np.arange(len(rows))  # place of a row among the rows of its language
     if len(languages) > 1:
         names = np.array(rows["language"][:])
@@ -129,7 +129,7 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
     The corpus keeps all rows, because a query may look for any of them. Only its comments are removed.
     """
-    # The grammars and MinHash are slow to import.
+    # datasketch is slow to import.
     from soft_trainer.data.filtering import filter_rows
     from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
 
@@ -150,7 +150,7 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     """The folder with the pairs of the source tree, which is mined again if it has changed."""
-    # The grammars and MinHash are slow to import.
+    # datasketch is slow to import.
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
     source = os.path.dirname(os.__file__) if arguments.source_dir == "stdlib" else arguments.source_dir

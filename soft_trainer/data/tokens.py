@@ -154,18 +154,9 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         return {name: [row[name] for row in features] for name in GRAPHS}
 
-    key = Hasher.hash([dataset._fingerprint, column, lengths, _vocabulary(tokenizer), "data flow"])
-    rows = dataset.select_columns([column, "language"])
-    return _as_table(rows).map(
-        run,
-        batched=True,
-        batch_size=PARSED_AT_ONCE,
-        num_proc=processes_for(len(rows)),
-        remove_columns=rows.column_names,
-        features=GRAPHS,
-        new_fingerprint=key,
-        desc="Extracting data flow",
-    )
+    key = [column, lengths, _vocabulary(tokenizer), "data flow"]
+    parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset))}
+    return _mapped(dataset, [column, "language"], run, GRAPHS, key, desc="Extracting data flow", **parallel)
 
 
 def processes_for(rows: int) -> int | None:
@@ -173,9 +164,19 @@ def processes_for(rows: int) -> int | None:
     return min(os.cpu_count() or 1, rows // PARSED_AT_ONCE) or None
 
 
-def _as_table(dataset: Dataset) -> Dataset:
-    """The rows without an index mapping. What `map` makes of them then has none either."""
-    return dataset.flatten_indices() if dataset._indices is not None else dataset
+def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: list, **options) -> Dataset:
+    """The result of `run` on batches of `columns`, in the `datasets` cache under the hash of the rows and `key`."""
+    rows = dataset.select_columns(columns)
+    if rows._indices is not None:  # the result of `map` would have an index mapping too
+        rows = rows.flatten_indices()
+    return rows.map(
+        run,
+        batched=True,
+        remove_columns=columns,
+        features=features,
+        new_fingerprint=Hasher.hash([dataset._fingerprint, *key]),
+        **options,
+    )
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
@@ -194,16 +195,8 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         return {"ids": ids, "length": lengths}
 
     # A tokenizer has another hash after its first use. Its serialised vocabulary keeps its hash.
-    key = Hasher.hash([dataset._fingerprint, column, settings, _vocabulary(tokenizer)])
-    rows = _as_table(dataset.select_columns(column))
-    return rows.map(
-        run,
-        batched=True,
-        remove_columns=rows.column_names,
-        features=TOKENS,
-        new_fingerprint=key,
-        desc=f"Tokenising {side}",
-    )
+    key = [column, settings, _vocabulary(tokenizer)]
+    return _mapped(dataset, [column], run, TOKENS, key, desc=f"Tokenising {side}")
 
 
 def _vocabulary(tokenizer) -> str:

@@ -1,25 +1,7 @@
-"""Builds data-flow graphs with tree-sitter, and the inputs of GraphCodeBERT from them."""
+"""Builds data-flow graphs with tree-sitter. `inputs.py` (with torch) makes GraphCodeBERT's input from them."""
 
-import importlib
+from soft_trainer.dataflow.grammars import LANGUAGES, parser
+from soft_trainer.dataflow.graph import DataFlow, Edge, extract_data_flow
+from soft_trainer.dataflow.source import code_tokens, parses, remove_comments
 
-_EXPORTS = {
-    "LANGUAGES": "grammars",
-    "parser": "grammars",
-    "code_tokens": "source",
-    "parses": "source",
-    "remove_comments": "source",
-    "DataFlow": "graph",
-    "Edge": "graph",
-    "extract_data_flow": "graph",
-    "graph_embeddings": "inputs",
-    "graph_features": "inputs",
-    "pad_graph_features": "inputs",
-}
-__all__ = list(_EXPORTS)
-
-
-def __getattr__(name: str):
-    """Import a public name on first use."""
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+__all__ = ["LANGUAGES", "DataFlow", "Edge", "code_tokens", "extract_data_flow", "parser", "parses", "remove_comments"]

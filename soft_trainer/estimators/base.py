@@ -8,6 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soft_trainer.data.neighbours import Neighbours
+from soft_trainer.encoders.loading import Encoder
+from soft_trainer.errors import UserError
+
 Rows = Sequence[int] | np.ndarray | Tensor
 
 
@@ -19,6 +23,9 @@ class Estimator:
 
     Attributes:
         alpha, beta, temperature: the settings that suit this similarity (Table 7), used if a run names none.
+        positive_margin, positive_temperature: the settings of positive-aware weights, in units of the similarity.
+        compares_codes: True if a code can be more similar to a query than the query's own code is. Similarities of
+            queries with queries are largest on the diagonal by construction, so positive-aware weights refuse them.
         in_workers: True if data workers may call `similarity` before the step. It must then need no GPU, and the
             fitted estimator must be picklable.
     """
@@ -26,10 +33,27 @@ class Estimator:
     alpha: float = 1.0
     beta: float = 1.0
     temperature: float = 1.0
+    positive_margin: float = 0.0
+    positive_temperature: float = 1.0
+    compares_codes: bool = True
     in_workers: bool = False
 
     def check(self, dataset) -> None:
         """Raises UserError if `fit` cannot work on these rows; called before a model is loaded."""
+
+    def bind(self, encoder: Encoder) -> None:
+        """Takes the encoder of the run before its training, for an estimator that uses it."""
+
+    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+        """The k training rows whose codes are most similar to each row's query; called after `fit`.
+
+        Raises:
+            UserError: this estimator has no vectors, and too many rows to compare all pairs.
+        """
+        raise UserError(
+            f"train_sampling_strategy=similar: {type(self).__name__} has no vectors to find neighbours; use simcse, "
+            "trained_model or initial_model, or --similar_by bm25"
+        )
 
     def fit(self, dataset) -> None:
         """Prepares for the rows of `dataset` (a `datasets.Dataset` with the training columns). Called once."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from soft_trainer.data.neighbours import Neighbours
+from soft_trainer.encoders.loading import Encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.weights import checked_similarity
@@ -28,6 +31,7 @@ class MixtureEstimator(Estimator):
     """
 
     temperature = 1.0
+    compares_codes = False  # its similarities are logarithms, relative to the other codes
 
     def __init__(
         self,
@@ -53,6 +57,19 @@ class MixtureEstimator(Estimator):
         for member in self.members:
             if isinstance(member, Estimator):
                 member.check(dataset)
+
+    def bind(self, encoder: Encoder) -> None:
+        """Binds every member that is an `Estimator`."""
+        for member in self.members:
+            if isinstance(member, Estimator):
+                member.bind(encoder)
+
+    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+        """The neighbours by the first member that has vectors."""
+        for member in self.members:
+            if isinstance(member, Estimator) and type(member).neighbours is not Estimator.neighbours:
+                return member.neighbours(k, text_ids, progress)
+        return super().neighbours(k, text_ids, progress)
 
     def fit(self, dataset) -> None:
         """Fits every member."""

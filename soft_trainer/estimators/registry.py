@@ -19,7 +19,7 @@ from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
-from soft_trainer.estimators.trained_model import TrainedModelEstimator
+from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,10 @@ def _trained_model(arguments: DataArguments, models: Iterator[str], query_column
     return TrainedModelEstimator(_checked_model(model), cache_dir=_cache_dir(arguments))
 
 
+def _initial_model(arguments: DataArguments, models: Iterator[str], query_column: str) -> InitialModelEstimator:
+    return InitialModelEstimator(cache_dir=_cache_dir(arguments))
+
+
 def _checked_model(model: str) -> str:
     """The name of an encoder that exists."""
     name, _, revision = model.partition("@")
@@ -91,6 +95,7 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
         EstimatorEntry("bm25", "BM25", BM25Estimator, _bm25, 0.77),
         EstimatorEntry("trained_model", "Trained model", TrainedModelEstimator, _trained_model, 0.98),
         EstimatorEntry("simcse", "SimCSE", SimCSEEstimator, _simcse, 0.81),
+        EstimatorEntry("initial_model", "Initial model", InitialModelEstimator, _initial_model),
     )
 }
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
+from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.estimators.base import Rows
-from soft_trainer.estimators.encoded import EncodedRowsEstimator, dot_products
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, dot_products
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
 
@@ -20,6 +23,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
+    compares_codes = False
 
     def fit(self, dataset) -> None:
         """Encodes the queries of every row, or reads them from the cache."""
@@ -30,3 +34,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Cosines, Tensor[Q, C] in float32."""
         return dot_products(self._queries, self._queries, query_rows, code_rows)
+
+    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+        """The k rows with the most similar queries."""
+        return self.cached_neighbours(self._queries, self._queries, k, text_ids, progress)

@@ -1,11 +1,20 @@
-"""A trained model: the scores that a frozen code-search encoder gives query and code."""
+"""The scores that a frozen code-search encoder gives query and code: a trained model, or the encoder as it starts."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
 from torch import Tensor
 
+from soft_trainer.data.neighbours import Neighbours
+from soft_trainer.encoders.loading import Encoder
+from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Rows
-from soft_trainer.estimators.encoded import EncodedRowsEstimator, dot_products
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, dot_products
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):
@@ -17,6 +26,17 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
     alpha, beta, temperature = 1.3, 0.7, 5.0
 
+    @property
+    def positive_temperature(self) -> float:
+        """0.05 in units of cosines: 0.05 x the checkpoint's score scale."""
+        return 0.05 * self.score_scale
+
+    @property
+    def score_scale(self) -> float:
+        """The factor on the checkpoint's scores."""
+        name, _, revision = self.model_name_or_path.partition("@")
+        return resolve_profile(name, revision=revision or None).score_scale
+
     def fit(self, dataset) -> None:
         """Encodes queries and codes of every row, or reads them from the cache."""
         encoder = self.load()
@@ -26,3 +46,46 @@ class TrainedModelEstimator(EncodedRowsEstimator):
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """The checkpoint's scores, Tensor[Q, C] in float32."""
         return dot_products(self._queries, self._codes, query_rows, code_rows) * self._scale
+
+    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+        """The k rows whose codes score highest for each row's query."""
+        return self.cached_neighbours(self._queries, self._codes, k, text_ids, progress)
+
+
+class InitialModelEstimator(TrainedModelEstimator):
+    """Scores of the encoder as it starts, frozen: a trained model without a second download.
+
+    `EstimatorCallback` binds it to the run's encoder, and `SoftInfoNCETrainer` fits it before the first step and
+    before a checkpoint is loaded, so that a resumed run has the same scores.
+    """
+
+    # Cosines x 20 of a zero-shot encoder lie within a few units: Table 7's 5.0 would make all weights equal.
+    temperature = 2.0
+
+    def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):
+        super().__init__("initial_model", cache_dir, batch_size)
+        self._encoder: Encoder | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """The factor on the encoder's scores."""
+        return self._encoder.profile.score_scale if self._encoder else 1.0
+
+    def bind(self, encoder: Encoder) -> None:
+        """Takes the encoder of the run."""
+        self._encoder = encoder
+
+    def load(self) -> Encoder:
+        """The encoder of the run, with its weights as they are now.
+
+        Raises:
+            UserError: it is not bound to one.
+        """
+        if self._encoder is None:
+            raise UserError("estimator=initial_model: it needs a SoftInfoNCETrainer, which binds it to its encoder")
+        return self._encoder
+
+    def __getstate__(self) -> dict:
+        """The state without the encoder: a fitted estimator only looks up rows."""
+        profile_only = self._encoder and dataclasses.replace(self._encoder, model=None, tokenizer=None)
+        return super().__getstate__() | {"_encoder": profile_only}

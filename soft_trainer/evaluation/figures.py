@@ -1,4 +1,4 @@
-"""Pictures: matplotlib, imported when one is drawn, and PNG files."""
+"""Figures with matplotlib, which is imported when the first is drawn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import io
 from pathlib import Path
 
 from soft_trainer.errors import UserError
+from soft_trainer.files import written_aside
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the colour-blind can tell them apart
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def new_figure(width: float, height: float):
-    """An empty `matplotlib.figure.Figure`, sizes in inches, that needs no display.
+    """Makes an empty `matplotlib.figure.Figure` that needs no display. Sizes are in inches.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -26,24 +27,23 @@ def new_figure(width: float, height: float):
 
 
 def save_png(figure, path: str | Path) -> Path:
-    """Write the figure aside, then rename.
+    """Writes the figure as a whole file, at 150 dots per inch.
 
     Raises:
         UserError: the file cannot be written.
     """
     path = Path(path)
-    aside = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(aside, format="png", dpi=150)
-        aside.replace(path)
+        with written_aside(path) as aside:
+            figure.savefig(aside, format="png", dpi=150)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
     return path
 
 
 def data_uri(figure) -> str:
-    """The figure as a PNG inside an address, for a page that is one file."""
+    """Returns the figure as a PNG in a `data:` address, for a page that is one file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

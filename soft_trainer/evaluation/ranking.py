@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from soft_trainer.errors import UserError
 _CHUNK = 32  # codes that are counted together
 _STEP = 256  # dimensions that one matrix product sums: fewer dimensions give a smaller bound
 _SAMPLE = 1024  # rows whose mean is the centre
+_MANY = 16  # doubtful pairs of a query in a block; about one is usual
 _SPARE = 4  # candidates beyond the top k, so that float64 may put them in another order
 
 
@@ -184,17 +185,20 @@ def _map_in_threads(function, threads: int, *arguments) -> list:
 
 
 class _Corpus:
-    """Codes, and the terms of `query . (code - centre) = (query - query_centre) . (code - centre) + offset`."""
+    """The codes, centred so that `query . (code - centre) = (query - query_centre) . (code - centre) + offset`."""
 
     def __init__(self, rows: Tensor, query_centre: Tensor):
         self.rows, self.centre, self.query_centre = rows, _centre(rows), query_centre
-        self.copies = rows.unique(dim=0, return_inverse=True)[1]  # identical codes have one number
-        offsets, norms = [], []
-        for part in rows.split(4096):
-            centred = part.double() - self.centre
-            offsets.append(centred @ query_centre.double())
-            norms.append(centred.norm(dim=1).max())
-        self.offsets, self.norm = torch.cat(offsets), torch.stack(norms).max()
+        parts, query_centre = rows.split(256), query_centre.double()  # parts that stay in a processor's cache
+        self.offsets = (
+            torch.cat([part.double() @ query_centre for part in parts]) - self.centre.double() @ query_centre
+        )
+        self.norm = torch.stack([(part - self.centre).norm(dim=1).max() for part in parts]).max().double()
+
+    @cached_property
+    def copies(self) -> Tensor:
+        """A number for each code that only identical codes share, LongTensor[C]."""
+        return self.rows.unique(dim=0, return_inverse=True)[1]
 
     def block(self, index: slice) -> Tensor:
         """Centred codes and their offsets, float32[N, d + 1]; codes of score -inf complete the last chunk."""
@@ -234,30 +238,38 @@ def _rank_block(
     number = min(top_k + _SPARE, len(corpus.rows))
     largest = centred.new_full((number, len(queries)), -math.inf)  # of the chunks' maxima so far
     ranks, candidates = torch.zeros_like(targets), []
+    buffer = centred.new_empty(min(size, len(corpus.rows)) + _CHUNK, len(queries))  # new memory is slow to touch
     for start in range(0, len(corpus.rows), size):
-        scores = _multiply(corpus.block(slice(start, start + size)), centred)
-        above, below = _count("greater", scores, high), _count("less", scores, low)
-        row, code, _ = _pick(scores, above + below != _CHUNK, low, high, start)
-        counted = (
-            corpus.copies[code] == corpus.copies[targets[row]]
-        )  # also the own code; a collapsed encoder's are all
-        unsure = (~counted).nonzero().squeeze(1)
-        counted[unsure] = _pair_scores(queries, corpus.rows, row[unsure], code[unsure]) >= own_scores[row[unsure]]
-        ranks += above.sum(0) + row[counted].bincount(minlength=len(ranks))
+        scores = _multiply(corpus.block(slice(start, start + size)), centred, buffer)
         maxima = scores.amax(1)
+        chunks = maxima >= low
+        if chunks.count_nonzero() > chunks.numel() // 8:  # then counting in all is faster than looking into these
+            above, below = _count("greater", scores, high), _count("less", scores, low)
+            chunks = above + below != _CHUNK
+            ranks += above.masked_fill_(chunks, 0).sum(0)
+        row, code, score = _pick(scores, chunks, low, start)
+        above = score > high[row]
+        ranks += row[above].bincount(minlength=len(ranks))
+        row, code = row[~above], code[~above]
+        if len(row) > _MANY * len(ranks):  # a collapsed encoder: copies of the own code tie without being scored
+            copy = corpus.copies[code] == corpus.copies[targets[row]]
+            ranks += row[copy].bincount(minlength=len(ranks))
+            row, code = row[~copy], code[~copy]
+        at_least = _pair_scores(queries, corpus.rows, row, code) >= own_scores[row]  # the own code is among them
+        ranks += row[at_least].bincount(minlength=len(ranks))
         floor, largest = largest[-1], torch.cat([largest, maxima]).topk(number, dim=0).values
         # A code that equals the new floor may be among the best, one that equals the floor of earlier rows may not.
         floor = torch.maximum(floor.nextafter(floor.new_tensor(math.inf)), largest[-1])
-        candidates.append(_pick(scores, maxima >= floor, floor, torch.full_like(floor, math.inf), start))
+        candidates.append(_pick(scores, maxima >= floor, floor, start))
     row, code = _best(*(torch.cat(parts) for parts in zip(*candidates, strict=True)), number)
     scores = _pair_scores(queries, corpus.rows, row, code).view(-1, number)
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     return ranks, code.view(-1, number).gather(1, order)[:, :top_k], scores[:, :top_k]
 
 
-def _multiply(codes: Tensor, queries: Tensor) -> Tensor:
-    """Products of all codes and queries, by chunks of codes: Tensor[N / chunk, chunk, B]."""
-    scores = codes.new_empty(len(codes), len(queries))
+def _multiply(codes: Tensor, queries: Tensor, buffer: Tensor) -> Tensor:
+    """Products of all codes and queries in the buffer, by chunks of codes: Tensor[N / chunk, chunk, B]."""
+    scores = buffer[: len(codes)]
     steps = -(-(queries.shape[1] - 1) // _STEP)  # the offset joins the last
     for step, (code, query) in enumerate(zip(codes.chunk(steps, 1), queries.chunk(steps, 1), strict=True)):
         torch.addmm(scores, code, query.T, beta=min(step, 1), out=scores)
@@ -265,7 +277,7 @@ def _multiply(codes: Tensor, queries: Tensor) -> Tensor:
 
 
 def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
-    """The number of scores of every chunk that are "greater" or "less" than each query's bound: Tensor[N / chunk, B]."""
+    """The number of scores in each chunk that are "greater" or "less" than a query's bound: Tensor[N / chunk, B]."""
     library = torch
     if scores.device.type == "cpu":  # there NumPy needs a third of torch's time
         library, scores, bounds = np, scores.numpy(), bounds.numpy()
@@ -273,11 +285,11 @@ def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
     return torch.as_tensor(true.sum(1, dtype=library.uint8))
 
 
-def _pick(scores: Tensor, chunks: Tensor, low: Tensor, high: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, code and score of all scores from `low` to `high` in these chunks, [P] each, in order of the code."""
+def _pick(scores: Tensor, chunks: Tensor, low: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, code and score of all scores from `low` on in these chunks, [P] each, in order of a query's codes."""
     chunk, row = chunks.nonzero(as_tuple=True)
     values = scores[chunk, :, row]
-    pair, offset = ((values >= low[row, None]) & (values <= high[row, None])).nonzero(as_tuple=True)
+    pair, offset = (values >= low[row, None]).nonzero(as_tuple=True)
     return row[pair], start + chunk[pair] * _CHUNK + offset, values[pair, offset]
 
 

@@ -1,11 +1,12 @@
-"""What a run found: the comparison table, examples to read, and every query's rank in a file."""
+"""The results of a run: the comparison table, examples to read, and a file with the rank of every query."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import target_rows
+from soft_trainer.files import written_aside
 from soft_trainer.terminal import table
 
 SYSTEMS = ("untrained", "lexical", "trained")
@@ -33,14 +35,12 @@ def save_ranks(
     query_columns: Sequence[str] = (),
     code_columns: Sequence[str] = (),
 ) -> None:
-    """Per-query ranks as Parquet: `url`, `rank` (1 is best), and the urls and scores of the top codes.
+    """Writes a Parquet file with `url`, `rank` (1 is best), and the urls and scores of the top codes of each query.
 
-    With the columns that hold the texts (the first that exists is read) also `query`, its own `code`, and
-    `top_codes`, the first three codes: one line each, cut to 300 characters, so that a report needs no data set.
+    With the names of text columns (the first that exists is read) the file also holds `query`, its own `code`, and
+    `top_codes`, the first three: one line each of at most 300 characters, so that a report needs no data set.
     """
     urls = codebase["url"][:]
-    path = Path(path)
-    aside = path.with_name(path.name + ".tmp")
     columns = {
         "url": dataset["url"][:],
         "rank": ranking.ranks.tolist(),
@@ -50,23 +50,23 @@ def save_ranks(
     columns |= {name: dataset[name][:] for name in GRADED if name in dataset.column_names}
     if query_columns and code_columns:
         column = text_column(dataset, query_columns, "query")
-        columns["query"] = [_short(text, _WIDTH) for text in texts(dataset[column][:])]
+        columns["query"] = [_line(text, _WIDTH) for text in dataset[column][:]]
         columns |= _codes_to_read(dataset, codebase, ranking, text_column(codebase, code_columns, "code"))
-    pq.write_table(pa.table(columns).replace_schema_metadata({"pool_size": str(len(urls))}), aside)
-    aside.replace(path)
+    with written_aside(path) as aside:
+        pq.write_table(pa.table(columns).replace_schema_metadata({"pool_size": str(len(urls))}), aside)
 
 
 def _codes_to_read(dataset: Dataset, codebase: Dataset, ranking: Ranking, column: str) -> dict[str, list]:
-    """`code` and `top_codes` of every query; of the codebase only the rows that are shown are read."""
+    """`code` and `top_codes` of every query. Only the rows of the corpus that are shown are read."""
     own, top = target_rows(dataset, codebase).tolist(), ranking.top_indices[:, :_SHOWN].tolist()
     rows = sorted({*own, *(row for rows in top for row in rows)})
-    short = {row: _short(text, _WIDTH) for row, text in zip(rows, texts(codebase[rows][column]), strict=True)}
-    return {"code": [short[row] for row in own], "top_codes": [[short[row] for row in rows] for rows in top]}
+    lines = {row: _line(text, _WIDTH) for row, text in zip(rows, codebase[rows][column], strict=True)}
+    return {"code": [lines[row] for row in own], "top_codes": [[lines[row] for row in rows] for rows in top]}
 
 
 @dataclass(frozen=True)
 class RankedQueries:
-    """Every query's rank, as `save_ranks` wrote it.
+    """The rank of every query, as `save_ranks` wrote it.
 
     Args:
         path: the file.
@@ -88,16 +88,16 @@ class RankedQueries:
 
     @property
     def pool_size(self) -> int | None:
-        """Codes that were ranked, None where the file does not say."""
+        """The number of codes in the corpus, None where the file does not say."""
         size = (self.rows.schema.metadata or {}).get(b"pool_size")
         return size and int(size)
 
     def query(self, row: int) -> str:
-        """The text of a query, the url of its own code where the file has no texts."""
+        """The text of a query, or the url of its own code where the file has no texts."""
         return self._read("query", row) or self.urls[row]
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """The first three codes of a query, best first: whether it is its own, and its text or url."""
+        """The first three codes of a query, best first: True for its own code, and the code's text or url."""
         urls = self._read("top_urls", row)[:_SHOWN]
         codes = self._read("top_codes", row) or urls
         return [(url == self.urls[row], code or url) for url, code in zip(urls, codes, strict=True)]
@@ -107,10 +107,10 @@ class RankedQueries:
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
-    """Reads what `save_ranks` wrote.
+    """Reads a file of `save_ranks`.
 
     Raises:
-        UserError: no such file, or not one of ours.
+        UserError: no such file, or a file of another kind.
     """
     path = Path(path)
     try:
@@ -121,40 +121,41 @@ def load_ranks(path: str | Path) -> RankedQueries:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     missing = {"url", "rank", "top_urls"} - set(rows.column_names)
     if missing or not len(rows):
-        raise UserError(f"{path}: not the ranks of a run: {f'no column {sorted(missing)[0]}' if missing else 'empty'}")
+        reason = f"it has no column {sorted(missing)[0]}" if missing else "it is empty"
+        raise UserError(f"{path}: these are not the ranks of a run: {reason}")
     return RankedQueries(path, rows)
 
 
-def results_table(results: dict[str, dict[str, dict]]) -> str:
-    """`{split: {system: metrics}}` as a Markdown table, a row for each system on each split."""
-    found = [metrics for systems in results.values() for metrics in systems.values()]
-    names = METRICS | {name: title for name, title in GRADED.items() if any(name in metrics for metrics in found)}
-    rows = []
-    for split, systems in results.items():
-        for system in SYSTEMS:
-            if system in systems:
-                metrics = systems[system]
-                rows.append([split, LABELS[system], *map(metrics.get, names), int(metrics["pool_size"])])
-    return table(["queries of", "ranked by", *names.values(), "codes in the pool"], rows)
+def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
+    """Turns `{split: {system: metrics}}` into a Markdown table, a row for each system on each split."""
+    measured = [
+        (split, labels[system], systems[system])
+        for split, systems in results.items()
+        for system in SYSTEMS
+        if system in systems
+    ]
+    graded = {name: title for name, title in GRADED.items() if any(name in metrics for *_, metrics in measured)}
+    names = METRICS | graded
+    rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
+    return table(["queries", "ranked by", *names.values(), "codes in the corpus"], rows)
 
 
 def examples(
     dataset: Dataset, codebase: Dataset, ranking: Ranking, number: int, query_column: str, code_column: str
 ) -> str:
-    """The first `number` queries with their top three functions; `=>` marks the true one."""
+    """The first `number` queries, each with its top three functions; `=>` marks its own."""
     blocks = []
-    for row in range(min(number, len(dataset))):
-        (query,) = texts([dataset[row][query_column]])
-        lines = [f"{_short(query, 100)}   (rank {int(ranking.ranks[row])})"]
-        for place, code_row in enumerate(ranking.top_indices[row, :3].tolist(), 1):
-            code = codebase[code_row]
-            mark = "=>" if code["url"] == dataset[row]["url"] else "  "
-            place_of = f"   [{code['path']}]" if code.get("path") else ""
-            lines.append(f"  {mark} {place}. {_short(*texts([code[code_column]]), 100)}{place_of}")
+    queries = dataset.select(range(min(number, len(dataset))))
+    for query, rank, rows in zip(queries, ranking.ranks, ranking.top_indices, strict=False):
+        lines = [f"{_line(query[query_column], 100)}   (rank {int(rank)})"]
+        for place, code in enumerate(codebase.select(rows[:_SHOWN].tolist()), 1):
+            mark = "=>" if code["url"] == query["url"] else "  "
+            path = f"   [{code['path']}]" if code.get("path") else ""
+            lines.append(f"  {mark} {place}. {_line(code[code_column], 100)}{path}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
-def _short(text: str, width: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _line(text: str | Sequence[str], width: int) -> str:
+    """A text, or a list of tokens, as one line of at most `width` characters."""
+    return shorten(*texts([text]), width, placeholder="…")

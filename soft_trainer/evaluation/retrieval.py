@@ -1,4 +1,4 @@
-"""What is retrieved by what: queries, their own codes in a codebase, and how well they were found."""
+"""Matches queries with their codes, and turns ranks of several relevant codes into one result per query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from soft_trainer.evaluation.ranking import Ranking
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """What `SoftInfoNCETrainer.predict` returns: the ranking of every query's own code, and the metrics of it."""
+    """The output of `SoftInfoNCETrainer.predict`: the ranking of every query's own code, and its metrics."""
 
     ranking: Ranking
     metrics: dict[str, float]
@@ -28,17 +28,17 @@ class RetrievalOutput:
 
     @property
     def top_indices(self) -> Tensor:
-        """Rows of the codebase that came first, LongTensor[Q, k], best first."""
+        """Rows of the best codes in the corpus, LongTensor[Q, k], best first."""
         return self.ranking.top_indices
 
 
 @dataclass(frozen=True)
 class GradedRanking:
-    """Where the relevant codes of each query came.
+    """The ranking and nDCG of queries with several relevant codes.
 
     Args:
-        ranking: of each of Q queries; its rank is that of the relevant code that came first.
-        pairs (`LongTensor[Q]`): the (query, code) pair that this code is of.
+        ranking: one rank for each of Q queries, that of its best relevant code.
+        pairs (`LongTensor[Q]`): the (query, code) pair that holds this code.
         ndcg (`float64[Q]`): normalised discounted cumulative gain of the first k places, from 0 to 1.
     """
 
@@ -48,10 +48,10 @@ class GradedRanking:
 
 
 def target_rows(dataset: Dataset, codebase: Dataset) -> Tensor:
-    """The row of each query's own code in the codebase, LongTensor[Q], by `url`.
+    """The row of each query's own code in the corpus, LongTensor[Q]. Both have a column `url`.
 
     Raises:
-        UserError: a query whose url is not in the codebase.
+        UserError: a query whose url is not in the corpus.
     """
     places = {url: row for row, url in enumerate(codebase["url"][:])}
     urls = dataset["url"][:]
@@ -62,17 +62,17 @@ def target_rows(dataset: Dataset, codebase: Dataset) -> Tensor:
 
 
 def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: int = 10) -> GradedRanking:
-    """From the rank of every (query, relevant code) pair to one rank and one nDCG@k for each query.
+    """Turns the ranks of all (query, relevant code) pairs into one rank and one nDCG@k for each query.
 
-    A grade g in place p gains (2^g - 1) / log2(p + 1), which is divided by what the best order of the query's relevant
-    codes would gain. Ties are broken against us: among codes that score the same, the irrelevant ones come first, then
+    A grade g in place p gains (2^g - 1) / log2(p + 1). The sum is divided by that of the best order of the query's
+    relevant codes. Ties count against the query: among codes that score the same, the irrelevant ones come first, then
     those of lower grades.
 
     Args:
-        ranking: of the P pairs, as `rank_codes` gives it: 1 + codes that score higher + others that score the same.
+        ranking: the ranking of P pairs from `rank_codes`.
         queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
-        grades (`float[P]`): its relevance, above 0.
-        k (`int`, *optional*, defaults to 10): places that count.
+        grades (`float[P]`): the relevance of each pair's code, above 0.
+        k (`int`, *optional*, defaults to 10): number of places that count.
 
     Raises:
         UserError: arrays that do not fit, a grade that is not above 0, or a query number without a pair.
@@ -80,7 +80,7 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
     queries, grades = np.asarray(queries), np.asarray(grades, dtype=np.float64)
     ranks = ranking.ranks.numpy(force=True)
     if not len(ranks) == len(queries) == len(grades) > 0 or not (grades > 0).all():
-        raise UserError(f"{len(ranks)} ranks need as many queries and grades above 0, and at least one")
+        raise UserError(f"{len(ranks)} ranks need the same number of queries and of grades above 0, and at least one")
     number = int(queries.max()) + 1
     if len(np.unique(queries)) != number:
         raise UserError("queries must be numbered from 0 without gaps")
@@ -94,15 +94,39 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
     return GradedRanking(Ranking(torch.from_numpy(places[first]), *top), pairs, gained / possible)
 
 
+def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
+    """Average precision of each query, float64[Q]: the mean over its relevant codes of the precision at their places.
+
+    Its mean over queries is MAP. Ties are broken against us: among codes that score the same, the irrelevant ones come
+    first.
+
+    Args:
+        ranking: of the P pairs, as `graded_ranking` takes it.
+        queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
+
+    Raises:
+        UserError: arrays that do not fit, or a query number without a pair.
+    """
+    queries, ranks = np.asarray(queries), ranking.ranks.numpy(force=True)
+    if not len(ranks) == len(queries) > 0:
+        raise UserError(f"{len(ranks)} ranks need as many queries, and at least one")
+    counts = np.bincount(queries)
+    if not counts.all():
+        raise UserError("queries must be numbered from 0 without gaps")
+    places = _places(ranks, queries, np.ones(len(ranks)))
+    relevant = _running(np.lexsort((places, queries)), queries) + 1
+    return np.bincount(queries, relevant / places) / counts
+
+
 def _places(ranks: np.ndarray, queries: np.ndarray, grades: np.ndarray) -> np.ndarray:
-    """The place of each pair's code, int64[P]: relevant codes that score the same share a rank, the last of theirs."""
+    """The place of each pair's code, int64[P]. Relevant codes that score the same share a rank, that of the last."""
     order = np.lexsort((-grades, ranks, queries))
     tie = np.unique(np.stack([queries, ranks]), axis=1, return_inverse=True)[1].reshape(-1)
     return ranks - _running(order, tie)
 
 
 def _running(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """How many members of its own group come before each one in `order`, which keeps groups together; int64[P]."""
+    """The number of earlier members of the same group, int64[P]. `order` keeps groups together."""
     sorted_groups = groups[order]
     begins = np.flatnonzero(np.r_[True, sorted_groups[1:] != sorted_groups[:-1]])
     counts = np.diff(np.r_[begins, len(order)])

@@ -33,7 +33,7 @@ from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.results import results_table
+from soft_trainer.evaluation.results import metrics_table
 from soft_trainer.files import write_text
 from soft_trainer.hub.push import load_arguments
 
@@ -62,7 +62,7 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
     path = Path(folder) / "README.md"
     try:
         write_text(path, str(model_card(folder, record)))
-    except Exception as error:  # no failure of the card may cost the trained model
+    except Exception as error:  # the trained model is worth more than its card
         logger.warning("No model card in %s: %s: %s", folder, type(error).__name__, error)
         return None
     return path
@@ -85,7 +85,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         model_arguments=transformer.get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
-        results=results_table(results) if any(results.values()) else None,
+        results=metrics_table(results) if any(results.values()) else None,
         settings={**record["loss"], **record["training"]},
         statistics=statistics_table(record["statistics"]) if record["statistics"] else None,
     )

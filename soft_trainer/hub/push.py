@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -217,33 +215,9 @@ def reason(error: Exception) -> str:
     return f"{known[status]} ({status}: {message})" if status in known else f"the Hub answered {status}: {message}"
 
 
-def _name_in_card(folder: Path, repo_id: str, revision: str | None) -> None:
+def name_in_card(folder: str | Path, repo_id: str, revision: str | None) -> None:
     """Rewrites the snippets of a card so that they load the encoder from this repository."""
-    path = folder / "README.md"
+    path = Path(folder) / "README.md"
     card = path.read_text(encoding="utf-8") if path.is_file() else ""
     if match := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)\)', card):
         write_text(path, card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}"))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m soft_trainer.hub.push", description="Push a folder to the Hub.")
-    parser.add_argument("folder", metavar="DIR", help="the folder that a run left")
-    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository; created if it is missing")
-    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
-    parser.add_argument("--revision", help="the branch to push to (default: main)")
-    parser.add_argument("--repo_type", choices=REPO_TYPES, default="model")
-    parser.add_argument("--path_in_repo", help="the folder of the repository that the files go into")
-    options = vars(parser.parse_args(arguments))
-    try:
-        _name_in_card(Path(options["folder"]), options["hub_model_id"], options["revision"])
-        url = push_folder(**options)
-    except UserError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-    print(url)  # noqa: T201
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

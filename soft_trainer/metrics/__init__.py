@@ -1,1 +1,1 @@
-"""Modules for `evaluate.load`, each a folder that is also a Space."""
+"""Modules for `evaluate.load`. Each is a folder that can be pushed as a Space."""

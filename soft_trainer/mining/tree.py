@@ -1,4 +1,4 @@
-"""Mine documented functions from a source tree: `python -m soft_trainer.mining.tree SOURCE_DIR --language go`.
+"""Mines documented functions from a source tree.
 
 The output is a folder in GraphCodeBERT's layout with CodeSearchNet's columns. No package has rows in two splits.
 Duplicates are dropped over the whole tree. The same tree gives the same bytes with any number of workers.
@@ -6,13 +6,11 @@ Duplicates are dropped over the whole tree. The same tree gives the same bytes w
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import multiprocessing
 import os
 import re
 import stat
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,21 +50,11 @@ RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 @dataclass
 class Mined:
-    """The result of mining: rows by split and for the codebase; counts of files and functions by their fate."""
+    """The result of mining: rows of every split and of the codebase, and counts of files and functions by outcome."""
 
     rows: dict[str, list[Row]]
     files: Counter[str] = field(default_factory=Counter)
     functions: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-    def counts(self) -> dict[str, Any]:
-        """The counts alone, with the commonest fates first."""
-        return {
-            "rows": {split: len(rows) for split, rows in self.rows.items()},
-            "functions": dict(self.functions.most_common()),
-            "files": dict(self.files.most_common()),
-            "seconds": self.seconds,
-        }
 
 
 def mine(
@@ -95,7 +83,6 @@ def mine(
         UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
             fewer than three packages.
     """
-    started = time.perf_counter()
     _check(source_dir, language, keep)
     mined = Mined({})
     root = Path(source_dir)
@@ -106,14 +93,13 @@ def mine(
     pairs: list[Candidate] = []
     others: list[Candidate] = []
     read = partial(_mine_file, root, language, frozenset(keep), max_file_bytes)
-    for fate, documented, undocumented, dropped in _each(read, paths, num_workers, progress):
-        mined.files[fate] += 1
+    for outcome, documented, undocumented, dropped in _each(read, paths, num_workers, progress):
+        mined.files[outcome] += 1
         mined.functions.update(dropped)
         pairs += documented
         others += undocumented
     mined.rows = _split(pairs, others, root, mined.functions)
     mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
-    mined.seconds = time.perf_counter() - started
     return mined
 
 
@@ -123,7 +109,7 @@ def mine_to(
     """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`. Takes the options of `mine`.
 
     Returns:
-        Numbers of `rows` by split, of `functions` and `files` by their fate, and `seconds`; see `mining_table`.
+        Numbers of `rows` by split, of `functions` and `files` by outcome, and `seconds`; see `mining_table`.
 
     Raises:
         UserError: as `mine`.
@@ -131,7 +117,12 @@ def mine_to(
     started = time.perf_counter()
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
-    return {**mined.counts(), "seconds": time.perf_counter() - started}
+    return {
+        "rows": {split: len(rows) for split, rows in mined.rows.items()},
+        "functions": dict(mined.functions.most_common()),
+        "files": dict(mined.files.most_common()),
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def mining_table(counts: dict[str, Any]) -> str:
@@ -187,18 +178,16 @@ def _each(read: Callable, paths: list[str], num_workers: int | None, progress: b
     """Yields the result of `read` for every path in order, computed in `num_workers` processes."""
     workers = min(num_workers or os.cpu_count() or 1, len(paths))
     with ExitStack() as stack:
+        results: Iterable = map(read, paths)
         if workers > 1:
-            pool = stack.enter_context(multiprocessing.Pool(workers))
-            results: Iterable = pool.imap(read, paths, chunksize=8)
-        else:
-            results = map(read, paths)
+            results = stack.enter_context(multiprocessing.Pool(workers)).imap(read, paths, chunksize=8)
         yield from tqdm(results, total=len(paths), desc="mining", unit="file", disable=None if progress else True)
 
 
 def _mine_file(
     root: Path, language: str, keep: frozenset[str], max_bytes: int, path: str
 ) -> tuple[str, list[Candidate], list[Candidate], Counter[str]]:
-    """The fate of one file, its pairs, its functions without usable documentation, and counts of dropped functions."""
+    """The outcome of a file, its pairs, its functions without usable documentation, and the functions dropped."""
     dropped: Counter[str] = Counter()
     source = _read(root / path, max_bytes)
     if isinstance(source, str):
@@ -273,28 +262,3 @@ def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped:
     codebase = rows["valid"] + rows["test"] + unseen
     rows["codebase"] = [{**row, "docstring": "", "docstring_tokens": []} for row in codebase]
     return rows
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m soft_trainer.mining.tree", description=__doc__.split("\n\n")[0])
-    parser.add_argument("source_dir", help="root of the source tree")
-    parser.add_argument("--language", required=True, help=", ".join(SOURCE_LANGUAGES))
-    parser.add_argument("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
-    parser.add_argument("--num_workers", type=int, help="processes (default: one a CPU core)")
-    parser.add_argument(
-        "--keep", nargs="+", default=(), metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}"
-    )
-    parser.add_argument("--max_file_bytes", type=int, default=MAX_FILE_BYTES, help="skip larger files (default: 1 MB)")
-    options = vars(parser.parse_args(arguments))
-    try:
-        counts = mine_to(**options)
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(mining_table(counts) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,7 @@
-"""Compares two runs on the same queries: the difference in MRR, its uncertainty, and the queries that changed most.
-
-python -m soft_trainer.studies.compare RUN_A RUN_B
-
-RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A.
-"""
+"""Compares two runs on the same queries: the difference in MRR, its uncertainty, and the queries that changed most."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.results import SYSTEMS, RankedQueries, load_ranks
+from soft_trainer.evaluation.results import RankedQueries, load_ranks
 from soft_trainer.studies.significance import Comparison, compare_paired, reciprocal_ranks
-from soft_trainer.terminal import exit_on_user_error
 
 NUMBER = 10  # changes shown
 WIDTH = 100  # characters shown of a query or a code
@@ -134,32 +126,3 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
         present = ", ".join(sorted(file.name for file in path.glob("ranks-*.parquet"))) or "none"
         raise UserError(f"{path}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
     return load_ranks(file)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m soft_trainer.studies.compare", description="Compare two runs, query by query."
-    )
-    parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
-    parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
-    parser.add_argument("--split", default="test", help="queries of this split (default: test)")
-    parser.add_argument("--system", default="trained", choices=SYSTEMS, help="which ranks of a folder")
-    parser.add_argument("--number", type=int, default=NUMBER, help=f"changes to show (default: {NUMBER})")
-    options = parser.parse_args(arguments)
-    a, b = (ranks_of(run, options.split, options.system) for run in (options.run_a, options.run_b))
-    pairing = Pairing([a], [b])
-    means = [
-        f"{name} = {ranked.path}: MRR {one.mean():.4f}"
-        for name, ranked, one in zip("AB", (a, b), pairing.reciprocal, strict=True)
-    ]
-    sys.stdout.write("\n".join([*means, describe(pairing.compare())]) + "\n")
-    changes = pairing.changes(options.number)
-    if changes:
-        sys.stdout.write(f"\nThe {len(changes)} largest changes of a query's reciprocal rank:\n\n")
-        sys.stdout.write("\n\n".join(map(change_text, changes)) + "\n")
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        main()

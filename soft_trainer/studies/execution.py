@@ -19,12 +19,13 @@ import psutil
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import newest_complete, write_json
+from soft_trainer.files import newest_complete, record_path, write_json
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main
 
-RESULTS, RECORD, RECIPE, LOG = "all_results.json", "cell.json", "recipe.yaml", "log.txt"
-SCRIPT = "run_codesearch.py"
+RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
+# The command of a run, by its module.
+COMMANDS = {None: "train", "soft_trainer.simcse": "simcse"}
 ERROR = re.compile(r"(error: |[\w.]*(Error|Exception|Interrupt)\b)")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 
@@ -55,7 +56,7 @@ class Progress:
 def progress(study: Study, run: PlannedRun) -> Progress:
     """Reads the state of a run's folder, which another study may change at any time."""
     folder = study.folder(run.name)
-    record, results = _read_json(folder / RECORD), _read_json(folder / RESULTS)
+    record, results = _read_json(folder / RECORD), _read_json(record_path(folder))
     if record is None:
         return Progress("new") if results is None else Progress("changed", ("made without the study",))
     changes = tuple(_changes(record["options"], _options(study, run)))
@@ -97,7 +98,7 @@ def _changes(before: dict[str, dict], now: dict[str, dict]):
 
 
 def _trained(results: dict | None) -> bool:
-    """True if `all_results.json` is that of a run that has trained."""
+    """True if a record is that of a run that has trained."""
     splits = (results or {}).get("results", {})
     return bool(results) and ("train" in results or any("trained" in systems for systems in splits.values()))
 
@@ -124,7 +125,7 @@ def command(study: Study, run: PlannedRun, resume: bool = False) -> list[str]:
     """The words that start a run.
 
     Raises:
-        UserError: the launcher or the script does not exist.
+        UserError: the launcher does not exist.
     """
     launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # this Python's own, even if it is not on the PATH
@@ -132,17 +133,8 @@ def command(study: Study, run: PlannedRun, resume: bool = False) -> list[str]:
     if shutil.which(launcher[0]) is None:
         raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
     config = ["--config", str(study.folder(run.name) / RECIPE)]
-    return [*launcher, *_script(run), *config, *(["--resume_from_checkpoint", "last"] if resume else [])]
-
-
-def _script(run: PlannedRun) -> list[str]:
-    """The words that name the script or module of a run."""
-    if run.module:
-        return ["-m", run.module]
-    for folder in (Path(__file__).parents[2], Path.cwd()):
-        if (folder / SCRIPT).is_file():
-            return [str(folder / SCRIPT)]
-    raise UserError(f"{SCRIPT} is neither beside the package nor in the current folder: start in the checkout")
+    start = ["-m", "soft_trainer.cli", COMMANDS[run.module]]
+    return [*launcher, *start, *config, *(["--resume_from_checkpoint", "last"] if resume else [])]
 
 
 # ---- The process ----
@@ -176,7 +168,7 @@ def execute(study: Study, run: PlannedRun) -> str | None:
         finally:
             record["seconds"] += time.monotonic() - start
             write_json(folder / RECORD, record)
-    results = _read_json(folder / RESULTS)
+    results = _read_json(record_path(folder))
     if code or not _trained(results):
         return last_error(folder / LOG, offset) or f"ended with exit code {code} and no results"
     write_json(folder / RECORD, record | {"finished": True, "steps": results.get("training", {}).get("steps")})

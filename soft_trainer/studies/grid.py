@@ -24,7 +24,7 @@ class PlannedRun:
     place: Mapping[str, str]  # axis -> name of the run's entry; empty for a run outside of the grid
     options: Mapping[str, object]  # without the output folder
     needs: tuple[str, ...] = ()  # names of the runs whose output folders are its `estimator_model`
-    module: str | None = None  # is started instead of the training script, for example `soft_trainer.simcse`
+    module: str | None = None  # what is trained in place of a code-search encoder: `soft_trainer.simcse`
 
 
 @dataclass(frozen=True)

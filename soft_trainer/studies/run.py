@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 
 from soft_trainer import distributed
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import examples, results_table, save_ranks
+from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import graded_ranking, target_rows
-from soft_trainer.files import write_json
+from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
@@ -34,6 +35,62 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
     estimator = (data.estimator or "none").replace(":", ".").replace("+", "-")
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
     return f"outputs/{model_label(model)}-{'-'.join(data.languages)}-{loss}-{estimator}"
+
+
+# Options that change what is printed or kept, but not the results.
+NO_EFFECT = {
+    "estimator_cache_dir",
+    "examples",
+    "lexical",
+    "model_card",
+    "no_estimator_cache",
+    "push_data_to_hub",
+}
+TRAINING_SETTINGS = {
+    *(field.name for field in dataclasses.fields(SoftInfoNCEOptions)),
+    *("bf16", "data_seed", "do_train", "fp16", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "seed", "train_sampling_strategy"),
+    *("warmup_steps", "weight_decay"),
+}
+
+
+def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
+    """The options that the result of a run depends on, as JSON holds them."""
+    chosen = {name: value for name, value in args.to_dict().items() if name in TRAINING_SETTINGS}
+    options = dataclasses.asdict(model) | dataclasses.asdict(data) | chosen
+    return json.loads(json.dumps({name: value for name, value in options.items() if name not in NO_EFFECT}))
+
+
+def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
+    """Refuse an output folder with the record of another run, unless `overwrite` is set.
+
+    Raises:
+        UserError: names the folder and the options that differ.
+    """
+    path = Path(args.output_dir) / RECORD
+    if args.overwrite or not path.is_file():
+        return
+    try:
+        then = json.loads(path.read_text(encoding="utf-8"))["options"]
+    except (OSError, ValueError, KeyError, TypeError):
+        then = {}  # not a record of ours, or one of a kind that cannot be compared
+    now = settings_of(model, data, args)
+    changed = [f"{name} was {then[name]}, is {now[name]}" for name in now if name in then and then[name] != now[name]]
+    if changed or not then:
+        differences = "; ".join(changed[:3]) or "its record is not that of a training run"
+        raise UserError(
+            f"{args.output_dir} holds another run ({differences}): write to another --output_dir, or --overwrite true"
+        )
+
+
+def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """`{set: {system: metrics}}` as `SET_METRIC` of the trained encoder and `SET_SYSTEM_METRIC` of the others."""
+    return {
+        f"{name}_{metric}" if system == "trained" else f"{name}_{system}_{metric}": value
+        for name, systems in results.items()
+        for system, metrics in systems.items()
+        for metric, value in metrics.items()
+    }
 
 
 class Run:
@@ -98,16 +155,16 @@ class Run:
                 self._add(evaluation_set, "lexical", ranking, retrieval_metrics(ranking.ranks, len(corpus)))
 
     def finish(self) -> None:
-        """Writes `all_results.json` and the model card, and prints the comparison and examples."""
+        """Writes the results and the model card, and prints the comparison and examples."""
         if not self.on_main:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
-        write_json(self.folder / "all_results.json", record)
+        write_results(self.folder, record, train=self._training_numbers(), eval=flat_results(self.results))
         if self.data_args.model_card and "model.safetensors" in os.listdir(self.folder):
             write_model_card(self.folder, record)
         if self.results:
-            print_on_main(f"\n{results_table(self.results)}\n")
+            print_on_main(f"\n{metrics_table(self.results)}\n")
         if self.rankings and self.data_args.examples:
             # The examples are those of test, if it was measured.
             self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
@@ -123,6 +180,7 @@ class Run:
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
             "languages": data.languages,
+            "options": settings_of(model, data, args),
             "encoder": encoder | {name: getattr(trainer.encoder, name) for name in ENCODER_SETTINGS},
             "loss": _loss_settings(trainer),
             "estimator": _estimator_settings(data, trainer),
@@ -137,6 +195,11 @@ class Run:
         """Every corpus with its sets, so that it is encoded once."""
         for corpus in {id(each.codebase): each.codebase for each in self.sets}.values():
             yield corpus, [each for each in self.sets if each.codebase is corpus]
+
+    def _training_numbers(self) -> dict[str, float]:
+        """`train_loss`, `train_runtime` and others as the trainer logged them; empty if it has not trained."""
+        logged = (entry for entry in reversed(self.trainer.state.log_history) if "train_runtime" in entry)
+        return {name: value for name, value in next(logged, {}).items() if name != "step"}
 
     def _add(self, evaluation_set: EvaluationSet, system: str, ranking: Ranking, metrics: dict) -> None:
         """Keeps a ranking and its metrics, and writes every query's rank to a file."""

@@ -1,15 +1,7 @@
-"""Draws the weights that estimators give to one batch, and one query's negatives (Figure 2 and Appendix D.2).
-
-python -m soft_trainer.studies.weight_plot --data_dir DIR --estimators bm25,simcse,trained_model --estimator_model A,B
-python -m soft_trainer.studies.weight_plot --pairs recipes/paper/case_study.jsonl --estimators bm25,simcse
-
-The picture goes to --output, and the same figures as a Markdown table to standard output. With --pairs the table has
-all pairs, the query's own code (=>) first.
-"""
+"""Draws the weights that estimators give to one batch, and one query's negatives (Figure 2 and Appendix D.2)."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +11,16 @@ import numpy as np
 from datasets import Dataset
 from torch import Tensor
 
-from soft_trainer.arguments import DataArguments, option, parse
+from soft_trainer.arguments import DataArguments, option
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
-from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.data.tokens import text_column
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure, save_png
+from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.studies.compare import shortened
-from soft_trainer.terminal import exit_on_user_error, table
+from soft_trainer.terminal import table
 from soft_trainer.weights import checked_similarity, negative_weights, smallest_batch
 
 FLOOR = 0.1
@@ -197,34 +189,3 @@ def negatives_table(
         values = [float(figures[query, column]) for pair in pairs for figures in pair]
         rows.append([mark + shortened(queries[column], 80).replace("|", "\\|"), *values])
     return table(headers, rows)
-
-
-def main() -> None:
-    """Draw the batch or the pairs that the command line names, and print the table."""
-    (arguments,) = parse((WeightPlotArguments,), description=__doc__)
-    rows = batch_rows(arguments)
-    if arguments.query is not None and not 0 <= arguments.query < len(rows):
-        raise UserError(f"query={arguments.query}: use 0 to {len(rows) - 1}")
-    drawn = arguments.output.lower() != "none"
-    if drawn:
-        new_figure(1, 1)  # a missing matplotlib is told before anything is encoded
-    estimators = choose_estimators(arguments)
-    estimates = [estimate(name, estimator, rows) for name, estimator in estimators.items()]
-    queries = texts(rows[text_column(rows, ("docstring", "docstring_tokens"), "query")])
-    if arguments.pairs:
-        query = arguments.query or 0
-        negatives = [column for column in range(len(rows)) if column != query]
-        shown = [query, *negatives]
-    else:
-        query = most_varied_query(estimates) if arguments.query is None else arguments.query
-        shown = negatives = chosen_negatives(estimates, query, arguments.negatives)
-    path = save_png(draw(estimates, queries, query, negatives), arguments.output) if drawn else None
-    sys.stdout.write(f"Query: {' '.join(queries[query].split())}\n\n")
-    sys.stdout.write(negatives_table(list(estimators), estimates, queries, query, shown) + "\n")
-    if drawn:
-        sys.stderr.write(f"Written to {path}\n")
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        main()

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from soft_trainer.arguments import SoftInfoNCEOptions
-from soft_trainer.data.sampling import GlobalBatchSampler, languages_of
+from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
-from soft_trainer.training.options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
+from soft_trainer.training.hard_batches import COLUMN, choice_of
+from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
+
+# Options of the loss that have a default of their own, not the estimator's.
+OBJECTIVE_OPTIONS = (
+    *("weighting", "floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio"),
+    *("order_loss_weight", "order_loss_scale", "clamp_negative_scores"),
+)
+CHOICES = {
+    "duplicates": ("mask", "positives", "ignore"),
+    "similar_by": ("estimator", "bm25"),
+    "negatives_meet": ("own", "all"),
+}
 
 
 def banner(trainer) -> str:
     """The settings of a training as a table."""
     args, objective = trainer.args, trainer.objective
-    weights = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
+    if objective.weighting == "positive_aware":
+        weights = ("margin / temperature", f"{objective.margin:g} / {objective.temperature:g}, positive-aware")
+    else:
+        values = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
+        weights = ("alpha / beta / temperature", values if objective.needs_similarity else "not used")
     encoder = trainer.encoder
     rows = [
         ("batch per process", args.per_device_train_batch_size),
@@ -32,7 +49,9 @@ def banner(trainer) -> str:
         ("accumulated batches", args.gradient_accumulation_steps),
         ("loss", objective.loss),
         ("estimator", "none" if trainer.estimator is None else type(trainer.estimator).__name__),
-        ("alpha / beta / temperature", weights if objective.needs_similarity else "not used"),
+        weights,
+        ("batches", args.train_sampling_strategy),
+        ("own negatives per query", options_of(args).negatives_per_query),
         ("score", f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"),
         ("precision", trainer.precision),
     ]
@@ -111,6 +130,8 @@ def check_run(
             f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
             "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
         )
+    check_weighting(objective, estimator)
+    _check_hard_batches(args, estimator)
     if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
     if args.eval_strategy != "no" and metrics is not None:
@@ -124,6 +145,42 @@ def check_run(
         check_batches(args, objective, train_dataset, args.per_device_train_batch_size)
         if isinstance(estimator, Estimator):
             estimator.check(train_dataset)
+
+
+def _check_hard_batches(args, estimator) -> None:
+    """Refuses own negatives and clustered batches that could not be made."""
+    options = options_of(args)
+    for name, allowed in CHOICES.items():
+        if getattr(options, name) not in allowed:
+            raise UserError(f"{name}={getattr(options, name)!r}: use one of {', '.join(allowed)}")
+    if args.train_sampling_strategy == "similar" and options.similar_by == "estimator":
+        if estimator is None or not isinstance(estimator, Estimator):
+            raise UserError("train_sampling_strategy=similar: it needs an estimator of ours, or --similar_by bm25")
+        if type(estimator).neighbours is Estimator.neighbours:
+            estimator.neighbours(0, (), None)
+    if options.negatives_per_query < 0 or options.negative_candidates < 1 or options.neighbours < 1:
+        raise UserError("negatives_per_query must be 0 or more, negative_candidates and neighbours 1 or more")
+    if not options.negatives_per_query:
+        if options.negatives is not None:
+            raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")
+        return
+    choice_of(options)
+    if options.negatives not in (None, COLUMN) and not Path(options.negatives).exists():
+        raise UserError(f"negatives={options.negatives}: no such file")
+
+
+def check_weighting(objective: Objective, estimator) -> None:
+    """Refuses positive-aware weights by an estimator that compares queries with queries.
+
+    Raises:
+        UserError: names the estimators that fit.
+    """
+    if objective.uses_weights and objective.weighting == "positive_aware" and estimator is not None:
+        if not getattr(estimator, "compares_codes", True):
+            raise UserError(
+                f"weighting=positive_aware: {type(estimator).__name__} does not compare queries with codes; use "
+                "trained_model, initial_model, or bm25 with --bm25_document_column code_tokens"
+            )
 
 
 def check_batches(args, objective: Objective, train_dataset, batch_size: int) -> None:
@@ -180,9 +237,10 @@ def options_of(args) -> SoftInfoNCEOptions:
 
 def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
     """The loss of a run: its options, and the estimator's defaults for options that are None."""
-    names = ("floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio", "clamp_negative_scores")
-    settings = {name: getattr(options, name) for name in names}
-    for name in ("alpha", "beta", "temperature"):
+    settings = {name: getattr(options, name) for name in OBJECTIVE_OPTIONS}
+    prefix = "positive_" if options.weighting == "positive_aware" else ""
+    defaults = {"alpha": ("alpha", 1.0), "beta": ("beta", 1.0), "margin": ("positive_margin", 0.0)}
+    for name, (attribute, value) in (defaults | {"temperature": (f"{prefix}temperature", 1.0)}).items():
         given = getattr(options, name)
-        settings[name] = getattr(estimator, name, 1.0) if given is None else given
+        settings[name] = getattr(estimator, attribute, value) if given is None else given
     return Objective(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)

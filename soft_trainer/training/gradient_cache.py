@@ -67,7 +67,7 @@ def cached_backward(
     embedded = {side: _embed(encode, inputs) for side, inputs in sides.items()}
     leaves = {side: embeddings.requires_grad_() for side, (embeddings, _) in embedded.items()}
     queries, local_codes = (leaves[side][sides[side].order] for side in SIDES)
-    codes = distributed.gather_with_gradient(local_codes, batch.sizes) if gathers else local_codes
+    codes = distributed.gather_with_gradient(local_codes, batch.code_sizes) if gathers else local_codes
     total = _loss_in_blocks(queries, codes, loss_of, backward, block_size)
     chunks = [
         (chunk, state, gradient)

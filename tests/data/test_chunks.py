@@ -1,4 +1,4 @@
-"""Cutting a batch by length: the cheapest partition there is."""
+"""Chunks of similar length: no partition of a batch is cheaper."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from soft_trainer.data.chunks import STEP, ChunkCost, chunk_by_length
 
 
 def cost_of(chunks, lengths, cost: ChunkCost) -> float:
-    """What the chunks cost, from the definition, at lengths rounded up to STEP."""
+    """The cost of the chunks by definition, at lengths rounded up to STEP."""
     total = 0.0
     for chunk in chunks:
         longest = STEP * -(-max(lengths[row] for row in chunk) // STEP)
@@ -18,7 +18,7 @@ def cost_of(chunks, lengths, cost: ChunkCost) -> float:
 
 
 def cheapest(lengths, cost: ChunkCost) -> float:
-    """The cheapest of all partitions of the rows in the order of their length, by trying them all."""
+    """The least cost of all partitions of the rows sorted by length, by trial of all of them."""
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     partitions = []
     for cuts in itertools.product((False, True), repeat=len(rows) - 1):

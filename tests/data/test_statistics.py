@@ -1,4 +1,4 @@
-"""The table at the start: rows, lengths, cuts and duplicates, and the paper's counts beside ours."""
+"""The table at the start of a run: rows, lengths, truncated texts, duplicates, and the paper's counts."""
 
 import pytest
 from datasets import DatasetDict

@@ -3,7 +3,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from soft_trainer.dataflow import LANGUAGES, graph_embeddings, graph_features, pad_graph_features
+from soft_trainer.dataflow import LANGUAGES
+from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 
 # code, places of the three nodes a, b, a among the code tokens (0 is <s>), place of </s>
 DRAWN = {

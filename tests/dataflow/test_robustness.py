@@ -1,4 +1,4 @@
-"""Whatever the input, there is an answer, and soon."""
+"""Any input gives an answer in little time."""
 
 import random
 import time
@@ -21,7 +21,7 @@ NOISE = ("(", "{", "'", '"', "/*", "\0", "é", "\ud800", "<<A ", "%w(", "if ", "
 
 
 def answer(code: str, language: str) -> None:
-    """Assert that the graph of `code` is well formed and took less than a second."""
+    """Asserts that the graph of `code` is well formed and takes less than a second."""
     start = time.process_time()
     tokens, edges = extract_data_flow(code, language)
     assert time.process_time() - start < 1.0
@@ -29,7 +29,7 @@ def answer(code: str, language: str) -> None:
 
 
 def mutated(code: str, other: str, draw) -> str:
-    """`code` with bytes cut out, doubled, or spliced in from `other` or from nowhere; `draw(n)` is below `n`."""
+    """`code` with bytes removed, doubled, or inserted from `other` or from noise. `draw(n)` is below `n`."""
     data = code.encode()
     start = draw(len(data))
     end = min(len(data), start + draw(40))

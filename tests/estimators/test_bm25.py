@@ -1,6 +1,8 @@
 """BM25 of a batch and of the corpus, against `rank_bm25`, the published figures and the formula."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from rank_bm25 import BM25Okapi
 
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.bm25_scores import count_terms
 
 QUERIES = [
     "sort a list with quick sort",
@@ -216,6 +219,23 @@ def test_defaults_are_the_papers():
     estimator = BM25Estimator()
     assert (estimator.alpha, estimator.beta, estimator.temperature) == (1.5, 0.5, 1.0)
     assert (estimator.k1, estimator.b) == (1.2, 0.75)
+
+
+def test_the_formula_needs_no_torch():
+    """A search on the command line uses it, and importing torch takes seconds."""
+    code = (
+        "import sys, soft_trainer.estimators.bm25_scores as _; print({'torch', 'transformers'} & sys.modules.keys())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_terms_that_the_documents_lack_are_ignored_in_queries():
+    terms = {}
+    documents = count_terms([["sort", "sort", "list"], []], terms)
+    queries = count_terms([["list", "unheard", "sort"], ["unheard"]], terms, grow=False)
+    assert terms == {"sort": 0, "list": 1}
+    assert documents.toarray().tolist() == [[2, 1], [0, 0]]
+    assert queries.toarray().tolist() == [[1, 1], [0, 0]]
 
 
 # ---- What a user can get wrong ----

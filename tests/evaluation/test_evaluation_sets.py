@@ -1,4 +1,4 @@
-"""Further evaluation sets: files as published, judged queries, and folders that are not what they should be."""
+"""Further evaluation sets: published files, judged queries, and folders that cannot be used."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def judged(tmp_path):
     folder.mkdir()
 
     def write(*judgments):
-        rows = (dict(zip(("query", "url", "relevance"), one, strict=True)) for one in judgments)
+        rows = (dict(zip(("query", "url", "relevance"), judgment, strict=True)) for judgment in judgments)
         (folder / "relevance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return folder
 
@@ -81,7 +81,7 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
     (cosqa / "cosqa-retrieval-test-500.json").write_text(json.dumps(QUERIES[:1]))
     (cosqa / "cosqa-retrieval-train-19604.json").write_text("not read")
     both = load(cosqa)
-    assert [(one.name, len(one.queries)) for one in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
+    assert [(part.name, len(part.queries)) for part in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
     assert both[0].codebase is both[1].codebase
 
 
@@ -111,7 +111,7 @@ def test_cosqa_with_something_wrong(cosqa, name, content, words):
 
 def test_rows_of_another_project_and_several_folders(cosqa, data_dir):
     found = load(f"{cosqa}, {data_dir}/")
-    assert [one.name for one in found] == ["cosqa", data_dir.name]
+    assert [evaluation_set.name for evaluation_set in found] == ["cosqa", data_dir.name]
     assert (len(found[1].queries), len(found[1].codebase), found[1].graded) == (4, 24, False)
 
 
@@ -135,7 +135,7 @@ def test_judged_queries_give_a_row_for_each_relevant_code(judged, rows, pool, ca
     ]
     assert found.first_pairs.tolist() == [0, 2]
     said = capsys.readouterr().err
-    assert "1 judged codes are not in the pool" in said and "1 of 3 queries" in said
+    assert "1 judged codes are not in the corpus" in said and "1 of 3 queries" in said
     assert "judged: 2 queries (relevance) over 24 codes" in said
 
 
@@ -175,7 +175,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
         ('{"query": "x", "url": "y", "relevance": "much"}', "relevance is 'much'"),
         ('{"query": "x", "url": "y", "relevance": NaN}', "relevance is nan"),
         ('{"query": 3, "url": "y", "relevance": 1}', "query is 3"),
-        ('{"query": "x", "url": "y", "relevance": 1}', "none of 1 queries has a relevant code in the pool of 24"),
+        ('{"query": "x", "url": "y", "relevance": 1}', "none of 1 queries has a relevant code in the corpus of 24"),
     ],
 )
 def test_judgments_with_something_wrong(judged, pool, line, words):

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation import ranking
 from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 
 QUERIES, CODES, DIM = 19, 80, 12
 
 
 def float64_ranking(queries, codes, targets):
-    """Ranks and full order by float64 scores: products of a pair, the upper half added to the lower, until one is left."""
+    """Ranks and order by float64 scores: the upper half of the products is added to the lower until one is left."""
     products = queries.double().numpy()[:, None] * codes.double().numpy()
     while (width := products.shape[2]) > 1:
         half = (width + 1) // 2
@@ -89,9 +90,9 @@ def test_other_precisions_rank_the_numbers_they_hold(dtype):
     queries, codes, targets = random()
     queries, codes = queries.to(dtype), codes.to(dtype)
     expected, orders = float64_ranking(queries, codes, targets)
-    ranking = rank_codes(queries, codes, targets, top_k=3)
-    assert ranking.ranks.tolist() == expected.tolist()
-    assert ranking.top_indices.tolist() == orders[:, :3].tolist()
+    ranked = rank_codes(queries, codes, targets, top_k=3)
+    assert ranked.ranks.tolist() == expected.tolist()
+    assert ranked.top_indices.tolist() == orders[:, :3].tolist()
 
 
 @pytest.mark.parametrize("kind", [random, one_direction, last_bits, duplicates, identical, in_float64])
@@ -100,10 +101,25 @@ def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
     queries, codes, targets = kind()
     _, orders = float64_ranking(queries, codes, targets)
     for block_size in (None, 9):
-        ranking = rank_codes(queries, codes, targets, top_k=top_k, block_size=block_size)
-        assert ranking.top_indices.tolist() == orders[:, :top_k].tolist()
-        scores = (queries.double() @ codes.double().T).gather(1, ranking.top_indices)
-        torch.testing.assert_close(ranking.top_scores.double(), scores, rtol=1e-6, atol=1e-6)
+        ranked = rank_codes(queries, codes, targets, top_k=top_k, block_size=block_size)
+        assert ranked.top_indices.tolist() == orders[:, :top_k].tolist()
+        scores = (queries.double() @ codes.double().T).gather(1, ranked.top_indices)
+        torch.testing.assert_close(ranked.top_scores.double(), scores, rtol=1e-6, atol=1e-6)
+
+
+def test_codes_of_a_collapsed_encoder_are_not_scored_pair_by_pair(monkeypatch):
+    """They all tie, so float64 scores of every pair would take hours for a corpus of real size."""
+    queries, codes = torch.ones(50, DIM), torch.ones(2000, DIM)
+    pairs = []
+
+    def counting(queries, codes, query_rows, code_rows):
+        pairs.append(len(query_rows))
+        return scores(queries, codes, query_rows, code_rows)
+
+    scores = ranking._pair_scores
+    monkeypatch.setattr(ranking, "_pair_scores", counting)
+    assert rank_codes(queries, codes, torch.arange(50)).ranks.tolist() == [2000] * 50
+    assert sum(pairs) < 50 * 100
 
 
 def test_float32_alone_would_get_some_of_these_ranks_wrong():
@@ -202,8 +218,8 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_share_without_queries_gives_an_empty_ranking():
     queries, codes, targets = random()
-    ranking = rank_codes(queries[:0], codes, targets[:0], top_k=3)
-    assert (ranking.ranks.shape, ranking.top_indices.shape, ranking.top_scores.shape) == ((0,), (0, 3), (0, 3))
+    ranked = rank_codes(queries[:0], codes, targets[:0], top_k=3)
+    assert (ranked.ranks.shape, ranked.top_indices.shape, ranked.top_scores.shape) == ((0,), (0, 3), (0, 3))
 
 
 def test_metrics_of_ranks():

@@ -1,4 +1,4 @@
-"""Several relevant codes a query: the rank of the first, nDCG with grades, and ties that count against us."""
+"""Several relevant codes a query: the rank of the first, nDCG, average precision, and ties that count against us."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import torch
 
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes
-from soft_trainer.evaluation.retrieval import graded_ranking
+from soft_trainer.evaluation.retrieval import average_precision, graded_ranking
 
 
 def by_hand(scores, grades, k):
@@ -84,3 +84,42 @@ def test_what_does_not_fit_is_refused(queries, grades, words):
     ranking = Ranking(torch.tensor([1, 2]), torch.zeros(2, 1).long(), torch.zeros(2, 1))
     with pytest.raises(UserError, match=words):
         graded_ranking(ranking, queries, grades)
+
+
+def precise(scores, relevant):
+    """`average_precision` of queries with these scores over the codes; scores and relevant [Q, C]."""
+    scores, relevant = np.asarray(scores, dtype=float), np.asarray(relevant)
+    queries, codes = np.nonzero(relevant)
+    embeddings = torch.tensor(scores, dtype=torch.float64)
+    ranking = rank_codes(embeddings[queries], torch.eye(scores.shape[1]).double(), torch.tensor(codes), top_k=3)
+    return average_precision(ranking, queries)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_average_precision_is_that_of_the_worst_order_that_the_scores_allow(seed):
+    generator = np.random.default_rng(seed)
+    scores, relevant = generator.integers(0, 3, (5, 6)), generator.random((5, 6)) < 0.5
+    relevant[:, 0] = True
+    values = precise(scores, relevant)
+    for query in range(5):
+        worst = 1.0
+        for order in itertools.permutations(range(6)):
+            if any(scores[query, a] < scores[query, b] for a, b in itertools.pairwise(order)):
+                continue
+            places = [place for place, code in enumerate(order, 1) if relevant[query, code]]
+            worst = min(worst, np.mean([number / place for number, place in enumerate(places, 1)]))
+        assert values[query] == pytest.approx(worst, abs=1e-12)
+
+
+def test_average_precision_of_known_cases():
+    # Relevant in places 1, 3 and 5; then one code a query, whose average precision is its reciprocal rank.
+    assert precise([[6, 5, 4, 3, 2, 1]], [[1, 0, 1, 0, 1, 0]]) == pytest.approx([(1 + 2 / 3 + 3 / 5) / 3])
+    assert precise([[3, 2, 1], [1, 2, 3]], [[0, 1, 0], [1, 0, 0]]) == pytest.approx([1 / 2, 1 / 3])
+
+
+def test_average_precision_refuses_what_does_not_fit():
+    ranking = Ranking(torch.tensor([1, 2]), torch.zeros(2, 1).long(), torch.zeros(2, 1))
+    with pytest.raises(UserError, match="2 ranks"):
+        average_precision(ranking, [0])
+    with pytest.raises(UserError, match="without gaps"):
+        average_precision(ranking, [0, 2])

@@ -10,13 +10,13 @@ import pytest
 from huggingface_hub import DatasetCard
 
 from soft_trainer.arguments import DataArguments
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
 from soft_trainer.data.codesearchnet import load_folder, load_hub
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.hub.data import write_data
-from soft_trainer.hub.push import main as push_later
 from soft_trainer.hub.push import push_folder
 
 sys.path.append(str(Path(__file__).parent))
@@ -128,7 +128,7 @@ def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
     assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()
     (train.folder / "README.md").unlink()
     assert train(**options, dataset_name=REPO, data_dir=None) == (0, "")
-    statistics = json.loads((train.folder / "all_results.json").read_text())["statistics"]
+    statistics = json.loads((train.folder / "run.json").read_text())["statistics"]
     assert {split: table["rows"] for split, table in statistics.items()} == {
         "train": 12, "valid": 4, "test": 4, "codebase": 24
     }  # fmt: skip
@@ -143,5 +143,5 @@ def test_rows_that_cannot_be_pushed_stop_the_run_and_are_pushed_later(train):
     command = f"soft-trainer push {train.folder / 'pushed_rows'} {REPO} --repo_type dataset"
     assert code == 2 and error.endswith(command) and not list(train.folder.rglob("*.safetensors"))
     train.hub.fault(commit=0)
-    assert push_later(command.split()[2:]) == 0
+    assert run_command(command.split()[1:]) == 0
     assert len(load_hub(REPO, "python")["train"]) == 16

@@ -1,12 +1,12 @@
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.hub.push import check_push, later_command, main, push_folder
+from soft_trainer.hub.push import check_push, later_command, push_folder
 
 sys.path.append(str(Path(__file__).parent))
 from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
@@ -196,7 +196,7 @@ def test_command_line_pushes_and_names_the_encoder_in_its_card(here, folder, mon
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     snippets = f'load_encoder("{folder}")\nSentenceTransformer("{folder}")\n'
     (folder / "README.md").write_text(CARD + snippets)
-    assert main([str(folder), REPO]) == 0
+    assert run_command(["push", str(folder), REPO]) == 0
     assert "/ann/encoder/commit/" in capsys.readouterr().out
     card = HfApi().hf_hub_download(REPO, "README.md", cache_dir=folder / ".cache")
     assert Path(card).read_text() == CARD + f'load_encoder("{REPO}")\nSentenceTransformer("{REPO}")\n'
@@ -206,7 +206,7 @@ def test_command_line_names_the_branch_in_the_card(here, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     snippets = 'load_encoder("lab/old", revision="v1")\nAutoModel.from_pretrained("lab/old", revision="v1", a=True)\n'
     (folder / "README.md").write_text(CARD + snippets)
-    assert main([str(folder), REPO, "--revision", "v2"]) == 0
+    assert run_command(["push", str(folder), REPO, "--revision", "v2"]) == 0
     assert (folder / "README.md").read_text() == CARD + snippets.replace("lab/old", REPO).replace("v1", "v2")
 
 
@@ -220,9 +220,7 @@ def test_what_shows_rows_stays_here(here, folder):
 
 @pytest.mark.slow
 def test_command_that_the_message_names_works_in_a_new_process(hub, folder):
-    program, subcommand, *options = shlex.split(later_command(folder, REPO, revision="dev"))
-    assert (program, subcommand) == ("soft-trainer", "push")
-    command = ("-m", "soft_trainer.hub.push", *options)
+    command = ["-m", "soft_trainer.cli", *later_command(folder, REPO, revision="dev").split()[1:]]
     failed = hub.run(*command, token="hf_wrong")
     assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
     assert "token is not valid" in failed.stderr

@@ -10,13 +10,13 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.estimators.encoded import EncodedRowsEstimator
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.hub.push import main as push_later
 from soft_trainer.hub.push import push_folder
 from soft_trainer.trainer import SoftInfoNCETrainer
 
@@ -40,7 +40,7 @@ def pushed(repo=REPO, **kwargs) -> set[str]:
 
 def check_whole(folder: Path, revision: str | None = None) -> None:
     """Checks that the repository equals the folder and that both load."""
-    assert COMPLETE | {"README.md", "all_results.json"} <= pushed(revision=revision)
+    assert COMPLETE | {"README.md", "all_results.json", "run.json"} <= pushed(revision=revision)
     here, there = (load_encoder(name, at, "cpu") for name, at in ((folder, None), (REPO, revision)))
     assert torch.equal(here.encode_queries(TEXTS), there.encode_queries(TEXTS))
     for file in ("model.safetensors", "README.md", "all_results.json"):
@@ -151,7 +151,7 @@ def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(tra
     check_whole(train.folder)
     assert of_steps(pushed()) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
     (line,) = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
-    assert "checkpoint-2" in line and "500" in line and "made good at the end" in line and ".push-" not in line
+    assert "checkpoint-2" in line and "500" in line and "pushed again at the end" in line and ".push-" not in line
 
 
 # ---- Faults that last ----
@@ -168,12 +168,12 @@ def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later
     code, error = train(**PUSH)
     command = f"soft-trainer push {train.folder} {REPO}"
     assert code == 2 and error.endswith(f"nothing is lost, push later with: {command}")
-    assert json.loads((train.folder / "all_results.json").read_text())["results"]["test"]["trained"]
+    assert json.loads((train.folder / "run.json").read_text())["results"]["test"]["trained"]
     load_encoder(train.folder, device="cpu")
     assert train.places_of(WRITE_TOKEN) == []
     if train.hub.running:
         train.hub.fault(commit=0)
-        assert push_later(command.split()[2:]) == 0
+        assert run_command(command.split()[1:]) == 0
         check_whole(train.folder)
 
 

@@ -25,7 +25,7 @@ def test_near_duplicates_are_all_but_the_first():
 
 
 def test_what_is_like_a_duplicate_alone_stays():
-    """Only codes that stay make others go: a chain of small changes does not end as one code."""
+    """A code is compared with kept codes only, so a chain of small changes does not end as one code."""
     chain = [[*(f"v{number}" for number in range(step)), *WORDS[step:]] for step in range(0, 31, 3)]
     signatures = [minhash(tokens) for tokens in chain]
     found = near_duplicates(range(len(chain)), signatures.__getitem__)
@@ -37,7 +37,7 @@ def test_what_is_like_a_duplicate_alone_stays():
 
 
 def test_the_same_as_datasketch(monkeypatch):
-    """Against its index of all bands, on codes with more and fewer words changed; signatures read in small parts."""
+    """The index of datasketch finds the same duplicates among codes with different numbers of changed words."""
     monkeypatch.setattr(duplicates, "_READ_AT_ONCE", 7)
     rng, codes = np.random.default_rng(0), []
     for _ in range(40):

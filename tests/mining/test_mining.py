@@ -6,12 +6,14 @@ from collections import Counter
 
 import pytest
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.dataflow import parses
+from soft_trainer.errors import UserError
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.functions import functions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import assign_splits, package_names
-from soft_trainer.mining.tree import main, mine, mine_to, mining_table
+from soft_trainer.mining.tree import mine, mine_to, mining_table
 
 # language -> source, and its rows: name, query, code, documentation
 SOURCES = {
@@ -470,21 +472,22 @@ def test_splits():
         ),
     ],
 )
-def test_errors_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+def test_errors_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     python_tree(tmp_path / "tree")
     python_tree(tmp_path / "small", packages=2)
     tmp_path.joinpath("bare").mkdir()
     tmp_path.joinpath("bare", "a.py").write_text("def f(a):\n    b = a\n    return b\n")
-    assert main([*arguments, "--output_dir", "out", "--num_workers", "1"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    with pytest.raises(UserError) as caught:
+        run_command(["mine", *arguments, "--output_dir", "out", "--num_workers", "1"])
+    error = str(caught.value)
+    assert message in error and "\n" not in error
     assert not (tmp_path / "out").exists()
 
 
 def test_command_line(tmp_path, capsys):
     tree = python_tree(tmp_path / "tree")
-    assert main([str(tree), "--language", "python", "--output_dir", str(tmp_path / "out"), "--num_workers", "1"]) == 0
+    words = ["--language", "python", "--output_dir", str(tmp_path / "out"), "--num_workers", "1"]
+    assert run_command(["mine", str(tree), *words]) == 0
     assert len(read(tmp_path / "out", "train")) == 20
     assert re.search(r"\| rows +\| train +\| +20 \|", capsys.readouterr().out)

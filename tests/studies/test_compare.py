@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
-from soft_trainer.studies import compare
 from soft_trainer.studies.compare import Pairing
 from soft_trainer.studies.significance import compare as compare_ranks
 
@@ -17,7 +17,7 @@ def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
 
 def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
     a, b = make_run("a", [1, 2, 1, 9, 5] * 4), make_run("b", [1, 1, 4, 9, 5] * 4)
-    compare.main([str(a), str(b), "--number", "5"])
+    run_command(["compare", str(a), str(b), "--number", "5"])
     out = capsys.readouterr().out
     expected = compare_ranks([1, 2, 1, 9, 5] * 4, [1, 1, 4, 9, 5] * 4)
     assert f"delta MRR {expected.delta:+.4f}" in out and "wins 4, losses 4, ties 12 of 20 queries" in out
@@ -30,7 +30,7 @@ def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
 
 def test_a_file_of_ranks_stands_for_a_run(make_run, capsys):
     folder = make_run("a", [1, 2, 3])
-    compare.main([str(folder), str(folder / "ranks-test-trained.parquet")])
+    run_command(["compare", str(folder), str(folder / "ranks-test-trained.parquet")])
     assert "delta MRR +0.0000" in capsys.readouterr().out
 
 
@@ -76,10 +76,10 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
     }
     for name, says in cases.items():
         with pytest.raises(UserError, match=says):
-            compare.main([str(folder), str(tmp_path / f"{name}.parquet")])
+            run_command(["compare", str(folder), str(tmp_path / f"{name}.parquet")])
     with pytest.raises(
         UserError, match="no ranks of valid by the trained encoder; files of ranks: ranks-test-trained"
     ):
-        compare.main([str(folder), str(folder), "--split", "valid"])
+        run_command(["compare", str(folder), str(folder), "--split", "valid"])
     with pytest.raises(UserError, match="no such folder or file"):
-        compare.main([str(folder), str(tmp_path / "nowhere")])
+        run_command(["compare", str(folder), str(tmp_path / "nowhere")])

@@ -12,8 +12,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.studies.report import report
 from soft_trainer.studies.report.cells import PAPER, paper_mrr
 from soft_trainer.studies.report.pictures import alpha_beta
 from soft_trainer.studies.report.report import make_report, sections
@@ -259,7 +259,7 @@ def written(write_run, soft, tmp_path_factory):
     folder, printed = tmp_path_factory.mktemp("report"), (io.StringIO(), io.StringIO())
     study = write_study(partial(write_run, folder / "outputs"), soft)
     with contextlib.redirect_stdout(printed[0]), contextlib.redirect_stderr(printed[1]):
-        report.main([str(study), "--output_dir", str(folder / "report")])
+        run_command(["report", str(study), "--output_dir", str(folder / "report")])
     files = {path.suffix[1:]: path.read_text() for path in (folder / "report").iterdir()}
     return files | {"out": printed[0].getvalue(), "err": printed[1].getvalue()}
 
@@ -302,7 +302,7 @@ def test_texts_are_never_markup(make_run, soft, tmp_path):
     encoder = {"name": evil, "profile": "auto"}
     make_run("plain", FAIR, encoder=encoder, dataset=evil)
     folder = make_run("soft", GOOD, soft(estimator=evil), encoder=encoder, dataset=evil)
-    report.main([str(folder.parent), "--output_dir", str(tmp_path)])
+    run_command(["report", str(folder.parent), "--output_dir", str(tmp_path)])
     page = Page((tmp_path / "report.html").read_text())
     assert "script" not in {tag for tag, _ in page.tags} and evil in page.text
     table = markdown(Table(["a"], [[Entry(evil)]]))
@@ -312,13 +312,13 @@ def test_texts_are_never_markup(make_run, soft, tmp_path):
 def test_without_matplotlib_the_extra_is_named_and_nothing_is_written(study, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"pip install 'soft-trainer\[plots\]'"):
-        report.main([str(study), "--output_dir", str(tmp_path / "report")])
+        run_command(["report", str(study), "--output_dir", str(tmp_path / "report")])
     assert not (tmp_path / "report").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(study):
     with pytest.raises(UserError, match="/proc/report: cannot be written"):
-        report.main([str(study), "--output_dir", "/proc/report"])
+        run_command(["report", str(study), "--output_dir", "/proc/report"])
 
 
 def test_all_six_languages_get_an_overall_column(make_run):

@@ -43,7 +43,7 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     scores = embeddings["query"][[0, 7]] @ embeddings["code"].T
     places = {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
     best = min(places[0], places[1])
-    found = json.loads((tmp_path / "all_results.json").read_text())["results"]["human"]["untrained"]
+    found = json.loads((tmp_path / "run.json").read_text())["results"]["human"]["untrained"]
     assert found["mrr"] == pytest.approx((1 / best + 1 / places[7]) / 2)
     assert (found["queries"], found["pool_size"]) == (2, 24)
 
@@ -118,7 +118,7 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
         data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL, **HERE
     )
     assert code == 0, lines
-    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert {name: list(systems) for name, systems in results.items()} == {"human": ["untrained", "trained", "lexical"]}
     assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in "\n".join(lines)
     card = (tmp_path / "out/README.md").read_text()
@@ -126,6 +126,6 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     again = {"dataset_name": "none", "do_predict": "true", "model_name_or_path": "out", "output_dir": "again"}
     code, lines = script(eval_data_dir=human, **again, **HERE)
     assert code == 0, lines
-    measured = json.loads((tmp_path / "again/all_results.json").read_text())["results"]["human"]
+    measured = json.loads((tmp_path / "again/run.json").read_text())["results"]["human"]
     assert measured["untrained"]["mrr"] == results["human"]["trained"]["mrr"]
     assert list(measured) == ["untrained", "lexical"] and not (tmp_path / "again/model.safetensors").exists()

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from soft_trainer.arguments import read_recipe
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.studies import execution, plan
-from soft_trainer.studies.__main__ import main
 from soft_trainer.studies.grid import read_study
 from soft_trainer.studies.session import Session
 
@@ -26,7 +26,7 @@ code = subprocess.Popen([sys.executable, "-IS", os.path.dirname(__file__) + "/ru
 if code:
     raise subprocess.CalledProcessError(code, "run.py")
 """
-# Does what behaviour.json says of its cell; when told to end, leaves a whole checkpoint.
+# Does what behaviour.json says of its run; when told to end, leaves a whole checkpoint.
 RUN = """
 import json, os, signal, sys, time
 words, here = sys.argv[1:], os.path.dirname(__file__)
@@ -81,13 +81,13 @@ class Here:
         )
         self.behave()
 
-    def behave(self, **cells: str) -> None:
+    def behave(self, **runs: str) -> None:
         (self.folder / "behaviour.json").write_text(
-            json.dumps({name.replace("__", "/"): v for name, v in cells.items()})
+            json.dumps({name.replace("__", "/"): v for name, v in runs.items()})
         )
 
     def main(self, *words: str) -> int:
-        return main(["--config", str(self.folder / "study.yaml"), *words])
+        return run_command(["study", "--config", str(self.folder / "study.yaml"), *words])
 
     def study(self, **changes):
         return read_study(self.folder / "study.yaml", changes)
@@ -100,12 +100,12 @@ class Here:
         return calls
 
     def made(self) -> list[str]:
-        """The cells that were started since the last question."""
+        """The runs that were started since the last question."""
         recipes = [words[words.index("--config") + 1] for words in self.calls()]
         return [recipe.removeprefix(f"{self.outputs}/").removesuffix("/recipe.yaml") for recipe in recipes]
 
-    def recipe(self, cell: str) -> dict:
-        return yaml.safe_load((self.outputs / cell / "recipe.yaml").read_text())
+    def recipe(self, run: str) -> dict:
+        return yaml.safe_load((self.outputs / run / "recipe.yaml").read_text())
 
 
 @pytest.fixture
@@ -117,23 +117,23 @@ def here(tmp_path):
 
 
 def test_what_is_needed_comes_first_and_only_the_rest_keeps_the_order_of_the_grid(here):
-    names = [cell.name for cell in here.study().chosen()]
+    names = [run.name for run in here.study().chosen()]
     assert names[:4] == ["ruby/infonce/1", "ruby/trained_model/1", "ruby/infonce/2", "ruby/trained_model/2"]
     assert names[4:6] == ["simcse-encoder", "ruby/simcse/1"]
     assert len(names) == 13 and len(set(names)) == 13
 
 
-def test_only_chooses_cells_and_takes_what_they_need(here):
+def test_only_chooses_runs_and_takes_what_they_need(here):
     study = here.study()
-    chosen = [cell.name for cell in study.chosen("method=trained_model,seed=2,language=go")]
+    chosen = [run.name for run in study.chosen("method=trained_model,seed=2,language=go")]
     assert chosen == ["go/infonce/2", "go/trained_model/2"]
     assert len(study.chosen("method=infonce,method=simcse,seed=1")) == 5
 
 
-def test_a_cell_has_the_options_of_its_entries_over_those_of_the_study(here):
+def test_a_run_has_the_options_of_its_entries_over_those_of_the_study(here):
     study = here.study(data_dir="other/{language}")
-    cell = study.runs["go/trained_model/2"]
-    assert execution.recipe(study, cell) == {
+    run = study.runs["go/trained_model/2"]
+    assert execution.recipe(study, run) == {
         "language": "go",
         "estimator": "trained_model",
         "seed": 2,
@@ -168,7 +168,7 @@ def test_a_study_that_cannot_be_is_refused_by_name(here, change, message):
         here.study()
 
 
-def test_cells_that_need_each_other_are_refused(here):
+def test_runs_that_need_each_other_are_refused(here):
     entries = [{"name": "a", "needs": "b"}, {"name": "b", "needs": "a"}]
     (here.folder / "study.yaml").write_text(yaml.safe_dump({"output_dir": "o", "grid": {"method": entries}}))
     with pytest.raises(UserError, match="a needs b needs a: no order"):
@@ -187,20 +187,20 @@ def test_cells_that_need_each_other_are_refused(here):
         (["--launcher", "no-such-launcher"], "launcher='no-such-launcher': no command"),
     ],
 )
-def test_what_no_cell_can_run_with_is_refused_before_the_first(here, words, message):
+def test_what_no_run_can_run_with_is_refused_before_the_first(here, words, message):
     with pytest.raises(UserError, match=message):
         here.main(*words)
     assert here.made() == []
 
 
-def test_a_study_runs_its_cells_each_with_its_own_options_and_log(here, capsys):
+def test_a_study_runs_its_runs_each_with_its_own_options_and_log(here, capsys):
     assert here.main("--only", "language=ruby,seed=1") == 0
     calls = here.calls()
     names = ["ruby/infonce/1", "ruby/trained_model/1", "simcse-encoder", "ruby/simcse/1"]
     assert [words[-2:] for words in calls] == [
         ["--config", str(here.outputs / name / "recipe.yaml")] for name in names
     ]
-    assert calls[0][0].endswith("run_codesearch.py") and calls[2][:2] == ["-m", "soft_trainer.simcse"]
+    assert [words[:3] for words in calls[:3:2]] == [["-m", "soft_trainer.cli", name] for name in ("train", "simcse")]
     assert here.recipe(names[1])["estimator_model"] == here.recipe(names[0])["output_dir"]
     assert here.recipe(names[0])["data_dir"] == "rows/ruby"
     said = capsys.readouterr().err
@@ -217,7 +217,7 @@ def test_what_is_done_is_skipped_and_its_checkpoints_are_gone(here):
     assert [path.name for path in here.outputs.rglob("checkpoint-*")] == ["checkpoint-9"]
 
 
-def test_a_failed_cell_is_told_of_and_the_others_go_on(here, capsys):
+def test_a_failed_run_is_told_of_and_the_others_go_on(here, capsys):
     here.behave(ruby__infonce__1="fail", ruby__simcse__2="nothing")
     assert here.main("--only", "language=ruby") == 1
     assert len(here.made()) == 6
@@ -244,13 +244,13 @@ def interrupt(here, number: int, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_study_told_to_end_lets_its_cell_save_and_goes_on_from_there(here, capsys, number):
+def test_a_study_told_to_end_lets_its_run_save_and_goes_on_from_there(here, capsys, number):
     here.behave(ruby__infonce__1="hang")
     interrupt(here, number)
     assert here.main("--only", "language=ruby,method=infonce") == 128 + number
     assert here.made() == ["ruby/infonce/1"]
     said = capsys.readouterr().err
-    assert re.search(r"ruby/infonce/1 +\| stopped ", said) and "the same command goes on from here" in said
+    assert re.search(r"ruby/infonce/1 +\| stopped ", said) and "the same command continues from here" in said
     assert (here.outputs / "ruby/infonce/1/checkpoint-7/complete.json").exists()
     here.behave()
     assert here.main("--only", "language=ruby,method=infonce") == 0
@@ -259,7 +259,7 @@ def test_a_study_told_to_end_lets_its_cell_save_and_goes_on_from_there(here, cap
     assert "ruby/infonce/1: resumes" in capsys.readouterr().err
 
 
-def test_other_options_are_refused_and_redo_makes_the_cell_again(here):
+def test_other_options_are_refused_and_redo_makes_the_run_again(here):
     chosen = ("--only", "language=ruby,method=trained_model,seed=1")
     assert here.main(*chosen) == 0
     kept = here.outputs / "ruby/infonce/1/all_results.json"
@@ -279,7 +279,7 @@ def test_a_number_written_otherwise_is_no_change(here):
     assert execution.progress(study, study.runs["ruby/infonce/1"]).state == "changed"
 
 
-def test_a_cell_has_changed_when_what_it_needs_has(here):
+def test_a_run_has_changed_when_what_it_needs_has(here):
     assert here.main("--only", "language=ruby,method=simcse,seed=1") == 0
     study = here.study(**{"simcse-encoder.temperature": "0.1"})
     (difference,) = execution.progress(study, study.runs["ruby/simcse/1"]).changes
@@ -301,7 +301,7 @@ def test_results_that_the_study_did_not_make_are_not_taken_for_its_own(here):
         here.main("--only", "language=ruby,method=infonce")
 
 
-def test_a_cell_that_runs_elsewhere_is_left_alone(here, capsys):
+def test_a_run_that_runs_elsewhere_is_left_alone(here, capsys):
     folder = here.outputs / "ruby/infonce/1"
     folder.mkdir(parents=True)
     with (folder / "log.txt").open("ab") as log:
@@ -311,7 +311,7 @@ def test_a_cell_that_runs_elsewhere_is_left_alone(here, capsys):
     assert "holds it now" in capsys.readouterr().err
 
 
-def test_a_cell_that_another_study_has_made_meanwhile_is_not_made_again(here):
+def test_a_run_that_another_study_has_made_meanwhile_is_not_made_again(here):
     words = ("--only", "language=ruby,method=infonce")
     session = Session(here.study(), here.study().chosen(words[1]), {})
     assert set(session.states.values()) == {"new"}
@@ -352,7 +352,7 @@ def test_steps_of_a_run_are_counted_from_its_rows(here, tmp_path, options, expec
     assert plan.steps(plan.check(study, study.runs["go/infonce/1"])) == expected
 
 
-def test_an_estimate_takes_the_finished_cells_that_are_most_alike(here):
+def test_an_estimate_takes_the_finished_runs_that_are_most_alike(here):
     study = here.study(max_steps="100")
     estimates = plan.Estimates()
     parsed = plan.check(study, study.runs["go/simcse/1"])

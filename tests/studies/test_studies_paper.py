@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from soft_trainer.arguments import as_argv, read_recipe
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.studies import plan
-from soft_trainer.studies.__main__ import main
 from soft_trainer.studies.grid import PlannedRun, read_study
 
 ROOT = Path(__file__).parents[2]
@@ -44,13 +44,13 @@ LOSS_ONLY = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strat
 
 
 def kinds() -> dict[str, PlannedRun]:
-    """The first cell of each encoder x loss x estimator x kind of cancellation of the paper's studies."""
+    """The first run of each encoder x loss x estimator x kind of cancellation of the paper's studies."""
     found = {}
     for path in PAPER:
-        for cell in read_study(path).chosen():
-            if cell.place:
-                kind = (cell.options.get(name, "none") for name in ("loss", "estimator", "cancel"))
-                found.setdefault("-".join((cell.place["encoder"], *kind)), cell)
+        for run in read_study(path).chosen():
+            if run.place:
+                kind = (run.options.get(name, "none") for name in ("loss", "estimator", "cancel"))
+                found.setdefault("-".join((run.place["encoder"], *kind)), run)
     return found
 
 
@@ -60,28 +60,28 @@ def test_the_studies_are_those_of_the_paper():
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_a_study_has_the_runs_of_its_table_what_is_needed_first(path):
-    names = [cell.name for cell in read_study(path).chosen()]
+    names = [run.name for run in read_study(path).chosen()]
     assert len(names) == len(set(names)) == RUNS[path.stem]
-    for cell in read_study(path).chosen():
-        assert all(names.index(needed) < names.index(cell.name) for needed in cell.needs)
+    for run in read_study(path).chosen():
+        assert all(names.index(needed) < names.index(run.name) for needed in run.needs)
 
 
-def test_a_cell_of_two_studies_is_one_run():
-    cells: dict[Path, PlannedRun] = {}
+def test_a_run_of_two_studies_is_one_run():
+    runs: dict[Path, PlannedRun] = {}
     for study in map(read_study, PAPER):
-        for cell in study.chosen():
-            assert cells.setdefault(study.folder(cell.name), cell) == cell
-    assert len(cells) == 1 + 216 + 162 + 18 + 21 + 4
+        for run in study.chosen():
+            assert runs.setdefault(study.folder(run.name), run) == run
+    assert len(runs) == 1 + 216 + 162 + 18 + 21 + 4
 
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_a_plan_lists_the_runs_and_their_time(path, capsys):
     language = "python" if path.stem in ("alpha_beta", "cancellation") else "ruby"
     only = f"seed=1234,language={language}"
-    assert main(["--config", str(path), "--dry_run", "--only", only]) == 0
+    assert run_command(["study", "--config", str(path), "--dry_run", "--only", only]) == 0
     lines = capsys.readouterr().out.splitlines()
     listed = [line.split("|")[2].strip() for line in lines if line.startswith("|")][2:]
-    assert listed == [cell.name for cell in read_study(path).chosen(only)]
+    assert listed == [run.name for run in read_study(path).chosen(only)]
     assert f"{len(listed)} runs, 0 of them done" in lines[-1] and "expected: " in lines[-1]
 
 
@@ -96,26 +96,26 @@ def test_the_small_study_needs_rows_and_an_encoder_only():
 @pytest.mark.slow
 def test_every_run_of_every_study_is_accepted():
     studies = [*map(read_study, PAPER), *(read_study(path, GIVEN) for path in SMALL)]
-    runs = {(study.output_dir, cell.name): (study, cell) for study in studies for cell in study.chosen()}
-    for study, cell in runs.values():
-        parsed = plan.check(study, cell)
-        assert parsed[-1].seed == cell.options["seed"]
-        if cell.module is None:
-            assert parsed[1].language == cell.options["language"] and parsed[1].estimator == cell.options["estimator"]
+    runs = {(study.output_dir, run.name): (study, run) for study in studies for run in study.chosen()}
+    for study, run in runs.values():
+        parsed = plan.check(study, run)
+        assert parsed[-1].seed == run.options["seed"]
+        if run.module is None:
+            assert parsed[1].language == run.options["language"] and parsed[1].estimator == run.options["estimator"]
 
 
 @pytest.fixture(scope="module")
 def trained(script_module, data_dir, tmp_path_factory):
-    """Trains a cell on tiny rows in this process, after those that it needs; returns its folder."""
+    """Trains a run on tiny rows in this process, after those that it needs; returns its folder."""
     folder, chosen = tmp_path_factory.mktemp("paper"), kinds()
 
     def train(kind: str) -> Path:
-        output, cell = folder / kind, chosen[kind]
+        output, run = folder / kind, chosen[kind]
         if not output.exists():
-            options = {**cell.options, **TINY, "data_dir": data_dir, "output_dir": output}
-            if cell.options["estimator"] in ("simcse", "trained_model"):  # the SimCSE encoder is any encoder here
-                options["estimator_model"] = train(f"{cell.place['encoder']}-info_nce-none-none")
-            if cell.options["estimator"] != "none":
+            options = {**run.options, **TINY, "data_dir": data_dir, "output_dir": output}
+            if run.options["estimator"] in ("simcse", "trained_model"):  # the SimCSE encoder is any encoder here
+                options["estimator_model"] = train(f"{run.place['encoder']}-info_nce-none-none")
+            if run.options["estimator"] != "none":
                 options |= LOSS_ONLY
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sys, "argv", ["run_codesearch.py", *as_argv(options)])
@@ -128,7 +128,7 @@ def trained(script_module, data_dir, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds())
 def test_a_run_of_each_kind_trains(kind, trained):
-    results = json.loads((trained(kind) / "all_results.json").read_text())
+    results = json.loads((trained(kind) / "run.json").read_text())
     encoder, loss, estimator, _ = kind.split("-")
     assert results["training"]["steps"] == 2
     assert results["results"]["test"]["trained"]["mrr"] > 0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.hub.export import export_encoder
@@ -20,12 +21,11 @@ def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(capsys, tmp_path):
     """Run the command and return its standard output; the picture is `tmp_path / "w.png"`."""
 
     def call(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["weights", "--output", str(tmp_path / "w.png"), *map(str, options)])
-        weight_plot.main()
+        run_command(["weights", "--output", str(tmp_path / "w.png"), *map(str, options)])
         return capsys.readouterr().out
 
     return call

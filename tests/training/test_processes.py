@@ -10,7 +10,7 @@ import worker
 from safetensors.torch import load_file
 
 from soft_trainer.data import chunks
-from soft_trainer.data.sampling import STRATEGIES
+from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.hub.export import export_encoder
 
 WORKER = Path(worker.__file__)

@@ -1,4 +1,4 @@
-"""The page of the metric's Space: ranks in, mean reciprocal rank out."""
+"""The page of the metric's Space: it turns ranks into their mean reciprocal rank."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ METRIC = evaluate.load(str(Path(__file__).parent / "mrr.py"))
 
 
 def compute(ranks: str, pool_size: float, max_rank: float | None) -> dict:
-    """MRR of ranks that are separated by commas or spaces."""
+    """The MRR of ranks that are separated by commas or spaces."""
     try:
         predictions = [int(rank) for rank in ranks.replace(",", " ").split()]
         pools = [int(pool_size)] * len(predictions)
@@ -22,8 +22,8 @@ PAGE = gradio.Interface(
     compute,
     [
         gradio.Textbox("1, 3, 2, 120", label="Rank of the right code for each query"),
-        gradio.Number(1000, precision=0, label="Codes in the pool"),
-        gradio.Number(None, precision=0, label="Ranks beyond this count 0 (empty: none)"),
+        gradio.Number(1000, precision=0, label="Codes in the corpus"),
+        gradio.Number(None, precision=0, label="Ranks beyond this count 0 (empty: no limit)"),
     ],
     gradio.JSON(label="Result"),
     title="Mean reciprocal rank",

@@ -7,26 +7,26 @@ import numpy as np
 _DESCRIPTION = """\
 Mean reciprocal rank (MRR) of retrieval with one right answer for each query, as in code search: the mean of 1 / rank.
 Rank 1 is best. A tie counts against the right answer: its rank is 1 + the answers that score higher + the others that
-score the same. An MRR means something only beside the size of the pool, which the result therefore names.
+score the same. An MRR can only be compared for corpora of the same size, so the result names it as `pool_size`.
 """
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions: one entry for each query, in one of three forms (all queries in the same one):
-        scores of every code of the pool (list of float), or
-        ids of the codes found, best first (list of str), or
+    predictions: one entry for each query, in one of three forms (the same for all queries):
+        scores of every code of the corpus (list of float), or
+        ids of the best codes, best first (list of str), or
         the rank of the right code (int, 1 is best).
-    references: one entry for each query, by the form of the predictions:
-        with scores, the index of the right code among them (int);
-        with ids, the id of the right code (str); where it was not found, the query counts 0;
-        with ranks, the number of codes that the query was ranked against (int).
+    references: one entry for each query, in the form that fits the predictions:
+        with scores, the index of the right code (int);
+        with ids, the id of the right code (str); if it is not among the predictions, the query counts 0;
+        with ranks, the number of codes in the corpus (int).
     max_rank (int, optional): a rank beyond it counts 0. None by default; published code-search scripts cut at 1000.
-    pool_size (int, optional): number of codes searched, where only the first ids are given.
+    pool_size (int, optional): number of codes in the corpus, for predictions that hold only the first ids.
 
 Returns:
     mrr (float): mean reciprocal rank, 0 to 1.
     queries (int): number of queries.
-    pool_size (int, float or None): codes searched for each query; their mean where it differs; None where unknown.
+    pool_size (int, float or None): codes in the corpus; the mean where queries differ; None where unknown.
 
 Examples:
     >>> mrr = evaluate.load("soft_trainer/metrics/mrr")
@@ -54,7 +54,7 @@ class MRR(evaluate.Metric):
             description=_DESCRIPTION,
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
-            features=[  # the first that fits is taken: text before numbers, as digits in quotes read as numbers
+            features=[  # the first that fits is taken: text before numbers, because quoted digits fit numbers too
                 datasets.Features({"predictions": datasets.Sequence(ids), "references": ids}),
                 datasets.Features({"predictions": datasets.Sequence(scores), "references": number}),
                 datasets.Features({"predictions": number, "references": number}),
@@ -74,14 +74,14 @@ class MRR(evaluate.Metric):
         return {"mrr": float((counted / ranks).mean()), "queries": len(ranks), "pool_size": _mean_size(pools)}
 
 
-def _rank_of_id(found, right):
-    """Place of the right id among those found, infinity where it is missing."""
-    found = list(found)
-    return found.index(right) + 1 if right in found else np.inf
+def _rank_of_id(ids, right):
+    """The place of the right id, infinity where it is missing."""
+    ids = list(ids)
+    return ids.index(right) + 1 if right in ids else np.inf
 
 
 def _rank_of_score(row, scores, right):
-    """Rank of the right code; the others that tie with it come first."""
+    """The rank of the right code. Others with the same score come first."""
     scores = np.asarray(scores)
     if not 0 <= right < len(scores):
         raise ValueError(f"references[{row}] is {right}, but predictions[{row}] holds {len(scores)} scores.")
@@ -91,18 +91,18 @@ def _rank_of_score(row, scores, right):
 
 
 def _checked_ranks(ranks, pools):
-    """Ranks that lie inside their pools."""
+    """The ranks, if each lies inside its corpus."""
     for row, (rank, pool) in enumerate(zip(ranks, pools, strict=True)):
         if not 1 <= rank <= pool:
             raise ValueError(
-                f"predictions[{row}] is rank {rank}, but with ranks references hold the number of codes ranked, "
-                f"and references[{row}] is {pool}. Rank 1 is best."
+                f"predictions[{row}] is rank {rank}, but references[{row}] is {pool}, the number of codes in the "
+                "corpus. Rank 1 is best."
             )
     return ranks
 
 
 def _mean_size(pools):
-    """One size where all agree, their mean where not, None where it is unknown."""
+    """The size if all agree, else their mean; None where it is unknown."""
     sizes = set(pools)
     if None in sizes:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,13 +39,12 @@ def pictures(cells: Sequence[Cell], differences: Sequence[Difference]) -> dict[s
     for cell in cells:
         if cell.row.system == "trained":
             groups[f"{cell.row.encoder}, {labels[cell.column]}"].append(cell)
-    return {name: drawn for name, group in groups.items() if (drawn := list(_pictures_of(group, differences)))}
-
-
-def _pictures_of(cells: Sequence[Cell], differences: Sequence[Difference]) -> Iterator[Picture]:
-    drawn = [curves(cells, *curve) for curve in CURVES]
-    drawn += [weight_distribution(cells), gains_by_query(cells, differences), alpha_beta(cells)]
-    yield from filter(None, drawn)
+    drawn = {}
+    for name, group in groups.items():
+        every = [curves(group, *curve) for curve in CURVES]
+        every += [weight_distribution(group), gains_by_query(group, differences), alpha_beta(group)]
+        drawn[name] = [picture for picture in every if picture]
+    return {name: group for name, group in drawn.items() if group}
 
 
 def curves(cells: Sequence[Cell], title: str, unit: str, name: str) -> Picture | None:

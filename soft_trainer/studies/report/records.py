@@ -10,8 +10,9 @@ from pathlib import Path
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
+from soft_trainer.files import NUMBERS, RECORD, record_path
 
-RECORD, STATE = "all_results.json", "trainer_state.json"
+STATE = "trainer_state.json"
 _NEEDED = ("base_model", "dataset", "languages", "loss", "training", "results")
 # Entries of a record that seeds or languages of one setting may differ in.
 _NOT_SETTINGS = ("loss", "estimator", "name", "profile", "seed", "steps", "train runtime, s", "seconds a step")
@@ -25,7 +26,7 @@ class ReportedRun:
     """A run as its output folder describes it."""
 
     folder: Path
-    record: Mapping  # `all_results.json`, of `Run.record`
+    record: Mapping  # of `Run.record`
     log: Sequence[Mapping]  # `log_history` of `trainer_state.json`, empty if the run did not train
     encoder: str  # a short name
     profile: str | None  # None for random weights, which the paper did not measure
@@ -55,7 +56,9 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[st
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        for place in sorted({path.parent for name in (RECORD, "ranks-*.parquet") for path in folder.rglob(name)}):
+        for place in sorted(
+            {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in folder.rglob(name)}
+        ):
             places.setdefault(place.resolve(), place)
     runs, left_out = [], {}
     for folder in places.values():
@@ -75,17 +78,18 @@ def read_run(folder: Path) -> ReportedRun:
     Raises:
         UserError: it did not finish, or its record cannot be read.
     """
-    if not (folder / RECORD).is_file():
+    path = record_path(folder)
+    if not path.is_file():
         raise UserError(f"not finished: it has ranks but no {RECORD}")
-    record = _read_json(folder / RECORD)
+    record = _read_json(path)
     if missing := [name for name in _NEEDED if name not in record]:
-        raise UserError(f"{RECORD} is not that of a code-search run: it lacks {', '.join(missing)}")
+        raise UserError(f"{path.name} is not that of a code-search run: it lacks {', '.join(missing)}")
     if not (isinstance(record["loss"], dict) and record["loss"].get("loss") and isinstance(record["training"], dict)):
-        raise UserError(f"{RECORD}: loss and training must be tables")
+        raise UserError(f"{path.name}: loss and training must be tables")
     for split, systems in record["results"].items():
         for system, metrics in systems.items():
             if not {"mrr", "pool_size"} <= metrics.keys():
-                raise UserError(f"{RECORD}: the results of {system} on {split} lack mrr or pool_size")
+                raise UserError(f"{path.name}: the results of {system} on {split} lack mrr or pool_size")
     log = _read_json(folder / STATE).get("log_history", []) if (folder / STATE).is_file() else []
     return _described(folder, record, log)
 

@@ -1,12 +1,7 @@
-"""Reports the results of runs from their records: report.md, report.csv and the page report.html with pictures.
-
-python -m soft_trainer.studies.report.report OUTPUT_DIRS --output_dir report
-"""
+"""Reports the results of runs from their records: report.md, report.csv and the page report.html with pictures."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +9,6 @@ from pathlib import Path
 import jinja2
 
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.figures import new_figure
 from soft_trainer.files import write_text
 from soft_trainer.studies.compare import change_text
 from soft_trainer.studies.report import tables
@@ -22,7 +16,6 @@ from soft_trainer.studies.report.cells import Cell, Difference, make_cells, make
 from soft_trainer.studies.report.pictures import pictures
 from soft_trainer.studies.report.records import ReportedRun, find_runs
 from soft_trainer.studies.report.tables import SIGNIFICANT, Table, markdown
-from soft_trainer.terminal import exit_on_user_error
 
 MAIN = "test"
 BACKGROUND = ("data", "runs", "left-out")  # sections that follow the pictures
@@ -114,21 +107,6 @@ def _mrr_notes(report: Report) -> list[str]:
     return notes
 
 
-def _changes(report: Report) -> list[dict]:
-    """The queries that changed most under each difference, as the templates show them."""
-    labels = tables.column_labels(report.main_cells)
-    return [
-        {
-            "title": f"{cell.row.encoder}, {labels[cell.column]}: {cell.row.label}",
-            "names": (cell.row.label, difference.baseline.row.label),
-            "gained": difference.gained,
-            "lost": difference.lost,
-        }
-        for difference in report.differences
-        for cell in (difference.cell,)
-    ]
-
-
 def _summary(report: Report) -> str:
     runs, compared = len(report.runs), len(report.differences)
     significant = sum(difference.p < SIGNIFICANT for difference in report.differences)
@@ -162,7 +140,8 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
             "lead": [section for section in made if section.name not in BACKGROUND],
             "rest": [section for section in made if section.name in BACKGROUND],
             "pictures": pictures(report.main_cells, report.differences),
-            "changes": _changes(report),
+            "differences": report.differences,
+            "labels": tables.column_labels(report.main_cells),
         }
         texts = {
             "report.md": environment.get_template("report.md.jinja").render(content),
@@ -174,25 +153,3 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
     return [folder / name for name in texts]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m soft_trainer.studies.report.report", description="Report what runs found, from their records."
-    )
-    parser.add_argument("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of them")
-    parser.add_argument("--output_dir", default="report", help="where to write (default: report)")
-    options = parser.parse_args(arguments)
-    new_figure(1, 1)  # a missing matplotlib is told before anything is computed
-    report = make_report(options.folders)
-    for line in report.left_out:
-        sys.stderr.write(f"left out: {line}\n")
-    sys.stdout.write(f"{markdown(sections(report)[0].table)}\n")
-    for path in write_report(report, options.output_dir):
-        sys.stderr.write(f"Written to {path}\n")
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        main()

@@ -20,6 +20,15 @@ from soft_trainer.studies.report.records import ReportedRun
 
 LANGUAGE_LABELS = dict(zip(LANGUAGES, ("Ruby", "Python", "Java", "JavaScript", "PHP", "Go"), strict=True))
 METHOD = ("Loss", "Estimator", "Settings")  # headers of `Row.labels`
+DATA = ("Language", "Data set", "Queries", "Codes in the corpus", "Queries in the paper", "Codes in the paper")
+TRAINING = {  # header -> name in the record of the training
+    "Seed": "seed",
+    "N": "codes that each query meets",
+    "Epochs": "epochs",
+    "Steps": "steps",
+    "Learning rate": "learning rate",
+    "Seconds a step": "seconds a step",
+}
 SIGNIFICANT = 0.05
 
 
@@ -121,14 +130,13 @@ def _overall_entry(row: Row, in_row: Sequence[Cell | None]) -> Entry:
 
 def differences_table(differences: Sequence[Difference]) -> Table:
     """Every cell against InfoNCE: difference, interval, p, and the queries won and lost."""
-    labels, rows = column_labels(difference.cell for difference in differences), []
-    for difference in differences:
-        row, comparison = difference.cell.row, difference.comparison
-        rows.append(
+    labels = column_labels(difference.cell for difference in differences)
+    return make_table(
+        [
             {
-                "Encoder": row.encoder,
-                **dict(zip(METHOD, row.labels, strict=True)),
-                "Language": labels[difference.cell.column],
+                "Encoder": cell.row.encoder,
+                **dict(zip(METHOD, cell.row.labels, strict=True)),
+                "Language": labels[cell.column],
                 "Seeds": ", ".join(str(seed) for seed in difference.seeds if seed is not None),
                 "Also differs in": ", ".join(difference.also),
                 "Δ MRR": f"{comparison.delta:+.3f}",
@@ -139,24 +147,21 @@ def differences_table(differences: Sequence[Difference]) -> Table:
                 "Losses": f"{comparison.losses:,}",
                 "Ties": f"{comparison.ties:,}",
             }
-        )
-    return make_table(rows, left=7)
+            for difference in differences
+            for cell, comparison in [(difference.cell, difference.comparison)]
+        ],
+        left=7,
+    )
 
 
 def data_table(cells: Sequence[Cell]) -> Table:
     """The columns of the report with their data set, queries and codes, and those of the paper."""
     rows = []
     for column, label in column_labels(cells).items():
-        cell = next(cell for cell in cells if cell.column == column)
-        _, _, paper_queries, paper_codes = PAPER_ROWS.get(column.language, (None,) * 4)
-        counts = {
-            "Queries": cell.values("queries")[0],
-            "Codes in the corpus": column.pool,
-            "Queries in the paper": paper_queries,
-            "Codes in the paper": paper_codes,
-        }
-        texts = {name: "" if count is None else f"{int(count):,}" for name, count in counts.items()}
-        rows.append({"Language": label, "Data set": column.dataset} | texts)
+        queries = next(cell.values("queries")[0] for cell in cells if cell.column == column)
+        _, _, *in_paper = PAPER_ROWS.get(column.language, (None,) * 4)
+        counts = ("" if count is None else f"{int(count):,}" for count in (queries, column.pool, *in_paper))
+        rows.append(dict(zip(DATA, (label, column.dataset, *counts), strict=True)))
     return make_table(rows, left=2)
 
 
@@ -164,21 +169,15 @@ def runs_table(runs: Sequence[ReportedRun]) -> Table:
     """Every run with its folder, its settings and its time."""
     rows = []
     for run in runs:
-        loss, training = run.record["loss"], run.record["training"]
-        weights = (loss[name] for name in ("alpha", "beta", "temperature", "floor") if name in loss)
+        weights = (run.record["loss"].get(name) for name in ("alpha", "beta", "temperature", "floor"))
         rows.append(
             {
                 "Folder": str(run.folder),
                 "Encoder": run.encoder,
                 "Language": "+".join(run.record["languages"]),
                 **dict(zip(METHOD, method_labels(run.loss, run.estimator), strict=False)),
-                "α / β / t / floor": " / ".join(map(value_text, weights)),
-                "Seed": value_text(run.seed),
-                "N": value_text(training.get("codes that each query meets")),
-                "Epochs": value_text(training.get("epochs")),
-                "Steps": value_text(training.get("steps")),
-                "Learning rate": value_text(training.get("learning rate")),
-                "Seconds a step": value_text(training.get("seconds a step")),
+                "α / β / t / floor": " / ".join(value_text(value) for value in weights if value is not None),
+                **{header: value_text(run.record["training"].get(name)) for header, name in TRAINING.items()},
             }
         )
     return make_table(rows, left=6)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from soft_trainer.data.sampling import EpochDataLoader, GlobalBatchSampler
+from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler
 from soft_trainer.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""What trainings in the benchmarks begin with: rows, their texts, and a folder with the encoder."""
+"""The starting point of trainings in the benchmarks: rows, their texts, and a folder with the encoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from soft_trainer.hub.export import export_encoder
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPoint:
     """Rows in CodeSearchNet's columns, their texts (columns `query` and `code`), and an encoder in a folder."""
 
     rows: Dataset
@@ -29,7 +29,7 @@ class Start:
     device: str
 
     def settings(self, dtype: str = "float32") -> dict:
-        """Training arguments that every way shares."""
+        """The training arguments that all ways share."""
         return {
             "output_dir": str(self.folder / "out"),
             "bf16": dtype == "bfloat16",
@@ -41,8 +41,8 @@ class Start:
 
 
 def add_encoder_options(parser: argparse.ArgumentParser, lengths: str = "128,256") -> None:
-    """The options that `begin` reads."""
-    parser.add_argument("--model", help="folder or Hub name of an encoder; otherwise --size from nothing")
+    """Adds the options that `begin` reads."""
+    parser.add_argument("--model", help="folder or Hub name of an encoder (default: random weights of --size)")
     parser.add_argument("--size", default="256x4", help="hidden size x layers of a RoBERTa with random weights")
     parser.add_argument("--lengths", default=lengths, help="tokens of a query and of a code")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -54,8 +54,8 @@ def label(arguments: argparse.Namespace) -> str:
     return f"{name}, query and code {arguments.lengths.replace(',', ' and ')} tokens"
 
 
-def begin(arguments: argparse.Namespace, folder: str | Path, max_rows: int | None = None) -> Start:
-    """Read the first `max_rows` rows, or all, and write the encoder to `folder`."""
+def begin(arguments: argparse.Namespace, folder: str | Path, max_rows: int | None = None) -> StartingPoint:
+    """Reads the first `max_rows` rows (default: all) and writes the encoder to `folder`."""
     rows = load_folder(arguments.data_dir, ("train",))["train"]
     rows = rows.select(range(min(max_rows or len(rows), len(rows))))
     cosine = EncoderProfile(score_function="cosine", score_scale=20.0)
@@ -71,4 +71,4 @@ def begin(arguments: argparse.Namespace, folder: str | Path, max_rows: int | Non
         tokenizer = train_tokenizer((text for side in SIDES for text in both[side]), profile)
         model = small_roberta(arguments.size, tokenizer, profile)
     export_encoder(model, tokenizer, profile, folder)
-    return Start(rows, Dataset.from_dict(both), profile, Path(folder), arguments.device)
+    return StartingPoint(rows, Dataset.from_dict(both), profile, Path(folder), arguments.device)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 from transformers import TrainingArguments
 
+from soft_trainer.data.clusters import similar_batches
 from soft_trainer.errors import UserError
 
 TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all batches are tried
 SORTED_TOGETHER = 50  # batches whose rows are sorted by length together, as in `Trainer`
+
+
+class GlobalRows(list):
+    """The row numbers of a global batch, and the epoch that it belongs to."""
+
+    def __init__(self, rows: Iterable[int], epoch: int):
+        super().__init__(rows)
+        self.epoch = epoch
 
 
 class GlobalBatchSampler(BatchSampler):
@@ -28,6 +37,7 @@ class GlobalBatchSampler(BatchSampler):
         text_ids: numbers of every row's texts, equal for equal texts; used by "no_duplicates".
         lengths: tokens of every row; used by "group_by_length".
         languages: the language of every row; used by "one_language".
+        similar: the arguments of `similar_batches`, its generator apart; used by "similar".
 
     Raises:
         UserError: an unknown strategy, or too few rows (of a language) for one full batch.
@@ -43,6 +53,7 @@ class GlobalBatchSampler(BatchSampler):
         text_ids: Sequence[np.ndarray] = (),
         lengths: np.ndarray | None = None,
         languages: Sequence[str] = (),
+        similar: Mapping | None = None,
     ):
         if strategy not in STRATEGIES:
             raise UserError(f"train_sampling_strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
@@ -64,6 +75,7 @@ class GlobalBatchSampler(BatchSampler):
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
         self.rows, self.batch_size, self.strategy, self.seed = rows, batch_size, strategy, seed
         self.drop_last, self.text_ids, self.lengths, self.epoch = drop_last, text_ids, lengths, 0
+        self.similar = similar
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose batches come next."""
@@ -73,7 +85,8 @@ class GlobalBatchSampler(BatchSampler):
         return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from STRATEGIES[self.strategy](self, np.random.default_rng([self.seed, self.epoch]))
+        for rows in STRATEGIES[self.strategy](self, np.random.default_rng([self.seed, self.epoch])):
+            yield GlobalRows(rows, self.epoch)
 
     def split(self, order: Sequence[int]) -> Iterator[list[int]]:
         """Yields batches of the rows in the given order."""
@@ -139,12 +152,21 @@ def _one_language(sampler: GlobalBatchSampler, generator: np.random.Generator) -
     return (batches[place] for place in generator.permutation(len(batches)))
 
 
+def _similar(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
+    """Batches made of small groups of similar rows, in a random order."""
+    batches = similar_batches(
+        batch_size=sampler.batch_size, generator=generator, drop_last=sampler.drop_last, **sampler.similar
+    )
+    return (batches[place] for place in generator.permutation(len(batches)))
+
+
 STRATEGIES: dict[str, Callable[[GlobalBatchSampler, np.random.Generator], Iterator[list[int]]]] = {
     "random": _random,
     "sequential": _sequential,
     "no_duplicates": _no_duplicates,
     "group_by_length": _group_by_length,
     "one_language": _one_language,
+    "similar": _similar,
 }
 
 
@@ -154,20 +176,27 @@ def languages_of(dataset) -> Sequence[str]:
 
 
 def training_sampler(
-    args: TrainingArguments, rows, batches, text_ids: Callable[[], Mapping[str, np.ndarray]], batch_size: int
+    args: TrainingArguments,
+    rows,
+    batches,
+    batch_size: int,
+    text_ids: Callable[[], Mapping[str, np.ndarray]],
+    similar: Callable[[], Mapping],
 ) -> GlobalBatchSampler:
     """Makes the sampler that `args.train_sampling_strategy` names, with the inputs that it needs.
 
     Args:
         rows: the training rows.
         batches: the `TrainBatches` of these rows.
-        text_ids: computes a number for every row's texts, by side, if `batches` has none.
         batch_size: rows of a global batch.
+        text_ids: computes a number for every row's texts, by side, if `batches` has none.
+        similar: computes the arguments of `similar_batches`.
     """
     inputs_of = {
         "no_duplicates": lambda: {"text_ids": tuple((batches.text_ids or text_ids()).values())},
         "group_by_length": lambda: {"lengths": batches.lengths()},
         "one_language": lambda: {"languages": languages_of(rows)},
+        "similar": lambda: {"similar": similar()},
     }
     return GlobalBatchSampler(
         len(rows),

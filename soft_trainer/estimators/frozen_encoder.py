@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from soft_trainer import distributed
+from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import embed_sharded
 from soft_trainer.encoders.loading import Encoder, load_encoder
@@ -91,6 +93,18 @@ class EncodedRowsEstimator(Estimator):
 
         key = row_key(tokens, encoder.model, encoder.profile, str(dtype))
         return cached_rows(self.cache_dir, key, len(tokens), encoder.model.config.hidden_size, dtype, build)
+
+    def cached_neighbours(
+        self, queries: np.ndarray, codes: np.ndarray, k: int, text_ids: Sequence[np.ndarray], progress: str | None
+    ) -> Neighbours:
+        """The k nearest codes of each row by dot product, from the cache if possible."""
+        key = neighbours_key([queries, codes, *text_ids], k=k)
+        device = distributed.device()
+        return cached_neighbours(
+            self.cache_dir,
+            key,
+            lambda: nearest_rows(queries, codes, k, text_ids=text_ids, progress=progress, device=device),
+        )
 
 
 def dot_products(queries: np.ndarray, codes: np.ndarray, query_rows: Rows, code_rows: Rows) -> Tensor:

@@ -11,7 +11,7 @@ from soft_trainer.errors import UserError
 @pytest.fixture
 def count_encodings(monkeypatch):
     """How many texts have been encoded since."""
-    import soft_trainer.estimators.encoded as encoded
+    import soft_trainer.estimators.frozen_encoder as encoded
 
     counted = []
     real = encoded.embed_sharded
@@ -142,7 +142,8 @@ def test_a_fitted_estimator_is_sent_to_workers_by_the_path_of_its_rows(encoder_d
 
 def test_embeddings_that_are_not_finite_are_refused_and_not_stored(encoder_dir, dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "soft_trainer.estimators.encoded.embed_sharded", lambda *_, **__: torch.full((len(dataset), 32), torch.inf)
+        "soft_trainer.estimators.frozen_encoder.embed_sharded",
+        lambda *_, **__: torch.full((len(dataset), 32), torch.inf),
     )
     with pytest.raises(UserError, match="NaN, infinity"):
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)

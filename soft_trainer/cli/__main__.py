@@ -1,0 +1,143 @@
+# PYTHON_ARGCOMPLETE_OK
+"""Fine-tune encoders that find code by its description, measure them, and study what the loss does.
+
+`soft-trainer COMMAND --help` lists the options of a command. With several processes:
+`accelerate launch -m soft_trainer.cli COMMAND ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import soft_trainer
+from soft_trainer.errors import UserError
+from soft_trainer.terminal import exit_on_user_error, nearest
+
+# Each command is the module of its name in this folder. It has a docstring, its description, and either
+# `add_arguments(parser)` and `run(arguments)`, or OPTIONS, dataclasses of options, and `run` that takes one of each.
+# `run` returns the exit code, None for 0. A module is imported when its command is run: some take seconds.
+COMMANDS = {
+    "train": "fine-tune an encoder and measure it before and after",
+    "evaluate": "measure an encoder on a data set, without training",
+    "mine": "mine documented functions from a source tree",
+    "index": "index a source tree, so that its functions can be found",
+    "search": "search an index from the shell, in a page, or for an agent",
+    "evaluate-search": "measure the search with judged queries",
+    "simcse": "train the sentence encoder of the SimCSE estimator",
+    "study": "run a grid of runs, or print its plan",
+    "report": "write a report on finished runs: tables, tests, pictures",
+    "compare": "compare two runs query by query",
+    "weights": "show the weights that estimators give to one batch",
+    "push": "push a folder to the Hub",
+}
+PROGRAM = "soft-trainer"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that raises `UserError` where argparse would print its usage and exit."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parses like argparse, but names an unknown option before it names a missing one."""
+        options = [word.split("=")[0] for word in args or () if word.startswith("--") and word != "--"]
+        for option in options:
+            if option not in self._option_string_actions:
+                raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions)}")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str):
+        """Raises the message."""
+        raise UserError(message)
+
+
+def overview() -> argparse.ArgumentParser:
+    """The parser that lists the commands, of which it imports none but one that a shell completes."""
+    parser = CommandParser(
+        PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    completed = os.environ.get("COMP_LINE", "").split()[1:2]
+    for name, line in COMMANDS.items():
+        commands.add_parser(
+            name, help=line, add_help=False, parents=[command_parser(name)] if [name] == completed else []
+        )
+    return parser
+
+
+def command_module(name: str) -> ModuleType:
+    """The module of a command.
+
+    Raises:
+        UserError: an unknown command; names the nearest.
+    """
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+    return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
+
+
+def command_parser(name: str, **settings) -> argparse.ArgumentParser:
+    """The parser of a command; `settings` are those of `argparse.ArgumentParser`."""
+    command = command_module(name)
+    if hasattr(command, "OPTIONS"):
+        from soft_trainer.arguments import make_parser  # imports transformers, which takes seconds
+
+        return make_parser(command.OPTIONS, **settings)
+    parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+    command.add_arguments(parser)
+    return parser
+
+
+def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
+    """The module of the command that `argv` begins with, and the arguments of its `run`.
+
+    Raises:
+        UserError: an unknown command or option, which names the nearest, or a value that an option does not take.
+    """
+    name, *words = argv
+    command = command_module(name)
+    settings = {"prog": f"{PROGRAM} {name}", "description": command.__doc__}
+    if hasattr(command, "OPTIONS"):
+        from soft_trainer.arguments import parse  # imports transformers, which takes seconds
+
+        return command, parse(command.OPTIONS, words, **settings)
+    return command, (command_parser(name, **settings).parse_args(words),)
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run the command that `argv` begins with and return its exit code.
+
+    Raises:
+        UserError: that of `parse_command`, or of the command.
+    """
+    if not argv or argv[0].startswith("-"):
+        parser = overview()
+        parser.parse_args(argv[:1])  # --help and --version end here
+        sys.stderr.write(parser.format_help())
+        return 2
+    command, arguments = parse_command(argv)
+    gc.enable()
+    return command.run(*arguments) or 0
+
+
+def main() -> None:
+    """The command line: an error is one line on standard error, and exit code 2."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete  # the shell asks for completions, so it is installed
+
+        argcomplete.autocomplete(overview())
+    # A third of the time of `train --help` would go into looking for garbage, while importing and at the end.
+    gc.disable()
+    atexit.register(gc.freeze)
+    with exit_on_user_error():
+        sys.exit(run_command(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Compare two runs query by query: by how much one ranks better, how sure that is, which queries changed most.
+
+soft-trainer compare RUN_A RUN_B
+
+RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+NUMBER = 10  # changes shown
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
+    parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
+    parser.add_argument("--split", default="test", help="queries of this split (default: test)")
+    parser.add_argument(
+        "--system", default="trained", help="ranks by untrained, lexical or trained (default: trained)"
+    )
+    parser.add_argument("--number", type=int, default=NUMBER, help=f"changes to show (default: {NUMBER})")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the comparison and the largest changes."""
+    from soft_trainer.studies.compare import Pairing, change_text, describe, ranks_of  # imports torch
+
+    a, b = (ranks_of(run, arguments.split, arguments.system) for run in (arguments.run_a, arguments.run_b))
+    pairing = Pairing([a], [b])
+    means = [
+        f"{name} = {ranked.path}: MRR {reciprocal.mean():.4f}"
+        for name, ranked, reciprocal in zip("AB", (a, b), pairing.reciprocal, strict=True)
+    ]
+    sys.stdout.write("\n".join([*means, describe(pairing.compare())]) + "\n")
+    changes = pairing.changes(arguments.number)
+    if changes:
+        sys.stdout.write(f"\nThe {len(changes)} largest changes of a query's reciprocal rank:\n\n")
+        sys.stdout.write("\n\n".join(map(change_text, changes)) + "\n")

@@ -1,0 +1,27 @@
+"""Push a folder to the Hub: what a run left, mined rows, or the metric.
+
+soft-trainer push DIR USER/NAME
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from soft_trainer.hub.push import REPO_TYPES, name_in_card, push_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("folder", metavar="DIR", help="the folder that a run left")
+    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository; created where it is missing")
+    parser.add_argument("--private", action="store_true", default=None, help="create it private")
+    parser.add_argument("--revision", help="branch to push to (default: main)")
+    parser.add_argument("--repo_type", choices=REPO_TYPES, default="model", help="default: model")
+    parser.add_argument("--path_in_repo", help="folder of the repository to put the files into")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Push the folder and print the address of the commit."""
+    name_in_card(arguments.folder, arguments.hub_model_id, arguments.revision)
+    sys.stdout.write(push_folder(**vars(arguments)) + "\n")

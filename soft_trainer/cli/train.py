@@ -1,0 +1,13 @@
+"""Fine-tune a code-search encoder and measure how well it finds functions, before and after.
+
+soft-trainer train --language ruby
+soft-trainer train --config quickstart
+accelerate launch -m soft_trainer.cli train --language ruby
+"""
+
+from __future__ import annotations
+
+import run_codesearch
+
+OPTIONS = run_codesearch.OPTIONS
+run = run_codesearch.run

@@ -1,0 +1,232 @@
+"""Batches made of small groups of rows that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+
+TRIES = 32  # random batches to try for a group, and random exchanges for a row, before giving up
+
+
+def similar_batches(
+    neighbours: np.ndarray,
+    batch_size: int,
+    generator: np.random.Generator,
+    group_size: int = 8,
+    random_share: float = 0.0,
+    apart: int = 0,
+    text_ids: Sequence[np.ndarray] = (),
+    drop_last: bool = True,
+) -> list[list[int]]:
+    """Batches of one epoch, a function of the generator's state: every row once, near neighbours together.
+
+    Rows are taken in a random order; each that is still free forms a group with its nearest free neighbours, then
+    with theirs. Full groups are dealt out evenly. A row of a group that stayed small goes to a batch that holds a
+    neighbour of its, where there is room.
+
+    Args:
+        neighbours: int64[n, k], the rows nearest to each row, nearest first, -1 where there are fewer.
+        batch_size: rows of a batch.
+        group_size: rows of a group.
+        random_share: the share of each batch that is drawn at random instead, from 0 to 1.
+        apart: so many nearest neighbours of a row never share its batch.
+        text_ids: arrays of n numbers, equal for equal texts; rows with an equal text never share a batch.
+        drop_last: leave out the rows, drawn at random, that do not fill a batch; else the last batch is short.
+
+    Returns:
+        Batches of row numbers; the rows of a group stand together. A row that no batch can take without breaking
+        `apart` or `text_ids` is left out of the epoch, and its batch is short.
+
+    Raises:
+        UserError: a setting out of its range.
+    """
+    _check(neighbours, group_size, random_share, apart)
+    rows, size = len(neighbours), min(group_size, batch_size)
+    order = generator.permutation(rows)
+    if drop_last:
+        order = order[: rows - rows % batch_size]
+    sizes = np.full(-(-len(order) // batch_size), batch_size)
+    if len(sizes):
+        sizes[-1] = len(order) - batch_size * (len(sizes) - 1)
+    reserved = _dealt(round(random_share * len(order)), len(sizes), sizes, generator)
+    alone, grouped = np.split(order, [reserved.sum()])
+    plan = _Plan(neighbours, sizes - reserved, generator, apart, text_ids)
+    full, small = _groups(grouped, size, plan)
+    small += plan.deal(full, size)
+    # Rows with equal texts first: the later ones find fewer batches with room.
+    late = [row for row in plan.texts_first([row for group in small for row in group]) if not plan.place_near(row)]
+    plan.room += reserved
+    plan.place_anywhere(plan.texts_first([*late, *alone.tolist()]))
+    return plan.batches
+
+
+def _check(neighbours: np.ndarray, group_size: int, random_share: float, apart: int) -> None:
+    known = neighbours.shape[1]
+    for name, value, allowed, fits in (
+        ("group_size", group_size, "1 or more", group_size >= 1),
+        ("random_share", random_share, "from 0 to 1", 0 <= random_share <= 1),
+        ("apart", apart, f"0 or more, and less than the {known} neighbours of a row", 0 <= apart < known),
+    ):
+        if not fits:
+            raise UserError(f"{name}={value}: must be {allowed}")
+
+
+def _dealt(total: int, parts: int, most: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """`total` split evenly into `parts`, none above `most`, int64[parts]."""
+    each, more = divmod(total, max(parts, 1))
+    dealt = np.full(parts, each)
+    dealt[generator.permutation(parts)[:more]] += 1
+    return np.minimum(dealt, most)
+
+
+def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
+    """Groups of near rows among those of `order`: full ones, and smaller ones."""
+    free = np.zeros(len(plan.neighbours) + 1, dtype=bool)  # The last stands for the neighbour -1.
+    free[order] = True
+    banned_by = np.full(len(free), -1)  # The last group that holds a row to keep apart.
+    full, small = [], []
+    for number, seed in enumerate(order.tolist()):
+        if not free[seed]:
+            continue
+        group: list[int] = []
+        texts: set = set()
+        for row in _candidates(seed, group, free, plan):
+            # A list of neighbours may name a row twice.
+            if free[row] and banned_by[row] != number and texts.isdisjoint(plan.texts_of.get(row, ())):
+                group.append(row)
+                free[row] = False
+                texts |= plan.texts_of.get(row, set())
+                banned_by[plan.enemies_of(row)] = number
+            if len(group) == size:
+                break
+        (full if len(group) == size else small).append(group)
+    return full, small
+
+
+def _candidates(seed: int, group: list[int], free: np.ndarray, plan: _Plan) -> Iterator[int]:
+    """The seed, then the free neighbours of each member of the group, while it grows."""
+    yield seed
+    for member in group:
+        near = plan.neighbours[member, plan.apart :]
+        yield from near[free[near]].tolist()
+
+
+class _Plan:
+    """The batches of an epoch while they fill up."""
+
+    def __init__(self, neighbours, room: np.ndarray, generator, apart: int, text_ids: Sequence[np.ndarray]):
+        self.neighbours, self.room, self.generator, self.apart = neighbours, room, generator, apart
+        self.batches: list[list[int]] = [[] for _ in room]
+        self.batch_of = np.full(len(neighbours) + 1, -1)
+        self.texts_of = _shared_texts(text_ids)
+        self.texts_in: list[set] = [set() for _ in room]
+        self.apart_from, self.apart_starts = _both_ways(neighbours[:, :apart])
+
+    def enemies_of(self, row: int) -> np.ndarray:
+        """The rows that must not share the row's batch for being too near."""
+        return self.apart_from[self.apart_starts[row] : self.apart_starts[row + 1]]
+
+    def fits(self, row: int, batch: int) -> bool:
+        """True if neither a text nor a row of the batch forbids the row."""
+        if not self.texts_in[batch].isdisjoint(self.texts_of.get(row, ())):
+            return False
+        return not self.apart or not (self.batch_of[self.enemies_of(row)] == batch).any()
+
+    def put(self, row: int, batch: int) -> None:
+        self.batches[batch].append(row)
+        self.batch_of[row] = batch
+        self.texts_in[batch] |= self.texts_of.get(row, set())
+        self.room[batch] -= 1
+
+    def take_last(self, batch: int) -> int:
+        """Remove the last row of a batch."""
+        row = self.batches[batch].pop()
+        self.batch_of[row] = -1
+        self.texts_in[batch] -= self.texts_of.get(row, set())
+        self.room[batch] += 1
+        return row
+
+    def texts_first(self, rows: list[int]) -> list[int]:
+        """Rows with a text that occurs elsewhere, then the others."""
+        return sorted(rows, key=lambda row: row not in self.texts_of)
+
+    def deal(self, groups: list[list[int]], size: int) -> list[list[int]]:
+        """Put groups into batches, as many into each; those that fit nowhere are returned."""
+        places = self.room // size
+        rounds = (self.generator.permutation(np.flatnonzero(places > r)) for r in range(max(places, default=0)))
+        slots = np.concatenate([np.empty(0, np.int64), *rounds]).tolist()
+        left = []
+        for number, group in enumerate(groups):
+            start = number - len(left)
+            tried = [start, *self.generator.integers(start, len(slots), TRIES)] if start < len(slots) else []
+            slot = next((s for s in tried if all(self.fits(row, slots[s]) for row in group)), None)
+            if slot is None:
+                left.append(group)
+                continue
+            slots[start], slots[slot] = slots[slot], slots[start]
+            for row in group:
+                self.put(row, slots[start])
+        return left
+
+    def place_near(self, row: int) -> bool:
+        """Put the row into the batch of its nearest neighbour that can take it; False if there is none."""
+        batches = self.batch_of[self.neighbours[row, self.apart :]]
+        for batch in batches[(batches >= 0) & (self.room[batches] > 0)].tolist():
+            if self.fits(row, batch):
+                self.put(row, batch)
+                return True
+        return False
+
+    def place_anywhere(self, rows: list[int]) -> None:
+        """Put each row into a random batch with room; a row for which there is none is left out."""
+        places = self.generator.permutation(np.repeat(np.arange(len(self.room)), self.room)).tolist()
+        for row in rows:
+            place = next((p for p in self._tried(len(places)) if self.fits(row, places[p])), None)
+            if place is None:
+                if self._exchange(row, places[-1]):
+                    places.pop()
+                continue
+            places[place], places[-1] = places[-1], places[place]
+            self.put(row, places.pop())
+
+    def _tried(self, places: int) -> Iterator[int]:
+        """The last place, some random ones, then all."""
+        yield places - 1
+        yield from self.generator.integers(places, size=min(TRIES, places))
+        yield from range(places)
+
+    def _exchange(self, row: int, batch: int) -> bool:
+        """Make room elsewhere for a row that no batch with room can take: a row of another batch goes to `batch`."""
+        for other in self.generator.integers(len(self.batches), size=TRIES).tolist():
+            if other == batch or not self.batches[other]:
+                continue
+            moved = self.take_last(other)
+            if self.fits(row, other) and self.fits(moved, batch):
+                self.put(row, other)
+                self.put(moved, batch)
+                return True
+            self.put(moved, other)
+        return False
+
+
+def _shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
+    """For each row with a text that another row has too: its texts."""
+    texts: dict[int, set] = {}
+    for side, ids in enumerate(text_ids):
+        _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        for row in np.flatnonzero(counts[which] > 1).tolist():
+            texts.setdefault(row, set()).add((side, int(which[row])))
+    return texts
+
+
+def _both_ways(near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the rows that it names or that name it, one after the other, and where each row's begin."""
+    rows = np.repeat(np.arange(len(near)), near.shape[1])
+    rows, others = rows[near.ravel() >= 0], near.ravel()[near.ravel() >= 0]
+    named = np.concatenate([rows, others])
+    order = np.argsort(named, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(named, minlength=len(near)))])
+    return np.concatenate([others, rows])[order], starts

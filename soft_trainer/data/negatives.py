@@ -1,0 +1,233 @@
+"""Negatives of a training row's own: candidates of every row, limits on them, and those drawn for an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from soft_trainer.data.neighbours import Neighbours
+from soft_trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Candidates of n training rows, as many for each as there are, nearest first.
+
+    A code is named by a number: that of its training row, or n and more for a code-only row.
+
+    Args:
+        starts (`int64[n + 1]`): row i has the candidates from `starts[i]` to `starts[i + 1]`.
+        codes (`int64[total]`): their numbers.
+        scores (`float32[total]`): the similarity of the row's query to each, NaN where it is not known.
+        own (`float32[n]`): the similarity of the row's query to its own code, NaN where it is not known.
+        code_only: rows with a `code` (and perhaps `code_tokens` and `url`) that are no training rows, in the order of
+            their numbers from n on.
+    """
+
+    starts: np.ndarray
+    codes: np.ndarray
+    scores: np.ndarray
+    own: np.ndarray
+    code_only: Sequence[dict] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The number of candidates of each row, int64[n]."""
+        return np.diff(self.starts)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The row of each candidate, int64[total]."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def kept(self, keep: np.ndarray) -> Negatives:
+        """The candidates for which `keep`, bool[total], is true, with the code-only rows that they name."""
+        codes = self.codes[keep]
+        used, places = np.unique(codes[codes >= len(self)], return_inverse=True)
+        codes[codes >= len(self)] = len(self) + places
+        starts = np.concatenate([[0], np.cumsum(np.bincount(self.owners[keep], minlength=len(self)))])
+        rows = [self.code_only[code - len(self)] for code in used.tolist()]
+        return Negatives(starts, codes, self.scores[keep], self.own, rows)
+
+
+@dataclass(frozen=True)
+class NegativeChoice:
+    """The candidates of a row that may be its negatives, and how they are drawn.
+
+    Args:
+        number: negatives of a row in a batch; a row with fewer candidates gets all of them.
+        ranks: the first rank that may be drawn and the first that may not, from 0; None for no end.
+        max_score: the highest score of a candidate.
+        margin: a candidate must score less than the positive by at least this much.
+        ratio: the highest share of the positive's score s; for s below 0 the limit is s - (1 - ratio) |s|.
+        temperature: candidates are drawn with the softmax of score / temperature. 0 takes the nearest, None draws each
+            with the same chance.
+
+    Raises:
+        UserError: a setting out of its range.
+    """
+
+    number: int
+    ranks: tuple[int, int | None] = (0, None)
+    max_score: float | None = None
+    margin: float | None = None
+    ratio: float | None = None
+    temperature: float | None = None
+
+    def __post_init__(self):
+        first, last = self.ranks
+        for name, value, allowed, fits in (
+            ("negatives_per_query", self.number, "1 or more", self.number >= 1),
+            (
+                "negative_ranks",
+                f"{first},{last}",
+                "two numbers from 0 on, the second above",
+                0 <= first < (last or 2**62),
+            ),
+            ("negative_max_score", self.max_score, "a finite number", _finite(self.max_score)),
+            ("negative_margin", self.margin, "a finite number", _finite(self.margin)),
+            ("negative_ratio", self.ratio, "a finite number", _finite(self.ratio)),
+            ("negative_temperature", self.temperature, "0 or more", _finite(self.temperature, 0)),
+        ):
+            if not fits:
+                raise UserError(f"{name}={value}: must be {allowed}")
+
+
+def _finite(value: float | None, lowest: float = -math.inf) -> bool:
+    return value is None or (math.isfinite(value) and value >= lowest)
+
+
+def from_neighbours(
+    neighbours: Neighbours, code_ids: np.ndarray | None = None, code_only: Sequence[dict] = ()
+) -> Negatives:
+    """The neighbours of each row as candidates.
+
+    Args:
+        code_ids: numbers of the codes' texts, equal for equal texts; of codes with one text the nearest is kept.
+        code_only: rows of the codes beyond the training rows.
+    """
+    known = neighbours.rows >= 0
+    owners, codes = np.nonzero(known)[0], neighbours.rows[known]
+    starts = np.concatenate([[0], np.cumsum(known.sum(1))])
+    negatives = Negatives(starts, codes, neighbours.scores[known], neighbours.own, code_only)
+    if code_ids is None:
+        return negatives
+    order = np.lexsort((np.arange(len(codes)), code_ids[codes], owners))
+    later = (np.diff(owners[order]) == 0) & (np.diff(code_ids[codes[order]].view(np.int64)) == 0)
+    keep = np.ones(len(codes), dtype=bool)
+    keep[order[1:][later]] = False
+    return negatives.kept(keep)
+
+
+def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
+    """The candidates within the choice's ranks and scores. The rank is that before any limit.
+
+    Raises:
+        UserError: a limit on scores that are not known, no candidate left, or fewer for every row than are asked for.
+    """
+    owners, scores = negatives.owners, negatives.scores
+    own = negatives.own[owners]
+    _check_scores(negatives, choice)
+    ranks = np.arange(len(owners)) - negatives.starts[owners]
+    first, last = choice.ranks
+    keep = (ranks >= first) & (ranks < (len(owners) if last is None else last))
+    if choice.max_score is not None:
+        keep &= scores <= choice.max_score
+    if choice.margin is not None:
+        keep &= scores <= own - choice.margin
+    if choice.ratio is not None:
+        keep &= scores <= own - (1 - choice.ratio) * np.abs(own)
+    if not keep.any():
+        raise UserError(f"none of {len(owners):,} candidate negatives is left{_settings(choice)}")
+    left = negatives.kept(keep)
+    if left.counts.max() < choice.number:
+        raise UserError(
+            f"negatives_per_query={choice.number}: no row has more than {left.counts.max()} candidate negatives"
+            f"{_settings(choice)}"
+        )
+    return left
+
+
+def _check_scores(negatives: Negatives, choice: NegativeChoice) -> None:
+    """Refuse a setting that reads scores which are not known."""
+    having = negatives.counts > 0
+    for name, value, needed in (
+        ("negative_max_score", choice.max_score, negatives.scores),
+        ("negative_temperature", choice.temperature or None, negatives.scores),
+        ("negative_margin", choice.margin, np.concatenate([negatives.scores, negatives.own[having]])),
+        ("negative_ratio", choice.ratio, np.concatenate([negatives.scores, negatives.own[having]])),
+    ):
+        if value is not None and np.isnan(needed).any():
+            raise UserError(
+                f"{name}={value:g}: the negatives come without scores, which this option needs; leave it out"
+            )
+
+
+def _settings(choice: NegativeChoice) -> str:
+    """The limits that a run set, for a message."""
+    first, last = choice.ranks
+    ranks = f"{first},{'' if last is None else last}"
+    limits = {
+        "negative_ranks": ranks if choice.ranks != (0, None) else None,
+        "negative_max_score": choice.max_score,
+        "negative_margin": choice.margin,
+        "negative_ratio": choice.ratio,
+    }
+    named = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
+    return f" by {named}: loosen the limits" if named else ""
+
+
+def draw(
+    negatives: Negatives, choice: NegativeChoice, rows: np.ndarray, seed: int, epoch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Negatives of some rows for one epoch: for each row a function of seed, epoch and row number alone.
+
+    Args:
+        negatives: what `limited` left.
+
+    Returns:
+        Numbers of the codes, int64[M], and for each the place in `rows` of the row that it was drawn for, int64[M].
+    """
+    drawn = [_draw_row(negatives, choice, int(row), seed, epoch) for row in rows]
+    owners = np.repeat(np.arange(len(drawn)), [len(codes) for codes in drawn])
+    return np.concatenate([np.empty(0, np.int64), *drawn]), owners
+
+
+def _draw_row(negatives: Negatives, choice: NegativeChoice, row: int, seed: int, epoch: int) -> np.ndarray:
+    own = slice(negatives.starts[row], negatives.starts[row + 1])
+    codes, scores = negatives.codes[own], negatives.scores[own]
+    if len(codes) <= choice.number or choice.temperature == 0:
+        return codes[: choice.number]
+    # The largest of logits with Gumbel noise are a draw without replacement from their softmax.
+    keys = np.random.default_rng([seed, epoch, row]).gumbel(size=len(codes))
+    if choice.temperature is not None:
+        keys += scores.astype(np.float64) / choice.temperature
+    return codes[np.sort(np.argpartition(-keys, choice.number)[: choice.number])]
+
+
+def own_columns(rows: np.ndarray, codes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The columns that drawn negatives add to a batch.
+
+    Args:
+        rows: the rows of the global batch, int64[B].
+        codes, owners: what `draw` gave for them.
+
+    Returns:
+        Numbers of the added codes, int64[E], each once and none that is a row of the batch, in the order of their
+        first draw; and bool[B, E], True where the column was drawn for the query.
+    """
+    added = ~np.isin(codes, rows)
+    codes, owners = codes[added], owners[added]
+    distinct, first, places = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    column = np.empty(len(order), np.int64)
+    column[order] = np.arange(len(order))
+    drawn_for = np.zeros((len(rows), len(distinct)), dtype=bool)
+    drawn_for[owners, column[places]] = True
+    return distinct[order], drawn_for

@@ -1,0 +1,13 @@
+"""Search in one repository: an index of its functions, classes and texts, and queries in words or symbols."""
+
+import importlib
+
+_EXPORTS = {"CodeIndex": "index", "SearchResult": "index"}
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str):
+    """Import a public name on first use: the command needs no NumPy to print its help."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)

@@ -1,0 +1,241 @@
+"""The command `soft-trainer`: its commands, what it says of wrong ones, and how fast it says it."""
+
+import errno
+import gc
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import soft_trainer
+import soft_trainer.cli
+from soft_trainer.arguments import RECIPES, read_recipe, recipe_path
+from soft_trainer.cli.__main__ import COMMANDS, main, run_command
+from soft_trainer.errors import UserError
+from soft_trainer.studies.grid import read_study
+
+HEAVY = ("torch", "transformers", "datasets", "numpy", "scipy", "pyarrow", "tree_sitter", "yaml", "huggingface_hub")
+
+
+def in_a_process(code: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(Path(soft_trainer.__file__).parents[1])}
+    return subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+
+
+def error_of(words: list[str], monkeypatch, capsys) -> str:
+    """The one line that a command prints before it exits with code 2."""
+    monkeypatch.setattr(gc, "disable", lambda: None)  # the process of the tests lives on
+    monkeypatch.setattr(sys, "argv", ["soft-trainer", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    [line] = printed.err.splitlines()
+    assert line.startswith("error: ") and printed.out == ""
+    return line.removeprefix("error: ")
+
+
+# ---- The commands ----
+
+
+def test_the_table_names_the_modules_of_the_folder():
+    files = {path.stem for path in Path(soft_trainer.cli.__file__).parent.glob("*.py")}
+    assert {name.replace("-", "_") for name in COMMANDS} == files - {"__init__", "__main__"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_description_and_options_and_runs(name):
+    command = importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
+    assert f"soft-trainer {name} " in command.__doc__ and callable(command.run)
+    assert hasattr(command, "OPTIONS") != hasattr(command, "add_arguments")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run_command([name, "--help"])
+    printed = capsys.readouterr().out
+    assert stopped.value.code == 0 and printed.startswith(f"usage: soft-trainer {name} ")
+    assert not re.search(r"python -m soft_trainer\b(?!\.cli)", printed)
+
+
+def test_the_overview_lists_the_commands_and_imports_nothing_heavy():
+    code = (
+        "import sys, time; start = time.perf_counter(); sys.argv = ['soft-trainer', '--help']\n"
+        "from soft_trainer.cli.__main__ import main\n"
+        "try: main()\n"
+        f"finally: print([name for name in {HEAVY} if name in sys.modules], time.perf_counter() - start)"
+    )
+    *listed, last = in_a_process(code).splitlines()
+    assert {line.split()[0] for line in listed if line.startswith("    ")} == set(COMMANDS)
+    assert last.startswith("[] ") and float(last.split()[1]) < 1
+
+
+@pytest.mark.parametrize("name", ["compare", "report", "study"])
+def test_help_of_a_light_command_does_not_wait_for_torch(name):
+    code = f"import sys, soft_trainer.cli.{name}; print([name for name in {HEAVY} if name in sys.modules])"
+    assert in_a_process(code).strip() == "[]"
+
+
+def test_without_a_command_the_overview_is_printed(capsys):
+    assert run_command([]) == 2
+    assert "evaluate  measure an encoder" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit):
+        run_command(["--version"])
+    assert capsys.readouterr().out == f"soft-trainer {soft_trainer.__version__}\n"
+
+
+# ---- Wrong words ----
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["frobnicate"], "unknown command 'frobnicate'; --help lists them all"),
+        (["--verson"], "unknown option --verson; did you mean '--version'?"),
+        (["study", "--confg", "x"], "unknown option --confg; did you mean '--config'?"),
+        (["study"], "the following arguments are required: --config"),
+        (["study", "--config", "x", "--set", "seed"], "set seed: write OPTION=VALUE"),
+        (["mine", "x", "--languag=go"], "unknown option --languag; did you mean '--language'?"),
+        (["mine", "/nowhere", "--language", "go", "--output_dir", "x"], "/nowhere: no such folder"),
+        (["mine", "a", "b", "--language", "go", "--output_dir", "x"], "unrecognized arguments: b"),
+        (["push", "x", "user/name", "--repo_type", "disk"], "argument --repo_type: invalid choice: 'disk'"),
+        (["compare", "a", "b", "--number", "ten"], "argument --number: invalid int value: 'ten'"),
+        (["compare", "/nowhere", "/nowhere"], "/nowhere: no such folder or file"),
+        (["report", "/nowhere"], "/nowhere: no such folder"),
+        (["train", "--langauge", "go"], "unknown option --langauge; did you mean 'language'?"),
+        (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
+        (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
+        (["simcse", "--temperature", "hot"], "argument --temperature: invalid float value: 'hot'"),
+        (["weights", "--querry", "1"], "unknown option --querry; did you mean 'query'?"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_word_is_one_line_and_exit_code_2(words, says, monkeypatch, capsys):
+    assert error_of(words, monkeypatch, capsys).startswith(says)
+
+
+def test_a_full_disk_is_one_line_too(monkeypatch, capsys):
+    def write(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "train.jsonl.gz")
+
+    monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: write())
+    line = error_of(["mine", "x", "--language", "go", "--output_dir", "x"], monkeypatch, capsys)
+    assert "No space left on device" in line
+
+
+# ---- Recipes by name ----
+
+
+def test_a_recipe_has_a_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("quickstart", "quickstart.yaml", "paper/unixcoder/base"):
+        assert recipe_path(name).parent.is_relative_to(RECIPES)
+    assert read_recipe(recipe_path("paper/unixcoder/base"))["num_train_epochs"] == 30  # of its base
+    assert len(read_study(recipe_path("paper/seeds")).chosen()) == 13
+
+
+def test_a_path_wins_over_a_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").write_text("seed: 5\n")
+    assert recipe_path("quickstart") == Path("quickstart")
+    (tmp_path / "quickstart").unlink()
+    (tmp_path / "quickstart").mkdir()  # a folder is no recipe
+    assert recipe_path("quickstart") == RECIPES / "quickstart.yaml"
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("quikstart", "near are quickstart"),
+        ("unixcoder", "near are smoke/unixcoder, paper/unixcoder/base"),
+        ("nothing-like-it", "there are paper/alpha_beta, "),
+        ("accelerate/fspd", "neither a file nor the name of a recipe"),
+    ],
+)
+def test_a_name_that_no_recipe_has_lists_those_near_it(name, says):
+    with pytest.raises(UserError, match=f"{name}: neither a file.*{says}|{says}"):
+        recipe_path(name)
+
+
+@pytest.mark.parametrize("command", ["train", "study"])
+def test_commands_take_names_of_recipes(command, monkeypatch, capsys):
+    assert "near are quickstart" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
+
+
+# ---- Completion ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line, completions",
+    [
+        ("soft-trainer comp", "compare "),
+        ("soft-trainer mine --lang", "--language "),
+        ("soft-trainer train --num_tr", "--num_train_epochs "),
+    ],
+)
+def test_a_shell_completes_commands_and_options(line, completions, tmp_path):
+    pytest.importorskip("argcomplete")
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out")}
+    asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
+    environment = os.environ | asked | {"PYTHONPATH": str(Path(soft_trainer.__file__).parents[1])}
+    subprocess.run([sys.executable, "-m", "soft_trainer.cli"], env=environment, check=True)
+    assert (tmp_path / "out").read_text() == completions
+
+
+# ---- Another run's folder ----
+
+
+SMALL = {"language": "python", "from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32}
+SHORT = {"per_device_train_batch_size": 8, "max_steps": 1, "save_strategy": "no", "model_card": "false"}
+HERE = {"use_cpu": "true", "lexical": "false", "disable_tqdm": "true", "output_dir": "out"}
+
+
+def test_a_folder_that_holds_another_run_is_refused(script, data_dir, own_cache, tmp_path):
+    options = SMALL | SHORT | HERE | {"data_dir": data_dir}
+    assert script(**options)[0] == 0
+    record = (tmp_path / "out/run.json").read_text()
+    assert script(**options, examples=0)[0] == 0  # the same run again, shown otherwise
+    for change, says in (
+        ({"estimator": "none"}, "estimator was bm25, is none"),
+        ({"from_scratch": "64x1"}, "from_scratch was 32x1, is 64x1"),
+        ({"data_dir": tmp_path}, f"data_dir was {data_dir}, is {tmp_path}"),
+        ({"seed": 7}, "seed was 42, is 7"),
+        ({"do_predict": "true"}, "do_train was True, is False"),
+        ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is none"),
+    ):
+        code, lines = script(**options | change)
+        assert code == 2 and lines[-1].startswith("error: out holds another run (") and says in lines[-1]
+        assert "--overwrite true" in lines[-1]
+    assert json.loads((tmp_path / "out/run.json").read_text())["options"] == json.loads(record)["options"]
+    assert script(**options, estimator="none", overwrite="true")[0] == 0
+    assert json.loads((tmp_path / "out/run.json").read_text())["options"]["estimator"] == "none"
+    (tmp_path / "out/run.json").write_text("{}")
+    assert "its record is not that of a training run" in script(**options)[1][-1]
+
+
+def test_the_files_of_a_run_hold_flat_numbers_and_its_record(script, data_dir, own_cache, tmp_path):
+    assert script(**SMALL | SHORT | HERE | {"data_dir": data_dir, "lexical": "true"})[0] == 0
+
+    def read(name: str) -> dict:
+        return json.loads((tmp_path / "out" / name).read_text())
+
+    every, train, evaluated = (read(f"{part}_results.json") for part in ("all", "train", "eval"))
+    assert every == train | evaluated and all(isinstance(value, int | float) for value in every.values())
+    assert {"train_loss", "train_runtime", "epoch"} <= train.keys() and "step" not in train
+    results = read("run.json")["results"]
+    for name, systems in results.items():
+        assert evaluated[f"{name}_mrr"] == systems["trained"]["mrr"]
+        assert evaluated[f"{name}_untrained_recall@5"] == systems["untrained"]["recall@5"]
+        assert evaluated[f"{name}_lexical_pool_size"] == systems["lexical"]["pool_size"] == 24
+    assert len(evaluated) == sum(len(metrics) for systems in results.values() for metrics in systems.values())

@@ -1,0 +1,160 @@
+"""Every command of the documentation is one that its program takes; those that need nothing are run."""
+
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from soft_trainer.arguments import recipe_path
+from soft_trainer.cli.__main__ import parse_command, run_command
+from soft_trainer.studies.grid import read_study
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
+BLOCK = re.compile(r"^```(?:bash|sh|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Programs whose options are not ours to check.
+OTHERS = {".", "cd", "eval", "export", "git", "hf", "pip", "pytest", "ruff"}
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The commands of all shell blocks as words, without comments, `VARIABLE=value` before them and `&&`."""
+    found = []
+    for block in BLOCK.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+            lexer.whitespace_split, words = True, []
+            for word in [*lexer, "&&"]:
+                if set(word) <= set("&|;"):
+                    found += [words] if words else []
+                    words = []
+                elif words or not re.fullmatch(r"[A-Z_]+=.*", word):
+                    words.append(word)
+    return found
+
+
+def ours(words: list[str]) -> list[str] | None:
+    """What a command gives to `soft-trainer`, None for another program.
+
+    Raises:
+        AssertionError: a program, module or script that is not known here.
+    """
+    program, *rest = words
+    if program == "soft-trainer":
+        return rest
+    if words[:2] == ["accelerate", "launch"]:
+        from accelerate.commands.launch import launch_command_parser
+
+        launched = launch_command_parser().parse_args(rest[1:])
+        if launched.config_file:
+            assert (ROOT / launched.config_file).is_file(), launched.config_file
+        if launched.module:
+            assert launched.training_script == "soft_trainer.cli", f"{launched.training_script} is not launched"
+            return launched.training_script_args
+        return ours(["python", launched.training_script, *launched.training_script_args])
+    if program in ("python", "python3"):
+        if rest[0] == "run_codesearch.py":
+            return ["train", *rest[1:]]
+        assert rest[:2] == ["-m", "venv"] or (ROOT / rest[0]).is_file(), f"{' '.join(words)}: no such script"
+        return None
+    assert program in OTHERS, f"{' '.join(words)}: an unknown program"
+    return None
+
+
+def check(words: list[str]) -> None:
+    """Parse a command of ours as it would be when it is run, without a GPU."""
+    words = [*words, "--use_cpu", "true"] if words[0] in ("train", "simcse") else words
+    if words[-1] in ("--help", "--version"):
+        return
+    _, (first, *_) = parse_command(words)
+    if words[0] == "study":
+        changes = dict(word.split("=", 1) for word in first.set)
+        assert read_study(recipe_path(first.config), changes).chosen(first.only)
+
+
+def new_places() -> list[str]:
+    """Modules and names in the second column of the tables of CHANGELOG.md."""
+    lines = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("| ")]
+    return sorted({name for line in lines for name in re.findall(r"`(soft_trainer(?:\.\w+)+)`", line.split("|")[2])})
+
+
+def mentioned_files() -> list[str]:
+    """The files that CONTRIBUTING.md names."""
+    names = re.findall(r"`((?:soft_trainer|tests|recipes)/[\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    return [name for name in names if "NAME" not in name]
+
+
+ALL = [
+    pytest.param(words, id=f"{page.relative_to(ROOT)}: {' '.join(words)}"[:120])
+    for page in PAGES
+    for words in commands_of(page.read_text())
+]
+NEED_NOTHING = [param for param in ALL if {"--help", "--version", "--dry_run"} & set(param.values[0])]
+
+
+def test_words_are_found_as_a_shell_finds_them():
+    text = (
+        "```bash\n. x/activate && A=1 soft-trainer mine 'a b' \\\n  --language go   # comment\n```\n"
+        "```python\nno()\n```\n```bash\nhf auth login; python run_codesearch.py --set a={b}\n```\n"
+    )
+    assert commands_of(text) == [
+        [".", "x/activate"],
+        ["soft-trainer", "mine", "a b", "--language", "go"],
+        ["hf", "auth", "login"],
+        ["python", "run_codesearch.py", "--set", "a={b}"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "soft-trainer trian",
+        "soft-trainer train --langauge go",
+        "soft-trainer study --config paper/overal",
+        "soft-trainer study --config paper/overall --only language=cobol",
+        "python -m soft_trainer.studies --config x",
+        "python benchmarks/nothing.py",
+        "accelerate launch run_codesearch.py --langauge go",
+        "accelerate launch -m soft_trainer.simcse --config simcse",
+        "make all",
+    ],
+)
+def test_a_wrong_command_would_be_found(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises((AssertionError, ValueError)):
+        check(ours(line.split()))
+
+
+def test_there_are_commands_to_check():
+    assert len(ALL) > 20 and len(NEED_NOTHING) >= 1
+
+
+@pytest.mark.parametrize("name", new_places())
+def test_a_place_that_the_changelog_names_is_there(name):
+    assert pkgutil.resolve_name(name) is not None
+
+
+def test_the_files_that_contributors_are_sent_to_are_there():
+    assert len(mentioned_files()) > 10
+    assert not [name for name in mentioned_files() if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_a_command_of_the_documentation_is_taken(words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    if (command := ours(words)) is not None:
+        check(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", NEED_NOTHING)
+def test_a_command_that_needs_nothing_runs(words, monkeypatch, tmp_path, capsys):
+    if (command := ours(words)) is None:
+        pytest.skip("a command of another program")
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = run_command(command)
+    except SystemExit as stopped:  # --help
+        code = stopped.code
+    assert not code and len(capsys.readouterr().out.splitlines()) > 1

@@ -1,0 +1,98 @@
+"""`soft-trainer evaluate`: an encoder on a data set, without training."""
+
+import json
+
+import pytest
+
+from soft_trainer.cli.__main__ import parse_command, run_command
+from soft_trainer.cli.evaluate import training_arguments
+from soft_trainer.errors import UserError
+from soft_trainer.hub.export import export_encoder
+
+HERE = ["--language", "python", "--use_cpu", "true", "--disable_tqdm", "true"]
+
+
+@pytest.fixture(scope="module")
+def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
+    return str(export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoders") / "tiny"))
+
+
+def rows_of(printed: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[2:]]
+
+
+def test_the_table_has_the_encoder_beside_lexical_bm25(
+    encoder_dir, data_dir, own_cache, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["evaluate", encoder_dir, "--data_dir", str(data_dir), *HERE]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert [row[:2] for row in rows] == [["test", "lexical BM25"], ["test", "tiny"]]
+    assert all(row[-1] == "24" for row in rows)
+    assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
+
+
+def test_results_and_ranks_are_written_and_are_those_of_the_trainer(
+    encoder_dir, data_dir, own_cache, tmp_path, capsys
+):
+    from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+    from soft_trainer.data.codesearchnet import load_folder
+    from soft_trainer.evaluation.results import load_ranks
+
+    words = ["evaluate", encoder_dir, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
+    assert run_command([*words, "--lexical", "false"]) == 0
+    assert [row[1] for row in rows_of(capsys.readouterr().out)] == ["tiny"]
+    encoder, data = load_encoder(encoder_dir, device="cpu"), load_folder(data_dir)
+    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path / "other"), use_cpu=True, disable_tqdm=True)
+    trainer = SoftInfoNCETrainer(encoder.model, args, processing_class=encoder.tokenizer, encoder=encoder.profile)
+    expected = trainer.predict(data["test"], data["codebase"])
+    numbers = json.loads((tmp_path / "out/all_results.json").read_text())
+    for name in ("test_mrr", "test_recall@1", "test_recall@5", "test_recall@10", "test_pool_size"):
+        assert numbers[name] == expected.metrics[name]
+    assert load_ranks(tmp_path / "out/ranks-test-trained.parquet").ranks.tolist() == expected.ranks.tolist()
+    record = json.loads((tmp_path / "out/run.json").read_text())
+    assert record["base_model"] == encoder_dir and "loss" not in record and "training" not in record
+
+    assert run_command([*words, "--lexical", "true"]) == 0  # the same again
+    with pytest.raises(UserError, match="holds another run .code_length was None, is 8"):
+        run_command([*words, "--code_length", "8"])
+    assert run_command([*words, "--code_length", "8", "--overwrite", "true"]) == 0
+
+
+def test_human_queries_alone_need_no_other_rows(encoder_dir, own_cache, rows, tmp_path, capsys):
+    human = tmp_path / "human"
+    human.mkdir()
+    (human / "code_idx_map.txt").write_text(json.dumps({row["code"]: number for number, row in enumerate(rows)}))
+    queries = [{"doc": row["docstring"], "retrieval_idx": number} for number, row in enumerate(rows)]
+    (human / "cosqa-retrieval-dev-500.json").write_text(json.dumps(queries))
+    assert run_command(["evaluate", encoder_dir, "--eval_data_dir", str(human), *HERE]) == 0
+    assert {row[0] for row in rows_of(capsys.readouterr().out)} == {"human"}
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        ([], "code-search-net/code_search_net"),
+        (["--dataset_name", "user/rows", "--eval_data_dir", "x"], "user/rows"),
+        (["--eval_data_dir", "x"], "none"),
+    ],
+)
+def test_the_rows_are_those_that_are_named(words, name, tmp_path):
+    _, (arguments,) = parse_command(["evaluate", "some/model", *words, *HERE])
+    model_args, data_args, args = training_arguments(arguments, str(tmp_path))
+    assert (model_args.model_name_or_path, data_args.dataset_name) == ("some/model", name)
+    assert args.do_predict and not args.do_train and not args.do_eval
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["/nowhere/at/all", "--data_dir", "x"], "/nowhere/at/all: neither a folder here nor"),
+        (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
+        (["ENCODER", "--data_dir", "x", "--source_dir", "y"], "give one of them"),
+    ],
+)
+def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir, own_cache):
+    words = [encoder_dir if word == "ENCODER" else word for word in words]
+    with pytest.raises(UserError, match=says):
+        run_command(["evaluate", *words, *HERE])

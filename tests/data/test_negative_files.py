@@ -1,0 +1,247 @@
+"""Negatives read from files: a round trip, a column of one's own, sentence-transformers' layouts, and bad input."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from soft_trainer.data.negative_files import (
+    TrainingRows,
+    column_negatives,
+    layout_negatives,
+    load_negatives,
+    write_negatives,
+)
+from soft_trainer.data.negatives import Negatives
+from soft_trainer.errors import UserError
+
+# Rows 0 and 3 share a query, rows 1 and 4 a code; row 2 has no url, row 4 that of row 0.
+ROWS = TrainingRows(
+    ["sort a list", "read a file", "send mail", "sort a list", "load a file"],
+    [
+        "def sort(xs): pass",
+        "def read(path): pass",
+        "def send(mail): pass",
+        "def order(xs): pass",
+        "def read(path):  pass",
+    ],
+    ["u/0", "u/1", None, "u/3", "u/0"],
+)
+FURTHER = [{"url": "u/far", "code": "def far(): pass", "code_tokens": ["def", "far"]}]
+
+
+def lists(negatives: Negatives) -> list[list]:
+    """The candidates of each row: row numbers, and the texts of code-only rows."""
+    names = [*range(len(negatives)), *(row["code"] for row in negatives.code_only)]
+    ranges = zip(negatives.starts[:-1], negatives.starts[1:], strict=True)
+    return [[names[code] for code in negatives.codes[start:end]] for start, end in ranges]
+
+
+def mined() -> Negatives:
+    scores = np.array([0.1, 1 / 3, -2.5, 7.25, np.nan], np.float32)[[1, 0, 3, 1, 2, 0]]
+    codes = np.array([1, 2, 5, 0, 4, 3])
+    return Negatives(
+        np.array([0, 2, 4, 5, 5, 6]), codes, scores, np.array([9, 0.7, np.nan, 1, 2], np.float32), FURTHER
+    )
+
+
+@pytest.mark.parametrize("name", ["negatives.jsonl", "negatives.jsonl.gz"])
+def test_a_file_gives_back_the_negatives_to_the_bit(tmp_path, name):
+    write_negatives(tmp_path / name, mined(), ROWS, "bm25")
+    read = load_negatives(tmp_path / name, ROWS)
+    for field in ("starts", "codes", "scores", "own"):
+        np.testing.assert_array_equal(getattr(read, field), getattr(mined(), field), err_msg=field)
+    assert list(read.code_only) == FURTHER
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_first_line_says_what_the_file_is_and_codes_go_by_url(tmp_path):
+    path = tmp_path / "negatives.jsonl"
+    write_negatives(path, mined(), ROWS, "bm25")
+    head, code_only, first, second, *_ = map(json.loads, path.read_text().splitlines())
+    assert head == {
+        "soft_trainer_negatives": 1,
+        "estimator": "bm25",
+        "fingerprint": ROWS.fingerprint,
+        "rows": 5,
+        "code_only": 1,
+    }
+    assert code_only == FURTHER[0]
+    assert first == {"url": "u/0", "positive_score": 9.0, "negatives": ["u/1", "#3"], "scores": [0.33333334, 0.1]}
+    # The url of row 4 names row 0, so the row goes by its number.
+    assert second["negatives"] == ["#6", "u/0"]
+
+
+def test_a_file_made_for_other_rows_is_refused(tmp_path):
+    path = tmp_path / "negatives.jsonl"
+    write_negatives(path, mined(), ROWS, "bm25")
+    reordered = TrainingRows(ROWS.queries[::-1], ROWS.codes[::-1], ROWS.urls[::-1])
+    for other in (reordered, TrainingRows(ROWS.queries[:4], ROWS.codes[:4], ROWS.urls[:4])):
+        with pytest.raises(
+            UserError, match=r"negatives.jsonl: made for other rows \(5 rows .* training set has [45] "
+        ):
+            load_negatives(path, other)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    with pytest.raises(UserError, match="4 rows, the first line says 5: the file is not whole"):
+        load_negatives(path, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no rows"),
+        ("[1]\n", "line 1: a JSON object is expected, not list"),
+        ("{", "cannot be read as JSON lines"),
+        (
+            '{"query": "sort a list", "code": "x"}\n',
+            "row 1: columns query, code: expected a query, a document and then",
+        ),
+    ],
+)
+def test_files_that_hold_no_negatives_are_named(tmp_path, content, words):
+    path = tmp_path / "negatives.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=f"negatives.jsonl.*{words}"):
+        load_negatives(path, ROWS)
+    with pytest.raises(UserError, match="other.jsonl: no such file"):
+        load_negatives(tmp_path / "other.jsonl", ROWS)
+
+
+def test_a_column_names_codes_by_url_or_text():
+    values = [["u/1", "def far(): pass", "u/far"], "def sort(xs):   pass", None, [], ["u/1", "u/3", "u/3"]]
+    negatives = column_negatives(values, ROWS, FURTHER)
+    # Row 4's first negative has the text of its own code. The further code is known by url and given by text.
+    assert lists(negatives) == [[1, "def far(): pass", "def far(): pass"], [0], [], [], [3]]
+    assert np.isnan(negatives.scores).all() and np.isnan(negatives.own).all() and len(negatives.own) == 5
+    assert negatives.code_only[1] == FURTHER[0]
+
+
+def test_a_url_that_is_no_code_is_named_with_its_row():
+    with pytest.raises(
+        UserError, match="^train.jsonl, row 2: the negative 'u/17' is neither the url of a training row"
+    ):
+        column_negatives([None, ["u/1", "u/17"], None, None, None], ROWS, place="train.jsonl")
+    with pytest.raises(UserError, match="row 1: the negative 'u/far' is neither"):
+        column_negatives([["u/far"], None, None, None, None], ROWS)
+
+
+SORT, READ, MAIL, ORDER = ROWS.codes[:4]
+FAR = "def far(): pass"
+LAYOUTS = {
+    "triplet": [
+        ("sort a list", SORT, READ),
+        ("sort a list", SORT, FAR),
+        ("sort a list", ORDER, READ),
+        ("read a file", READ, MAIL),
+    ],
+    "n-tuple": [
+        ("sort a list", SORT, READ, FAR),
+        ("sort a list", ORDER, READ, FAR),
+        ("read a file", READ, MAIL, SORT),
+    ],
+    "labeled-pair": [
+        *(("sort a list", SORT, 1), ("sort a list", ORDER, 1), ("sort a list", READ, 0), ("sort a list", FAR, 0)),
+        *(("read a file", READ, 1), ("read a file", MAIL, 0)),
+    ],
+    "labeled-list": [("sort a list", [SORT, READ, FAR], [1, 0, 0]), ("read a file", [READ, MAIL], [1, 0])],
+}
+COLUMNS = {
+    "triplet": ["anchor", "positive", "negative"],
+    "n-tuple": ["anchor", "positive", "negative_1", "negative_2"],
+    "labeled-pair": ["anchor", "positive", "label"],
+    "labeled-list": ["anchor", "positive", "labels"],
+}
+SCORES = {
+    "triplet": [[0.9, 0.5], [0.9, 0.6], [0.8, 0.5], [0.7, 0.4]],
+    "n-tuple": [[0.9, 0.5, 0.6], [0.8, 0.5, 0.6], [0.7, 0.4, 0.3]],
+    "labeled-pair": [0.9, 0.8, 0.5, 0.6, 0.7, 0.4],
+    "labeled-list": [[0.9, 0.5, 0.6], [0.7, 0.4]],
+}
+
+
+def layout(name: str, scored: bool) -> Dataset:
+    rows = [dict(zip(COLUMNS[name], values, strict=True)) for values in LAYOUTS[name]]
+    if scored:
+        for row, score in zip(rows, SCORES[name], strict=True):
+            row.pop("label", None), row.pop("labels", None)
+            row["score" if name == "labeled-pair" else "scores"] = score
+    return Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize("scored", [False, True], ids=["labels", "scores"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_sentence_transformers(tmp_path, name, scored):
+    table = layout(name, scored)
+    table.to_parquet(tmp_path / "table.parquet")
+    table.to_json(tmp_path / "table.jsonl")
+    table.save_to_disk(tmp_path / "table")
+    for negatives in (
+        layout_negatives(table, ROWS),
+        *(load_negatives(tmp_path / file, ROWS) for file in ("table.parquet", "table.jsonl", "table")),
+    ):
+        of_sort = [FAR, 1] if scored else [1, FAR]
+        of_read = [2, 0] if name == "n-tuple" else [2]
+        assert lists(negatives) == [of_sort, of_read, [], of_sort, []]
+        if scored:
+            assert negatives.scores.tolist() == pytest.approx([0.6, 0.5, 0.4, *[0.3] * (len(of_read) - 1), 0.6, 0.5])
+            listed = 0.8 if name != "labeled-list" else math.nan
+            expected = [0.9, 0.7, math.nan, listed, math.nan]
+            np.testing.assert_allclose(negatives.own, np.array(expected), rtol=1e-6)
+        else:
+            assert np.isnan(negatives.scores).all() and np.isnan(negatives.own).all()
+
+
+def test_a_layout_of_other_rows_is_refused():
+    table = [
+        {"anchor": "fly to the moon", "positive": SORT, "negative": READ},
+        {"anchor": "sort a list", "positive": SORT, "negative": READ},
+    ]
+    with pytest.raises(UserError, match="^negatives: made for other rows: 1 of its 2 queries .*'flytothemoon'$"):
+        layout_negatives(table, ROWS)
+
+
+class WordModel:
+    """As much of a SentenceTransformer as mining asks for: embeddings are counts of characters."""
+
+    device = torch.device("cpu")
+
+    def encode_query(self, texts, **options):
+        counts = np.array([[text.count(chr(letter)) for letter in range(97, 123)] for text in texts], np.float32)
+        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+    encode_document = encode_query
+
+    def similarity(self, queries, documents):
+        return torch.as_tensor(queries) @ torch.as_tensor(documents).T
+
+    def similarity_pairwise(self, queries, documents):
+        return (torch.as_tensor(queries) * torch.as_tensor(documents)).sum(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scored", [False, True], ids=["labels", "scores"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_tables_that_sentence_transformers_itself_makes(rows, name, scored):
+    from sentence_transformers.util import mine_hard_negatives
+
+    own = TrainingRows([row["docstring"] for row in rows], [row["code"] for row in rows], [None] * len(rows))
+    table = mine_hard_negatives(
+        Dataset.from_dict({"question": own.queries, "answer": own.codes}),
+        WordModel(),
+        num_negatives=3,
+        output_format=name,
+        output_scores=scored,
+        verbose=False,
+    )
+    vectors = [WordModel().encode_query(texts) for texts in (own.queries, own.codes)]
+    scores = vectors[0] @ vectors[1].T
+    negatives = layout_negatives(table, own)
+    order = np.argsort(-(scores - 9 * np.eye(len(own))), axis=1)[:, :3]
+    assert [set(codes) for codes in lists(negatives)] == [set(codes) for codes in order.tolist()]
+    if scored:
+        np.testing.assert_allclose(negatives.own, scores.diagonal(), rtol=1e-5)
+        np.testing.assert_allclose(negatives.scores, np.take_along_axis(scores, order, 1).ravel(), rtol=1e-5)

@@ -1,0 +1,194 @@
+"""Nearest codes: exactly against brute force, through cells with their recall, by terms, and kept on disk."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from soft_trainer.data import neighbours as module
+from soft_trainer.data.neighbours import (
+    cached_neighbours,
+    nearest_by_similarity,
+    nearest_by_terms,
+    nearest_rows,
+    neighbours_key,
+)
+
+
+def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and codes of length 1 as encoders give them: topics within topics, a side of its own, few dimensions."""
+    generator = np.random.default_rng(seed)
+    basis = generator.normal(size=(24, width)) / 24**0.5
+    topics = generator.normal(size=(max(rows // 200, 4), 24))
+    kinds = topics[generator.integers(0, len(topics), rows // 10)] + 0.8 * generator.normal(size=(rows // 10, 24))
+    meaning = kinds[generator.integers(0, len(kinds), rows)] + 0.5 * generator.normal(size=(rows, 24))
+    sides = []
+    for _ in range(2):
+        side = (meaning + 0.3 * generator.normal(size=(rows, 24))) @ basis + generator.normal(size=width) / width**0.5
+        sides.append((side / np.linalg.norm(side, axis=1, keepdims=True)).astype(np.float32))
+    return sides[0], sides[1]
+
+
+def brute_force(scores: np.ndarray, k: int, *ids: np.ndarray) -> np.ndarray:
+    """The nearest codes of each row, of those with other texts."""
+    scores = scores.astype(np.float64).copy()
+    np.fill_diagonal(scores, -np.inf)
+    for own in ids:
+        scores[:, : len(own)][own[: len(scores), None] == own[None]] = -np.inf
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+
+
+def recall(found: np.ndarray, expected: np.ndarray) -> float:
+    pairs = zip(found.tolist(), expected.tolist(), strict=True)
+    return float(np.mean([len(set(row) & set(best)) / len(best) for row, best in pairs]))
+
+
+@pytest.mark.parametrize("entries", [module.ENTRIES, 1000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_exact_neighbours_are_those_of_brute_force(monkeypatch, entries, dtype):
+    monkeypatch.setattr(module, "ENTRIES", entries)
+    queries, codes = (side.astype(dtype) for side in clustered(300))
+    scores = queries.astype(np.float32) @ codes.astype(np.float32).T
+    found = nearest_rows(queries, codes, 7)
+    np.testing.assert_array_equal(found.rows, brute_force(scores, 7))
+    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, found.rows, 1), rtol=1e-5)
+    np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
+    assert found.rows.dtype == np.int64 and found.scores.dtype == found.own.dtype == np.float32
+    np.testing.assert_array_equal(nearest_rows(queries, k=7).rows, nearest_rows(queries, queries, 7).rows)
+    by_call = nearest_by_similarity(lambda q, c: torch.from_numpy(scores[q][:, c]), 300, 300, 7)
+    np.testing.assert_array_equal(by_call.rows, found.rows)
+
+
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
+def test_equal_texts_are_no_neighbours_and_codes_may_be_more_than_rows(exact_up_to):
+    queries, codes = clustered(400)
+    queries, generator = queries[:350], np.random.default_rng(0)
+    texts = generator.integers(0, 60, 350).astype(np.uint64), generator.integers(0, 90, 400).astype(np.uint64)
+    found = nearest_rows(queries, codes, 5, text_ids=texts, exact_up_to=exact_up_to)
+    for ids in texts:
+        known = found.rows < len(ids)
+        assert (ids[np.where(known, found.rows, 0)] != ids[:350, None])[known].all()
+    assert found.rows.max() >= 350 and (found.rows != np.arange(350)[:, None]).all()
+    assert recall(found.rows, brute_force(queries @ codes.T, 5, *texts)) >= (1 if exact_up_to else 0.9)
+    np.testing.assert_allclose(found.own, (queries * codes[:350]).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
+def test_fewer_codes_than_asked_for(exact_up_to):
+    queries, codes = clustered(40)
+    found = nearest_rows(queries, codes, 60, exact_up_to=exact_up_to)
+    assert found.rows.shape == (40, 60)
+    assert (found.rows[:, 39:] == -1).all() and (found.scores[:, 39:] == -np.inf).all()
+    if exact_up_to:
+        assert [sorted(row[:39]) for row in found.rows.tolist()] == [[*range(i), *range(i + 1, 40)] for i in range(40)]
+    alone = nearest_rows(queries[:1], codes[:1], 3, exact_up_to=exact_up_to)
+    assert alone.rows.tolist() == [[-1] * 3]
+
+
+def check_cells(rows: int, width: int):
+    queries, codes = clustered(rows, width)
+    found = nearest_rows(queries, codes, 10, exact_up_to=0)
+    exact = nearest_rows(queries, codes, 10)
+    assert recall(found.rows, exact.rows) >= 0.9
+    np.testing.assert_allclose(found.scores, (queries[:, None] * codes[found.rows]).sum(2), atol=1e-5)
+    np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 10, exact_up_to=0).rows)
+    assert (np.diff(found.scores, axis=1) <= 0).all()
+    assert all(len(set(row)) == 10 for row in found.rows.tolist())
+
+
+def test_cells_hold_nine_in_ten_neighbours():
+    check_cells(2_500, 48)
+
+
+@pytest.mark.slow
+def test_cells_hold_nine_in_ten_neighbours_of_twenty_thousand_rows():
+    check_cells(20_000, 128)
+
+
+def test_vectors_of_unlike_length_are_found_too():
+    queries, codes = clustered(2_000, 32)
+    codes = codes * np.random.default_rng(1).uniform(0.5, 3, (2_000, 1)).astype(np.float32)
+    found = nearest_rows(queries, codes, 10, exact_up_to=0)
+    assert recall(found.rows, brute_force(queries @ codes.T, 10)) >= 0.9
+
+
+def counts(rows: int, terms: int = 400, seed: int = 0) -> sparse.csr_matrix:
+    """Term counts of texts of a few topics, in which some words are in most texts."""
+    generator = np.random.default_rng(seed)
+    popularity = 1 / np.arange(1, terms + 1)
+    topics = generator.permuted(np.tile(popularity, (30, 1)), axis=1) * 3 + popularity
+    topics /= topics.sum(1, keepdims=True)
+    texts = [generator.multinomial(12, topics[topic]) for topic in generator.integers(0, 30, rows)]
+    return sparse.csr_matrix(np.array(texts, dtype=np.float64))
+
+
+@pytest.mark.parametrize("common", [0.0, 0.02, 0.2, 1.0])
+def test_terms_find_what_their_products_say(monkeypatch, common):
+    monkeypatch.setattr(module, "COMMON", common)
+    queries = counts(300)
+    weights = queries.multiply(np.random.default_rng(1).uniform(0.1, 3, 400)).tocsr()
+    scores = (queries @ weights.T).toarray()
+    found = nearest_by_terms(queries, weights, 6)
+    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, brute_force(scores, 6), 1), rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(scores, found.rows, 1), found.scores, rtol=1e-5)
+    np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
+
+
+def test_texts_without_a_common_term_are_no_neighbours():
+    queries = sparse.csr_matrix(np.array([[1.0, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]]))
+    found = nearest_by_terms(queries, queries, 2)
+    assert [sorted(row) for row in found.rows.tolist()] == [[-1, 1], [0, 2], [-1, 1], [-1, -1]]
+
+
+def test_kept_on_disk_and_made_once(tmp_path):
+    queries, codes = clustered(60)
+    made = []
+
+    def build():
+        made.append(1)
+        return nearest_rows(queries, codes, 4)
+
+    key = neighbours_key([queries, codes], k=4)
+    first = cached_neighbours(tmp_path, key, build)
+    again = cached_neighbours(tmp_path, key, build)
+    assert len(made) == 1 and isinstance(again.rows, np.memmap)
+    for field in ("rows", "scores", "own"):
+        np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
+    cached_neighbours(None, key, build)
+    assert len(made) == 2
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("damage", ["rows", "scores", "own", "json"])
+def test_a_damaged_file_is_made_again(tmp_path, damage):
+    queries, codes = clustered(60)
+    expected = nearest_rows(queries, codes, 4)
+    cached_neighbours(tmp_path, "key", lambda: expected)
+    (path,) = [path for path in tmp_path.iterdir() if damage in path.name]
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    made = []
+    again = cached_neighbours(tmp_path, "key", lambda: made.append(1) or nearest_rows(queries, codes, 4))
+    assert made == [1]
+    np.testing.assert_array_equal(again.rows, expected.rows)
+
+
+def test_the_key_changes_with_any_value_and_setting():
+    queries, codes = clustered(60)
+    changed = codes.copy()
+    changed[-1, -1] += 1e-6
+    terms = counts(50)
+    other_terms = terms.copy()
+    other_terms.data[0] += 1
+    keys = [
+        neighbours_key([queries, codes], k=4),
+        neighbours_key([queries, changed], k=4),
+        neighbours_key([codes, queries], k=4),
+        neighbours_key([queries, codes], k=5),
+        neighbours_key([queries], k=4),
+        neighbours_key([terms], k=4),
+        neighbours_key([other_terms], k=4),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == neighbours_key([queries.copy(), codes.copy()], k=4)
