@@ -191,6 +191,7 @@ class TrainBatches(Dataset):
         if self.own_negatives is None:
             return list(rows_of), None
         if not self.gather:
+            # Other processes' draws too: the number of their forward passes depends on them.
             columns = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
             meets = columns[self.rank][1]
             before = np.ones((len(meets), len(rows_of[self.rank])), dtype=bool)
