@@ -18,7 +18,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import count_reasons
 from soft_trainer.search import ranking, store, vectors
 from soft_trainer.search.reading import DEFINED
-from soft_trainer.search.updating import apply_changes, find_changes
+from soft_trainer.search.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.words import whole
 
 # A filter by language finds these with it.
@@ -153,6 +153,9 @@ class CodeIndex:
                 apply_changes(self.database, self.folder, changes, progress)
                 if encode:
                     vectors.embed_pieces(self.database, self.index_dir, self._encoder(name), progress)
+                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
+                if self.model is None or not self._unencoded():
+                    tidy(self.database)
         return bool(changes)
 
     def refresh(self, encode: bool = True) -> None:
