@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
     if not arguments.no_update:
-        index.update(progress=True, wait=False, encode=not arguments.lexical)
+        index.refresh(encode=not arguments.lexical)
     if arguments.mcp:
         from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
 

@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         started = time.perf_counter()
         with self.lock:
             if self.update and time.monotonic() - self.checked > CHECK_SECONDS:
-                self.index.update(wait=False)
+                self.index.refresh()
                 self.checked = time.monotonic()
             results = self.index.search(query, MAX_RESULTS, **filters)
             notices, self.index.notices = self.index.notices[-1:], []

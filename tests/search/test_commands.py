@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from soft_trainer.search import CodeIndex, output
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex, output, store
 from soft_trainer.search.index import SearchResult
 from tests.search.conftest import write_tree
 
@@ -48,6 +49,32 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, err = command("index", tmp_path / "empty")
     assert code == 1 and "no file with text" in err
+
+
+def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub, monkeypatch):
+    command("index", tree, "--model", "stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+
+    def gone(self, texts):
+        raise UserError("stub: no such folder")
+
+    monkeypatch.setattr(stub, "queries", gone)
+    code, out, err = command("search", "--folder", tree, "brand_new")
+    assert code == 0 and out.startswith("new.py:1") and "searching by words alone: stub" in err
+    place = store.default_index_dir(tree)
+    tree.rename(tree.with_name("elsewhere"))
+    code, out, err = command("search", "--index_dir", place, "parse_date", "--lexical")
+    assert code == 0 and out.startswith("src/shop/dates.py") and "folder is gone" in err
+
+
+def test_another_version_of_the_package_is_named(command, tree):
+    command("index", tree)
+    index = CodeIndex.open(store.default_index_dir(tree))
+    store.set_meta(index.database, "version", "0.0.1")
+    index.close()
+    assert "version 0.0.1 of soft_trainer made this index" in command("search", "--folder", tree, "parse_date")[2]
+    command("index", tree)
+    assert "made this index" not in command("search", "--folder", tree, "parse_date")[2]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
