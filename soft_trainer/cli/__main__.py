@@ -27,6 +27,7 @@ COMMANDS = {
     "train": "fine-tune an encoder and measure it before and after",
     "evaluate": "measure an encoder on a data set, without training",
     "mine": "mine documented functions from a source tree",
+    "mine-negatives": "mine hard negatives of training rows, for train --negatives",
     "simcse": "train the sentence encoder of the SimCSE estimator",
     "study": "run a grid of runs, or print its plan",
     "report": "write a report on finished runs: tables, tests, pictures",
