@@ -1,4 +1,9 @@
-"""Search an indexed folder: by name, by words, or by a sentence."""
+"""Search an indexed folder: by name, by words, or by a sentence.
+
+soft-trainer search "parse a date"
+soft-trainer search parse_date --path 'src/**' --json
+soft-trainer search --serve
+"""
 
 from __future__ import annotations
 

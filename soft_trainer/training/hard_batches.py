@@ -122,8 +122,8 @@ def check_code_only(estimator, number: int) -> None:
     for member in members_of(estimator) if number else ():
         if not getattr(member, "compares_codes", True):
             raise UserError(
-                f"negatives: {number:,} of the codes are no training rows, so they have no query, which "
-                f"{type(member).__name__} compares; use trained_model, initial_model, or bm25 with "
+                f"negatives: codes that are no training rows ({number:,} of them) have no query, but "
+                f"{type(member).__name__} compares queries; use trained_model, initial_model, or bm25 with "
                 "--bm25_document_column code_tokens"
             )
 

@@ -36,7 +36,7 @@ CASES = {
     "pool": {"batch": 8, "pool": 33, "max_steps": 1},
     "own_negatives": {"batch": 8, "negatives_per_query": 2, "negative_candidates": 6},
     "own_negatives_cached": {
-        "batch": 7,
+        "batch": 6,
         "negatives_per_query": 1,
         "negative_candidates": 6,
         "negatives_meet": "all",
