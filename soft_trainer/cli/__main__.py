@@ -57,9 +57,9 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-def _wide(program: str) -> argparse.HelpFormatter:
+def _wide(prog: str) -> argparse.HelpFormatter:
     """A formatter with room for the longest command."""
-    return argparse.RawDescriptionHelpFormatter(program, max_help_position=28)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=28)
 
 
 def overview() -> argparse.ArgumentParser:
