@@ -57,14 +57,11 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-def _wide(prog: str) -> argparse.HelpFormatter:
-    """A formatter with room for the longest command."""
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=28)
-
-
 def overview() -> argparse.ArgumentParser:
     """The parser that lists the commands, of which it imports none but one that a shell completes."""
-    parser = CommandParser(PROGRAM, description=__doc__, formatter_class=_wide, allow_abbrev=False)
+    parser = CommandParser(
+        PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     completed = os.environ.get("COMP_LINE", "").split()[1:2]
