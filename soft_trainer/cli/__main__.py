@@ -31,6 +31,7 @@ COMMANDS = {
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",
     "evaluate-search": "measure the search with judged queries",
+    "mine-negatives": "mine hard negatives of training rows, for train --negatives",
     "simcse": "train the sentence encoder of the SimCSE estimator",
     "study": "run a grid of runs, or print its plan",
     "report": "write a report on finished runs: tables, tests, pictures",
@@ -57,11 +58,14 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(message)
 
 
+def _wide(program: str) -> argparse.HelpFormatter:
+    """A formatter with room for the longest command."""
+    return argparse.RawDescriptionHelpFormatter(program, max_help_position=28)
+
+
 def overview() -> argparse.ArgumentParser:
     """The parser that lists the commands, of which it imports none but one that a shell completes."""
-    parser = CommandParser(
-        PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = CommandParser(PROGRAM, description=__doc__, formatter_class=_wide, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     completed = os.environ.get("COMP_LINE", "").split()[1:2]

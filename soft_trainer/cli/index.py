@@ -1,4 +1,8 @@
-"""Index a folder of source code, so that `soft-trainer search` finds its functions, classes and texts."""
+"""Index a folder of source code, so that `soft-trainer search` finds its functions, classes and texts.
+
+soft-trainer index DIR
+soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
+"""
 
 from __future__ import annotations
 

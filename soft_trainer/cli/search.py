@@ -1,4 +1,9 @@
-"""Search an indexed folder: by name, by words, or by a sentence."""
+"""Search an indexed folder: by name, by words, or by a sentence.
+
+soft-trainer search "parse a date"
+soft-trainer search parse_date --path 'src/**' --json
+soft-trainer search --serve
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
     if not arguments.no_update:
-        index.update(progress=True, wait=False, encode=not arguments.lexical)
+        index.refresh(encode=not arguments.lexical)
     if arguments.mcp:
         from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
 

@@ -18,7 +18,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import count_reasons
 from soft_trainer.search import ranking, store, vectors
 from soft_trainer.search.reading import DEFINED
-from soft_trainer.search.updating import apply_changes, find_changes
+from soft_trainer.search.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.words import whole
 
 # A filter by language finds these with it.
@@ -71,7 +71,9 @@ class CodeIndex:
         self.folder: str = store.get_meta(database, "folder")
         self._encoders: dict[str, vectors.Encoder] = {}
         self._cached_version: tuple | None = None
-        self.notices: list[str] = []
+        version, self.notices = store.get_meta(database, "version"), []
+        if version not in (None, soft_trainer.__version__):
+            self.notices.append(f"version {version} of soft_trainer made this index; `soft-trainer index` renews it")
 
     @classmethod
     def build(
@@ -84,10 +86,8 @@ class CodeIndex:
         """Index a folder, or bring its index up to date.
 
         Args:
-            folder: the root of a source tree.
             index_dir: the place of the index; by default in the user's cache directory.
             model: folder or Hub name of an encoder; None keeps the one that the index has, if it has one.
-            progress: show progress bars, if the terminal can.
 
         Raises:
             UserError: no such folder, an index_dir that cannot be used, or a model that cannot be loaded.
@@ -105,16 +105,15 @@ class CodeIndex:
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
         index = cls(target, database)
+        index.notices.clear()  # this version makes it
         index.update(model=model, progress=progress)
+        with store.transaction(database):
+            store.set_meta(database, "version", soft_trainer.__version__)
         return index
 
     @classmethod
     def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
-        """Open an index that `build` made.
-
-        Raises:
-            UserError: there is none, it belongs to somebody else, or a newer version of the package made it.
-        """
+        """Open an index that `build` made; a UserError where there is none, or none that can be trusted or read."""
         with _disk_errors(Path(index_dir)):
             database = store.connect(Path(index_dir))
             if store.get_meta(database, "folder") is None:
@@ -143,9 +142,8 @@ class CodeIndex:
         with _disk_errors(self.index_dir):
             changes = find_changes(self.database, self.folder)
             name = _model_name(model) if model is not None else self.model
-            if not changes and (
-                name is None or not encode or (name == self.model and not self._unencoded() and model is None)
-            ):
+            encode = encode and name is not None and (model is not None or bool(changes) or self._unencoded() > 0)
+            if not changes and not encode:
                 return False
             with store.write_lock(self.index_dir, wait) as held:
                 if not held:
@@ -153,12 +151,19 @@ class CodeIndex:
                     return False
                 changes = find_changes(self.database, self.folder)
                 apply_changes(self.database, self.folder, changes, progress)
-                with store.transaction(self.database):
-                    store.set_meta(self.database, "version", soft_trainer.__version__)
-                if name is not None and encode:
+                if encode:
                     vectors.embed_pieces(self.database, self.index_dir, self._encoder(name), progress)
-        self._cached_version = None
+                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
+                if self.model is None or not self._unencoded():
+                    tidy(self.database)
         return bool(changes)
+
+    def refresh(self, encode: bool = True) -> None:
+        """Bring the index up to date before a search, and search what is there where that fails: `notices` says why."""
+        try:
+            self.update(progress=True, wait=False, encode=encode)
+        except UserError as error:
+            self.notices.append(f"the index is as it was: {error}")
 
     def search(
         self,
@@ -182,7 +187,7 @@ class CodeIndex:
         parsed = ranking.parse_query(query)
         if limit < 1 or not (parsed.terms or parsed.words):
             return []
-        with self._snapshot():
+        with _disk_errors(self.index_dir), self._snapshot():
             segments = self._segments
             allowed = self._allowed(path, language, name)
             if not len(segments.lengths) or (allowed is not None and not allowed.any()):
@@ -314,8 +319,8 @@ class CodeIndex:
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
         start, end, name = json.loads(pieces)[piece - int(self._segments.firsts[file])]
-        lines = zlib.decompress(text).decode(errors="replace").split("\n")[start - 1 : end]
-        return SearchResult(path, start, end, language, name, score, "\n".join(lines))
+        lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
+        return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:

@@ -19,7 +19,7 @@ from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
 
 K1, B = 1.2, 0.75  # BM25's usual ones
 FILE_TEXT = 1.0  # BM25 of the whole file beside that of its best piece: words that are spread over several pieces
-OWN_NAME_WORDS = 1.0  # share of the query that stands in the file's own name
+OWN_NAME_WORDS = 0.5  # share of the query that stands in the file's own name
 OWN_NAME_COVERED = 0.5  # share of the file's own name that stands in the query
 FOLDER_WORDS = 0.3  # share of the query that stands in the names of its folders
 DEFINED_WORDS = 0.5  # share of the query that stands in the names that the file defines

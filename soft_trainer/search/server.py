@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.output import query_terms, telling_lines
+from soft_trainer.search.ranking import parse_query
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_RESULTS = 50
@@ -46,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         started = time.perf_counter()
         with self.lock:
             if self.update and time.monotonic() - self.checked > CHECK_SECONDS:
-                self.index.update(wait=False)
+                self.index.refresh()
                 self.checked = time.monotonic()
             results = self.index.search(query, MAX_RESULTS, **filters)
             notices, self.index.notices = self.index.notices[-1:], []
@@ -54,7 +55,9 @@ class PageServer(ThreadingHTTPServer):
         rows = [
             result.as_dict() | {"lines": [number for number, _ in telling_lines(result, wanted)]} for result in results
         ]
-        return {"results": rows, "milliseconds": 1000 * (time.perf_counter() - started), "notices": notices}
+        telling = [word.lower() for word in parse_query(query).words]
+        taken = 1000 * (time.perf_counter() - started)
+        return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
 
     def about(self) -> dict:
         """The folder and the languages that the filters offer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import CodeIndex
 
@@ -34,6 +36,7 @@ def tool_server(index: CodeIndex):
         from mcp.server import MCPServer  # an optional dependency
     except ImportError as error:
         raise UserError("--mcp needs the extra: pip install 'soft-trainer[mcp]'") from error
+    lock = threading.Lock()  # tools run in threads, and SQLite's connection is one
     server = MCPServer("soft-trainer", instructions=f"Finds code in {index.folder}. {_UNTRUSTED}")
 
     @server.tool()
@@ -46,8 +49,9 @@ def tool_server(index: CodeIndex):
             path: only files that match this pattern, such as "src/**" or "*.py".
             language: only files in this language, such as python.
         """
-        index.update(wait=False)
-        results = index.search(query, min(limit, MAX_RESULTS), path=path, language=language)
+        with lock:
+            index.refresh()
+            results = index.search(query, min(limit, MAX_RESULTS), path=path, language=language)
         if not results:
             return "Nothing found."
         return "\n\n".join(
@@ -65,7 +69,8 @@ def tool_server(index: CodeIndex):
             end_line: the last line; at most 400 lines are given.
         """
         # Stored text only: a path of the agent never opens a file.
-        text = index.text_of(path)
+        with lock:
+            text = index.text_of(path)
         if text is None:
             return f"{path!r} is not in the index."
         lines = text.split("\n")

@@ -40,7 +40,6 @@ class Changes:
     listing: Listing
     changed: list[str]
     removed: list[str]
-    skipped: dict[str, str]  # as the index has it
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.removed)
@@ -52,12 +51,12 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
     skipped = {row[0]: row[1:] for row in database.execute("SELECT path, reason, size, changed FROM skipped")}
     # those that were read and found to be no text a person wrote have a size
     unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
-    by_name = {path: reason for path, (reason, size, _) in skipped.items() if size is None}
+    by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
     known = indexed | unfit
     listing = list_tree(folder, known, by_name)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
-    return Changes(listing, changed, removed, {path: row[0] for path, row in skipped.items()})
+    return Changes(listing, changed, removed)
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
@@ -69,9 +68,12 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     for batch in _read_all(folder, changes.changed, progress):
         writer.add(batch)
     writer.flush()
+
+
+def tidy(database: sqlite3.Connection) -> None:
+    """Clear away what is dead, where that pays; give back pages that nobody uses, and empty SQLite's log."""
     with transaction(database):
         compact(database)
-    # gives pages back that nobody uses, and empties the log
     database.execute("PRAGMA incremental_vacuum").fetchall()
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -174,7 +176,7 @@ class _Writer:
         lengths = np.array([length for entry in entries for length in entry.lengths])
         owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
         traits = np.array([entry.traits for entry in entries])
-        insert_segment(database, segment, len(term), first_piece, first_file, lengths, owners, languages, traits)
+        insert_segment(database, segment, lengths, owners, languages, traits)
 
 
 def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:
@@ -197,8 +199,7 @@ def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
 def _note_skipped(database: sqlite3.Connection, listing: Listing) -> None:
     """Keep what was left out by its name: the next listing need not ask again."""
     database.execute("DELETE FROM skipped WHERE size IS NULL")
-    named = {path: reason for path, reason in listing.skipped.items() if reason not in _UNSTABLE}
-    rows = [(path.encode(errors="replace").decode(), reason) for path, reason in named.items()]
+    rows = [(path.encode(errors="replace").decode(), reason) for path, reason in listing.skipped.items()]
     database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", rows)
 
 

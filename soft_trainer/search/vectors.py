@@ -7,16 +7,19 @@ go when the file is next written anew, under another name.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from soft_trainer.dataflow.grammars import LANGUAGES
 from soft_trainer.errors import UserError
 from soft_trainer.search.store import get_meta, set_meta, transaction
 
@@ -32,25 +35,18 @@ class Encoder:
 
     def __init__(self, name: str):
         self.name = name
-        self._encoder = None
 
-    @property
+    @cached_property
     def loaded(self):
-        """The loaded encoder.
+        """The loaded encoder; a UserError where it cannot be loaded."""
+        from transformers.utils import logging
 
-        Raises:
-            UserError: it cannot be loaded.
-        """
-        if self._encoder is None:
-            from transformers.utils import logging
+        from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
 
-            from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
-
-            # a report on its weights is no part of a search's output
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
-            self._encoder = load_encoder(self.name)
-        return self._encoder
+        # a report on its weights is no part of a search's output
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        return load_encoder(self.name)
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """Embeddings float32[n, d] of queries, ready for dot products."""
@@ -58,22 +54,18 @@ class Encoder:
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
         """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
-        encoder = self.loaded
-        if not encoder.profile.data_flow_length:
-            return self._comparable(encoder.encode_codes(texts))
-        from soft_trainer.dataflow.grammars import LANGUAGES
-
+        if not self.loaded.profile.data_flow_length:
+            return self._comparable(self.loaded.encode_codes(texts))
         # A text in another language has no data flow: it is read like a broken piece of Python.
-        kinds = [language if language in LANGUAGES else "python" for language in languages]
-        rows: dict[int, np.ndarray] = {}
-        for kind in sorted(set(kinds)):
-            places = [place for place, own in enumerate(kinds) if own == kind]
-            vectors = self._comparable(encoder.encode_codes([texts[place] for place in places], language=kind))
-            rows |= dict(zip(places, vectors, strict=True))
-        return np.stack([rows[place] for place in range(len(texts))])
+        kinds = np.array([language if language in LANGUAGES else "python" for language in languages])
+        rows = np.zeros((len(texts), self.loaded.model.config.hidden_size), np.float32)
+        for kind in np.unique(kinds).tolist():
+            places = np.flatnonzero(kinds == kind)
+            rows[places] = self._comparable(self.loaded.encode_codes([texts[p] for p in places], language=kind))
+        return rows
 
     def _comparable(self, embeddings) -> np.ndarray:
-        from soft_trainer.encoders.pooling import comparable
+        from soft_trainer.encoders.pooling import comparable  # imports torch
 
         return comparable(self.loaded.profile, embeddings).float().cpu().numpy()
 
@@ -83,8 +75,7 @@ def embedded_text(path: str, name: str, text: str) -> str:
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
-@dataclass
-class _Pending:
+class _Pending(NamedTuple):
     """A file whose pieces have no embeddings yet."""
 
     file: int
@@ -151,7 +142,7 @@ def vector_file(index_dir: Path, number: int) -> Path:
 
 
 def _remove_others(index_dir: Path, number: int) -> None:
-    """Remove files of embeddings that no transaction names any more; a process that reads one keeps it until it ends."""
+    """Remove files of embeddings that no transaction names any more; who reads one keeps it until the end."""
     for path in index_dir.glob("vectors-*.f16"):
         if path != vector_file(index_dir, number):
             path.unlink(missing_ok=True)
@@ -168,8 +159,6 @@ def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
 
 def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
     """Files without embeddings, their pieces' texts with them."""
-    import json
-
     rows = database.execute(f"SELECT id, path, language FROM files {_WITHOUT_VECTORS} ORDER BY id").fetchall()
     for file, path, language in rows:
         pieces, text = database.execute("SELECT pieces, text FROM contents WHERE file = ?", (file,)).fetchone()
@@ -237,11 +226,7 @@ def _compact(database: sqlite3.Connection, index_dir: Path) -> None:
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """The embeddings, float16[rows, d], mapped into memory.
-
-    Raises:
-        UserError: the file is shorter than the index says.
-    """
+    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is shorter than it should be."""
     path, shape = vector_file(index_dir, state["number"]), (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)

@@ -11,13 +11,13 @@ import torch
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from soft_trainer.data.sampling import STRATEGIES
 from torch.nn import functional as F
 
 from soft_trainer import BM25Estimator
 from soft_trainer.data.batches import Batch
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
 from soft_trainer.objective import CANCELLATIONS, LOSSES
@@ -119,7 +119,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
     return trainer.objective(scores, positives, similarity, negatives).item()
 
 
-@quick(max_examples=16)
+@quick(max_examples=12)
 @given(combination=COMBINATIONS)
 def test_a_training_has_the_plain_loss_or_is_refused(trainer_of, _model, rows, combination):
     combination = dataclasses.replace(combination, processes=1)
@@ -153,7 +153,7 @@ def trainer_is_refused(trainer_of, model, rows, combination) -> bool:
     return False
 
 
-@quick(max_examples=20)
+@quick(max_examples=15)
 @given(combination=COMBINATIONS)
 def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(trainer_of, _model, rows, combination):
     alone = dataclasses.replace(

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 import transformers
 from packaging.version import Version
-from soft_trainer.training.options import IGNORED, REFUSED, REFUSED_ARGUMENTS, REFUSED_OF_ACCELERATOR, check_options
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from soft_trainer.errors import UserError
+from soft_trainer.training.refused_options import (
+    IGNORED,
+    REFUSED,
+    REFUSED_ARGUMENTS,
+    REFUSED_OF_ACCELERATOR,
+    check_options,
+)
 
 TESTS = Path(__file__).parents[1]
 READ = Version("5.23")  # the tables were written with this version at hand

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from soft_trainer.data.sampling import STRATEGIES
 from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
 from transformers.trainer_utils import BestRun, HPSearchBackend
 
 from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.errors import UserError
 from soft_trainer.simcse import SimCSETrainer
 from soft_trainer.training.guard import DelayedNumber, NotFiniteError
@@ -427,6 +427,7 @@ def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
     assert "score_scale" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_changes_no_gradient(train, model):
     before = copy.deepcopy(model.state_dict())
     weights = []
@@ -452,6 +453,7 @@ def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(trai
     assert logged[2] == pytest.approx(logged[1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_bfloat16_on_a_cpu_is_near_float32(train, _model):
     logged = []
     for options in ({}, {"bf16": True}, {"bf16": True, "gradient_cache_chunk_size": 8}):
@@ -461,6 +463,7 @@ def test_bfloat16_on_a_cpu_is_near_float32(train, _model):
         assert losses == pytest.approx(logged[0], rel=0.1) and losses != logged[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "rmsprop", "adagrad", "adamw_torch_fused"])
 def test_other_optimizers(train, optimizer):
     assert all(map(math.isfinite, losses_of(train(optim=optimizer, max_steps=2))))
@@ -491,6 +494,7 @@ def test_training_resumes_from_the_last_checkpoint(trainer_of, only_model):
         assert len({entry["step"] for entry in trainer.state.log_history if "loss" in entry}) == 5
 
 
+@pytest.mark.slow
 def test_early_stopping_resumes_where_it_was(trainer_of):
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 8}
     for checkpoint in (None, "checkpoint-3"):
