@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Index, and print what was indexed and what was skipped."""
+    from soft_trainer.cli.search_output import safe
     from soft_trainer.search import CodeIndex
-    from soft_trainer.search.output import safe
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()

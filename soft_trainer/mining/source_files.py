@@ -218,3 +218,16 @@ def count_reasons(skipped: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     for reason in skipped.values():
         counts[reason] = counts.get(reason, 0) + 1
     yield from sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def glob_pattern(pattern: str) -> re.Pattern[str]:
+    """A path pattern: `**` is any folders, `*` and `?` stay in one; without `/` it is the file's name or a folder."""
+    pattern = pattern.removeprefix("./")
+    if pattern.endswith("/"):
+        pattern += "**"
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    expression = "".join(wild.get(part, re.escape(part)) for part in parts)
+    if "/" not in pattern:
+        expression = f"(?:.*/)?{expression}"
+    return re.compile(rf"(?s:{expression}(?:/.*)?)")

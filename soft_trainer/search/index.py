@@ -15,11 +15,11 @@ import numpy as np
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.mining.source_files import count_reasons
+from soft_trainer.mining.source_files import count_reasons, glob_pattern
+from soft_trainer.mining.terms import DEFINED
+from soft_trainer.mining.words import STOP_WORDS, WORD, terms, whole, words
 from soft_trainer.search import ranking, store, vectors
-from soft_trainer.search.reading import DEFINED
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
-from soft_trainer.search.words import whole
 
 # A filter by language finds these with it.
 _RELATED = {
@@ -29,6 +29,8 @@ _RELATED = {
     "js": ("javascript",),
     "ts": ("typescript", "tsx"),
 }
+
+SHOWN_LINES = 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,18 @@ class SearchResult:
         """The fields by name, as `--json` prints them."""
         return asdict(self) | {"score": round(self.score, 4)}
 
+    def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
+        """(number, text) of the first line with a word and of those that hold most of the wanted terms, in order."""
+        lines = [
+            (number, line) for number, line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line)
+        ]
+        hits = {
+            number: len(wanted & {term for word in WORD.findall(line[:1000]) for term in terms(word)})
+            for number, line in lines
+        }
+        best = sorted(lines[1:], key=lambda line: (-hits[line[0]], line[0]))[: SHOWN_LINES - 1]
+        return sorted(lines[:1] + best)
+
 
 class CodeIndex:
     """An index of one folder; see `build` and `open`.
@@ -69,7 +83,7 @@ class CodeIndex:
         self.index_dir = Path(index_dir)
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
-        self._encoders: dict[str, vectors.Encoder] = {}
+        self._encoders: dict[str, vectors.LazyEncoder] = {}
         self._cached_version: tuple | None = None
         version, self.notices = store.get_meta(database, "version"), []
         if version not in (None, soft_trainer.__version__):
@@ -256,8 +270,8 @@ class CodeIndex:
             pieces, counts = pieces[live], counts[live]
         return pieces, counts
 
-    def _encoder(self, name: str) -> vectors.Encoder:
-        return self._encoders.setdefault(name, vectors.Encoder(name))
+    def _encoder(self, name: str) -> vectors.LazyEncoder:
+        return self._encoders.setdefault(name, vectors.LazyEncoder(name))
 
     def _similarity(self, query: str) -> np.ndarray | None:
         """The similarity of every piece to the query, None where there are no embeddings or their model is gone."""
@@ -323,17 +337,9 @@ class CodeIndex:
         return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))
 
 
-def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """A path pattern: `**` is any folders, `*` and `?` stay in one; without `/` it is the file's name or a folder."""
-    pattern = pattern.removeprefix("./")
-    if pattern.endswith("/"):
-        pattern += "**"
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    expression = "".join(wild.get(part, re.escape(part)) for part in parts)
-    if "/" not in pattern:
-        expression = f"(?:.*/)?{expression}"
-    return re.compile(rf"(?s:{expression}(?:/.*)?)")
+def query_terms(query: str) -> set[str]:
+    """The terms that are marked in a result."""
+    return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
 
 
 def _model_name(model: str | os.PathLike[str]) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index import CodeIndex
-from soft_trainer.search.output import query_terms, telling_lines
+from soft_trainer.search.index import CodeIndex, query_terms
 from soft_trainer.search.ranking import parse_query
 
 PAGE = Path(__file__).with_name("page.html")
@@ -53,7 +52,7 @@ class PageServer(ThreadingHTTPServer):
             notices, self.index.notices = self.index.notices[-1:], []
         wanted = query_terms(query)
         rows = [
-            result.as_dict() | {"lines": [number for number, _ in telling_lines(result, wanted)]} for result in results
+            result.as_dict() | {"lines": [number for number, _ in result.telling_lines(wanted)]} for result in results
         ]
         telling = [word.lower() for word in parse_query(query).words]
         taken = 1000 * (time.perf_counter() - started)

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from soft_trainer.mining.source_files import Listing, Stat, list_tree
-from soft_trainer.search.reading import Batch, FileEntry, pieces_json, read_batch
+from soft_trainer.mining.terms import Batch, FileEntry, pieces_json, read_batch
 from soft_trainer.search.store import (
     compact,
     get_meta,

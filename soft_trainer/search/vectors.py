@@ -12,14 +12,13 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.dataflow.grammars import LANGUAGES
+from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.store import get_meta, set_meta, transaction
 
@@ -28,46 +27,6 @@ COMMIT_TEXTS = 512
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
 PROBE = "read a configuration file and return its settings"
-
-
-class Encoder:
-    """An encoder of `soft_trainer.encoders`, loaded when it is first needed: that takes seconds."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    @cached_property
-    def loaded(self):
-        """The loaded encoder; a UserError where it cannot be loaded."""
-        from transformers.utils import logging
-
-        from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
-
-        # a report on its weights is no part of a search's output
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        return load_encoder(self.name)
-
-    def queries(self, texts: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of queries, ready for dot products."""
-        return self._comparable(self.loaded.encode_queries(texts))
-
-    def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
-        if not self.loaded.profile.data_flow_length:
-            return self._comparable(self.loaded.encode_codes(texts))
-        # A text in another language has no data flow: it is read like a broken piece of Python.
-        kinds = np.array([language if language in LANGUAGES else "python" for language in languages])
-        rows = np.zeros((len(texts), self.loaded.model.config.hidden_size), np.float32)
-        for kind in np.unique(kinds).tolist():
-            places = np.flatnonzero(kinds == kind)
-            rows[places] = self._comparable(self.loaded.encode_codes([texts[p] for p in places], language=kind))
-        return rows
-
-    def _comparable(self, embeddings) -> np.ndarray:
-        from soft_trainer.encoders.encoding import comparable  # imports torch
-
-        return comparable(self.loaded.profile, embeddings).float().cpu().numpy()
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
@@ -84,7 +43,7 @@ class _Pending(NamedTuple):
     digests: list[bytes]
 
 
-def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: Encoder, progress: bool) -> int:
+def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> int:
     """Encode every piece that has no embedding; returns how many were encoded.
 
     What is committed stays, so a run that was stopped goes on where it was.
@@ -113,7 +72,7 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: Encoder
 _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
 
 
-def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: Encoder) -> dict:
+def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
     """What the index knows of its embeddings; begun anew for another model, or the same name with other weights."""
     state = get_meta(database, "vectors")
     probe = encoder.queries([PROBE])[0]
@@ -171,7 +130,12 @@ def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
 
 
 def _commit(
-    database: sqlite3.Connection, index_dir: Path, encoder: Encoder, state: dict, slots: dict, group: list[_Pending]
+    database: sqlite3.Connection,
+    index_dir: Path,
+    encoder: LazyEncoder,
+    state: dict,
+    slots: dict,
+    group: list[_Pending],
 ) -> int:
     """Encode the texts of `group` that are new, append them to the file, and name them in one transaction."""
     new: dict[bytes, tuple[str, str]] = {}
