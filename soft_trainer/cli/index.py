@@ -27,9 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in index.notices:
         print_on_main(safe(notice))
     counts = index.statistics()
-    lines = [
-        f"{counts['files']:,} files in {counts['pieces']:,} pieces, {counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
-    ]
+    size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
+    lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
     if counts["model"]:
         lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}")
     if counts["skipped"]:

@@ -21,7 +21,7 @@ class SourceLanguage:
         strip: takes the delimiters off a doc comment.
         comments: tree-sitter query for everything that is not code.
         containers: node types whose name goes in front of the function's (`Class.method`).
-        types: further node types that define a name: structures, aliases, macros. Search shows them; mining ignores them.
+        types: further node types that define a name: structures, aliases, macros. Search alone looks at them.
         wrappers: node types around a function that name it (`exports.f = function () {}`) or stand between it and its
             doc comment; the value is the field with the name, None where there is none.
         doc_prefix: what a doc comment begins with; plain comments (`/* ... */` in Java) do not document.

@@ -37,12 +37,8 @@ SHOWN_LINES = 4
 class SearchResult:
     """A piece of a file: a function, a class or some lines.
 
-    Attributes:
-        path: relative to the indexed folder, with `/`.
-        start_line, end_line: counted from 1, both included.
-        name: of the function or class, with those around it in front; empty for other lines.
-        score: larger is better; comparable within one query alone.
-        text: the lines themselves.
+    `path` is relative to the indexed folder, with `/`; lines count from 1, both included; `name` is that of the
+    function or class, those around it in front, or empty; a larger `score` is better, within one query alone.
     """
 
     path: str
@@ -173,7 +169,7 @@ class CodeIndex:
         return bool(changes)
 
     def refresh(self, encode: bool = True) -> None:
-        """Bring the index up to date before a search, and search what is there where that fails: `notices` says why."""
+        """Bring the index up to date before a search; where that fails, `notices` says why."""
         try:
             self.update(progress=True, wait=False, encode=encode)
         except UserError as error:
@@ -204,7 +200,7 @@ class CodeIndex:
         with _disk_errors(self.index_dir), self._snapshot():
             segments = self._segments
             allowed = self._allowed(path, language, name)
-            if not len(segments.lengths) or (allowed is not None and not allowed.any()):
+            if allowed is not None and not allowed.any():
                 return []
             similarity = None if lexical else self._similarity(query)
             scores = ranking.score(parsed, segments, self._postings, similarity)
@@ -352,9 +348,7 @@ def _disk_errors(index_dir: Path):
     """Turn a disk that is full or cannot be written into one line."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise UserError(
             f"{index_dir}: {error}; make room or choose another index_dir. What was committed before is still there"
         ) from error
-    except OSError as error:
-        raise UserError(f"{index_dir}: {error.strerror or error}; make room or choose another index_dir") from error

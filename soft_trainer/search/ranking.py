@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,12 +41,9 @@ _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is"
 
 @dataclass(frozen=True)
 class Query:
-    """A query in parts.
+    """A query in parts: the words that say something, as typed, and their terms with the weight of each.
 
-    Attributes:
-        kind: "symbol" for one identifier, "sentence" for text with small words or five and more, else "words".
-        words: the words that say something, as typed.
-        terms: their terms, and with what weight they count.
+    The kind is "symbol" for one identifier, "sentence" for text with small words or five and more, else "words".
     """
 
     kind: str
@@ -69,8 +67,7 @@ def parse_query(text: str) -> Query:
     return Query(kind, tuple(dict.fromkeys(telling)), weights)
 
 
-@dataclass
-class Scores:
+class Scores(NamedTuple):
     """Scores by file and by piece; a file that has nothing of the query has 0."""
 
     files: np.ndarray
@@ -80,9 +77,8 @@ class Scores:
 def score(query: Query, segments: Segments, postings: Postings, similarity: np.ndarray | None = None) -> Scores:
     """Score all files and pieces by the words of the query, and by an encoder's similarities where there are any.
 
-    Args:
-        postings: gives the numbers of the pieces that hold a term, ascending, and how often each does.
-        similarity: float32[pieces], of the query's embedding to each piece's; NaN where a piece has none.
+    `postings` gives the numbers of the pieces that hold a term, ascending, and how often each does. `similarity` is
+    float32[pieces], NaN where a piece has no embedding.
     """
     gather = _Gathered(segments)
     for term, weight in query.terms.items():
@@ -186,10 +182,9 @@ def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
 def order_pieces(
     scores: Scores, segments: Segments, allowed: np.ndarray | None, limit: int
 ) -> list[tuple[int, float]]:
-    """(piece, score) of the best pieces, best first; a file's further pieces come after the best of other files.
+    """(piece, score) of the best of the `allowed` pieces (bool[pieces], None for all), best first.
 
-    Args:
-        allowed: BoolTensor by piece of those that filters leave; None for all.
+    A file's further pieces come after the best of other files.
     """
     files, pieces = scores.files, scores.pieces
     if allowed is not None:

@@ -23,11 +23,7 @@ CHECK_SECONDS = 5.0
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of an index below a random path, so that another program's page cannot ask it.
-
-    Attributes:
-        url: the address with its token.
-    """
+    """Serves the page of an index at `url`, below a random path, so that another program's page cannot ask it."""
 
     daemon_threads = True
 
@@ -114,11 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve_page(index: CodeIndex, port: int = 0, update: bool = True) -> int:
-    """Print the address and serve the page until the user stops it.
-
-    Raises:
-        UserError: the port is taken.
-    """
+    """Print the address and serve the page until the user stops it; a UserError where the port is taken."""
     try:
         server = PageServer(index, port, update)
     except (OSError, OverflowError) as error:

@@ -98,11 +98,7 @@ def write_lock(index_dir: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
-    """Open an index.
-
-    Raises:
-        UserError: there is none, it is broken or somebody else's, or another version of the package made it.
-    """
+    """Open an index; a UserError where there is none, or a broken one, somebody else's, or another version's."""
     path = index_dir / DATABASE
     if not create and not path.is_file():
         raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
@@ -274,10 +270,7 @@ def insert_segment(database: sqlite3.Connection, number: int, *arrays: np.ndarra
 
 
 class Segments:
-    """All segments side by side: `lengths` and `owners` by piece; `languages`, `traits`, `live` and `firsts` by file.
-
-    `firsts[file]` is the number of the file's first piece, `firsts[file + 1]` that of the next file's.
-    """
+    """All segments together: `lengths` and `owners` by piece; `languages`, `traits`, `live`, first piece by file."""
 
     def __init__(self, rows: list[tuple], dead: list[int]):
         columns = [b"".join(row[place] for row in rows) for place in range(len(_ARRAYS))]

@@ -34,39 +34,34 @@ def embedded_text(path: str, name: str, text: str) -> str:
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
+# a file whose pieces have no embeddings yet
 class _Pending(NamedTuple):
-    """A file whose pieces have no embeddings yet."""
-
     file: int
     language: str
     texts: list[str]
     digests: list[bytes]
 
 
-def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> int:
-    """Encode every piece that has no embedding; returns how many were encoded.
-
-    What is committed stays, so a run that was stopped goes on where it was.
-    """
+def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> None:
+    """Encode every piece that has no embedding. What is committed stays, so a run that was stopped goes on."""
     from tqdm import tqdm
 
     state = _state_for(database, index_dir, encoder)
     slots = _known_slots(database)
     total = database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
-    encoded, group, waiting = 0, [], 0
+    group, waiting = [], 0
     with tqdm(total=total, desc="Encoding", unit="piece", disable=None if progress else True, leave=False) as bar:
         for pending in _pending(database):
             group.append(pending)
             waiting += len(pending.texts)
             if waiting >= COMMIT_TEXTS:
-                encoded += _commit(database, index_dir, encoder, state, slots, group)
+                _commit(database, index_dir, encoder, state, slots, group)
                 bar.update(waiting)
                 group, waiting = [], 0
-        encoded += _commit(database, index_dir, encoder, state, slots, group)
+        _commit(database, index_dir, encoder, state, slots, group)
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
     _compact(database, index_dir)
-    return encoded
 
 
 _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
@@ -136,7 +131,7 @@ def _commit(
     state: dict,
     slots: dict,
     group: list[_Pending],
-) -> int:
+) -> None:
     """Encode the texts of `group` that are new, append them to the file, and name them in one transaction."""
     new: dict[bytes, tuple[str, str]] = {}
     for pending in group:
@@ -156,7 +151,6 @@ def _commit(
     with transaction(database):
         database.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
         set_meta(database, "vectors", state)
-    return len(new)
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
@@ -190,7 +184,7 @@ def _compact(database: sqlite3.Connection, index_dir: Path) -> None:
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is shorter than it should be."""
+    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is too short."""
     path, shape = vector_file(index_dir, state["number"]), (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)

@@ -133,7 +133,8 @@ def test_the_lines_that_matter_are_shown():
 def test_a_lexical_search_imports_neither_torch_nor_transformers(tree, tmp_path):
     CodeIndex.build(tree, tmp_path / "index").close()
     code = (
-        "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser(); search.add_arguments(p);"
+        "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
+        "search.add_arguments(p);"
         f"assert search.run(p.parse_args(['parse date', '--index_dir', {str(tmp_path / 'index')!r}])) == 0;"
         "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm', 'pathspec'} & set(sys.modules), sys.modules"
     )
