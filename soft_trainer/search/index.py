@@ -162,7 +162,8 @@ class CodeIndex:
                 changes = find_changes(self.database, self.folder)
                 apply_changes(self.database, self.folder, changes, progress)
                 if encode:
-                    vectors.embed_pieces(self.database, self.index_dir, self._encoder(name), progress)
+                    encoder = self._encoders.setdefault(name, vectors.LazyEncoder(name))
+                    vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
                 # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
                 if self.model is None or not self._unencoded():
                     tidy(self.database)
@@ -266,16 +267,14 @@ class CodeIndex:
             pieces, counts = pieces[live], counts[live]
         return pieces, counts
 
-    def _encoder(self, name: str) -> vectors.LazyEncoder:
-        return self._encoders.setdefault(name, vectors.LazyEncoder(name))
-
     def _similarity(self, query: str) -> np.ndarray | None:
         """The similarity of every piece to the query, None where there are no embeddings or their model is gone."""
         if self._vectors is None or not len(self._vectors):
             return None
         state = store.get_meta(self.database, "vectors")
+        encoder = self._encoders.setdefault(state["model"], vectors.LazyEncoder(state["model"]))
         try:
-            embeddings = self._encoder(state["model"]).queries([query, vectors.PROBE])
+            embeddings = encoder.queries([query, vectors.PROBE])
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")
             return None

@@ -18,8 +18,7 @@ from soft_trainer.search.ranking import parse_query
 PAGE = Path(__file__).with_name("page.html")
 MAX_RESULTS = 50
 MAX_QUERY = 2_000
-# between two looks at whether files have changed, in seconds
-CHECK_SECONDS = 5.0
+CHECK_SECONDS = 5.0  # between two looks at whether files have changed
 
 
 class PageServer(ThreadingHTTPServer):
@@ -82,10 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
                 nonce = secrets.token_urlsafe(16)
                 page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
                 return self._send(200, "text/html", page.encode(), nonce)
-            if parts[2] == "search":
-                return self._send(200, "application/json", json.dumps(self.server.search(options)).encode())
-            if parts[2] == "about":
-                return self._send(200, "application/json", json.dumps(self.server.about()).encode())
+            if parts[2] in ("search", "about"):
+                answer = self.server.search(options) if parts[2] == "search" else self.server.about()
+                return self._send(200, "application/json", json.dumps(answer).encode())
         except UserError as error:
             return self._send(500, "application/json", json.dumps({"error": str(error)}).encode())
         return self._send(404, "text/plain", b"not found")

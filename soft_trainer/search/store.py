@@ -22,8 +22,7 @@ from soft_trainer.errors import UserError
 
 DATABASE, LOCK = "index.sqlite", "lock"
 FORMAT = 1
-# of each file: 1 for a test; folders above it; parts of its own name
-TRAITS = ("test", "depth", "name_parts")
+TRAITS = ("test", "depth", "name_parts")  # of each file: 1 for a test; folders above it; parts of its own name
 # more dead postings than this are cleared away, and more segments than this are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8

@@ -27,10 +27,8 @@ from soft_trainer.search.store import (
 )
 
 BATCH_FILES = 64
-# fewer files are read sooner than processes start
-MIN_PARALLEL_FILES = 200
-# postings that are held in memory (13 bytes each) before they are written as a segment
-SEGMENT_POSTINGS = 8_000_000
+MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start
+SEGMENT_POSTINGS = 8_000_000  # held in memory (13 bytes each) before they are written
 
 
 @dataclass
@@ -81,8 +79,7 @@ def tidy(database: sqlite3.Connection) -> None:
 def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
     """Read files in batches; in several processes where there are many."""
     batches = [paths[start : start + BATCH_FILES] for start in range(0, len(paths), BATCH_FILES)]
-    read = partial(read_batch, folder)
-    workers = min(len(os.sched_getaffinity(0)), len(batches))
+    read, workers = partial(read_batch, folder), min(os.cpu_count() or 1, len(batches))
     with ExitStack() as stack:
         if len(paths) >= MIN_PARALLEL_FILES and workers > 1 and _may_fork():
             pool = stack.enter_context(multiprocessing.get_context("fork").Pool(workers))

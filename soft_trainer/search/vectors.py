@@ -22,8 +22,7 @@ from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.store import get_meta, set_meta, transaction
 
-# texts that are encoded before they are committed: some seconds of work, which is lost when the process is killed
-COMMIT_TEXTS = 512
+COMMIT_TEXTS = 512  # some seconds of work, which is lost when the process is killed
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
 PROBE = "read a configuration file and return its settings"
