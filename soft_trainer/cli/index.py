@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Index, and print what was indexed and what was skipped."""
+    from soft_trainer.cli.search_output import safe
     from soft_trainer.search import CodeIndex
-    from soft_trainer.search.output import safe
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
@@ -31,9 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in index.notices:
         print_on_main(safe(notice))
     counts = index.statistics()
-    lines = [
-        f"{counts['files']:,} files in {counts['pieces']:,} pieces, {counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
-    ]
+    size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
+    lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
     if counts["model"]:
         lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}")
     if counts["skipped"]:

@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; 1 where nothing is found."""
     # What a search needs is imported here, so that printing the help takes no time.
+    from soft_trainer.cli.search_output import format_results, safe
     from soft_trainer.search.index import CodeIndex
-    from soft_trainer.search.output import format_results, safe
     from soft_trainer.search.store import find_index_dir
     from soft_trainer.terminal import print_on_main
 

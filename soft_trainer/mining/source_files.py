@@ -21,8 +21,8 @@ SKIPPED_FOLDERS = frozenset(
     """.git .hg .svn .bzr .jj __pycache__ node_modules bower_components site-packages dist-packages vendor .venv venv
     .tox .nox .eggs .mypy_cache .pytest_cache .ruff_cache .cache .idea .gradle .next .nuxt .terraform""".split()
 )
-_SECRETS = """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa*
-    id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials
+_SECRETS = """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa*
+    id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials
     *.tfstate *.tfvars"""
 _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
@@ -218,3 +218,16 @@ def count_reasons(skipped: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     for reason in skipped.values():
         counts[reason] = counts.get(reason, 0) + 1
     yield from sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def glob_pattern(pattern: str) -> re.Pattern[str]:
+    """A path pattern: `**` is any folders, `*` and `?` stay in one; without `/` it is the file's name or a folder."""
+    pattern = pattern.removeprefix("./")
+    if pattern.endswith("/"):
+        pattern += "**"
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    expression = "".join(wild.get(part, re.escape(part)) for part in parts)
+    if "/" not in pattern:
+        expression = f"(?:.*/)?{expression}"
+    return re.compile(rf"(?s:{expression}(?:/.*)?)")

@@ -22,8 +22,7 @@ from soft_trainer.errors import UserError
 
 DATABASE, LOCK = "index.sqlite", "lock"
 FORMAT = 1
-# of each file: 1 for a test; folders above it; parts of its own name
-TRAITS = ("test", "depth", "name_parts")
+TRAITS = ("test", "depth", "name_parts")  # of each file: 1 for a test; folders above it; parts of its own name
 # more dead postings than this are cleared away, and more segments than this are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
@@ -98,11 +97,7 @@ def write_lock(index_dir: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
-    """Open an index.
-
-    Raises:
-        UserError: there is none, it is broken or somebody else's, or another version of the package made it.
-    """
+    """Open an index; a UserError where there is none, or a broken one, somebody else's, or another version's."""
     path = index_dir / DATABASE
     if not create and not path.is_file():
         raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
@@ -274,10 +269,7 @@ def insert_segment(database: sqlite3.Connection, number: int, *arrays: np.ndarra
 
 
 class Segments:
-    """All segments side by side: `lengths` and `owners` by piece; `languages`, `traits`, `live` and `firsts` by file.
-
-    `firsts[file]` is the number of the file's first piece, `firsts[file + 1]` that of the next file's.
-    """
+    """All segments together: `lengths` and `owners` by piece; `languages`, `traits`, `live`, first piece by file."""
 
     def __init__(self, rows: list[tuple], dead: list[int]):
         columns = [b"".join(row[place] for row in rows) for place in range(len(_ARRAYS))]

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from soft_trainer.mining.source_files import Listing, Stat, list_tree
-from soft_trainer.search.reading import Batch, FileEntry, pieces_json, read_batch
+from soft_trainer.mining.terms import Batch, FileEntry, pieces_json, read_batch
 from soft_trainer.search.store import (
     compact,
     get_meta,
@@ -27,10 +27,8 @@ from soft_trainer.search.store import (
 )
 
 BATCH_FILES = 64
-# fewer files are read sooner than processes start
-MIN_PARALLEL_FILES = 200
-# postings that are held in memory (13 bytes each) before they are written as a segment
-SEGMENT_POSTINGS = 8_000_000
+MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start
+SEGMENT_POSTINGS = 8_000_000  # held in memory (13 bytes each) before they are written
 
 
 @dataclass
@@ -81,23 +79,19 @@ def tidy(database: sqlite3.Connection) -> None:
 def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
     """Read files in batches; in several processes where there are many."""
     batches = [paths[start : start + BATCH_FILES] for start in range(0, len(paths), BATCH_FILES)]
-    read = partial(read_batch, folder)
-    workers = min(len(os.sched_getaffinity(0)), len(batches))
+    read, workers = partial(read_batch, folder), min(os.cpu_count() or 1, len(batches))
     with ExitStack() as stack:
         if len(paths) >= MIN_PARALLEL_FILES and workers > 1 and _may_fork():
             pool = stack.enter_context(multiprocessing.get_context("fork").Pool(workers))
             results: Iterable[Batch] = pool.imap(read, batches)
         else:
             results = map(read, batches)
-        bar = None
         if progress and len(paths) >= MIN_PARALLEL_FILES:
             from tqdm import tqdm  # 50 ms, which a search need not wait for
 
-            bar = stack.enter_context(tqdm(total=len(paths), desc="Indexing", unit="file", disable=None, leave=False))
-        for names, batch in zip(batches, results, strict=True):
-            yield batch
-            if bar is not None:
-                bar.update(len(names))
+            unit = f"x{BATCH_FILES} files"
+            results = tqdm(results, "Indexing", len(batches), unit=unit, disable=None, leave=False)
+        yield from results
 
 
 def _may_fork() -> bool:
@@ -135,7 +129,7 @@ class _Writer:
 
     def _is_new(self, entry: FileEntry) -> bool:
         row = self.database.execute("SELECT digest, language FROM files WHERE path = ?", (entry.path,)).fetchone()
-        return row is None or row != (entry.digest, entry.language)
+        return row != (entry.digest, entry.language)
 
     def flush(self) -> None:
         """Write all that was gathered as one segment and commit."""
@@ -149,10 +143,8 @@ class _Writer:
             database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*files[path], path))
         entries = [entry for batch in self.batches for entry in batch[0]]
         _remove(database, [*self.skipped, *(entry.path for entry in entries)])
-        database.executemany(
-            "INSERT INTO skipped VALUES (?, ?, ?, ?)",
-            [(path, why, *files[path]) for path, why in self.skipped.items()],
-        )
+        rows = [(path, why, *files[path]) for path, why in self.skipped.items()]
+        database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", rows)
         if not entries:
             return
         segments = load_segments(database)
@@ -165,9 +157,8 @@ class _Writer:
             database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.execute("INSERT INTO contents VALUES (?, ?, ?)", (place, pieces_json(entry.pieces), entry.text))
             number += len(entry.pieces)
-        offsets = (
-            np.cumsum([0, *(sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches)]) + first_piece
-        )
+        sizes = [sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches]
+        offsets = first_piece + np.cumsum([0, *sizes])
         term = np.concatenate([batch[1] for batch in self.batches])
         piece = np.concatenate([batch[2] + offset for batch, offset in zip(self.batches, offsets[:-1], strict=True)])
         segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]

@@ -12,62 +12,20 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.dataflow.grammars import LANGUAGES
+from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.store import get_meta, set_meta, transaction
 
-# texts that are encoded before they are committed: some seconds of work, which is lost when the process is killed
-COMMIT_TEXTS = 512
+COMMIT_TEXTS = 512  # some seconds of work, which is lost when the process is killed
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
 PROBE = "read a configuration file and return its settings"
-
-
-class Encoder:
-    """An encoder of `soft_trainer.encoders`, loaded when it is first needed: that takes seconds."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    @cached_property
-    def loaded(self):
-        """The loaded encoder; a UserError where it cannot be loaded."""
-        from transformers.utils import logging
-
-        from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
-
-        # a report on its weights is no part of a search's output
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        return load_encoder(self.name)
-
-    def queries(self, texts: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of queries, ready for dot products."""
-        return self._comparable(self.loaded.encode_queries(texts))
-
-    def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
-        if not self.loaded.profile.data_flow_length:
-            return self._comparable(self.loaded.encode_codes(texts))
-        # A text in another language has no data flow: it is read like a broken piece of Python.
-        kinds = np.array([language if language in LANGUAGES else "python" for language in languages])
-        rows = np.zeros((len(texts), self.loaded.model.config.hidden_size), np.float32)
-        for kind in np.unique(kinds).tolist():
-            places = np.flatnonzero(kinds == kind)
-            rows[places] = self._comparable(self.loaded.encode_codes([texts[p] for p in places], language=kind))
-        return rows
-
-    def _comparable(self, embeddings) -> np.ndarray:
-        from soft_trainer.encoders.pooling import comparable  # imports torch
-
-        return comparable(self.loaded.profile, embeddings).float().cpu().numpy()
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
@@ -75,45 +33,40 @@ def embedded_text(path: str, name: str, text: str) -> str:
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
+# a file whose pieces have no embeddings yet
 class _Pending(NamedTuple):
-    """A file whose pieces have no embeddings yet."""
-
     file: int
     language: str
     texts: list[str]
     digests: list[bytes]
 
 
-def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: Encoder, progress: bool) -> int:
-    """Encode every piece that has no embedding; returns how many were encoded.
-
-    What is committed stays, so a run that was stopped goes on where it was.
-    """
+def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> None:
+    """Encode every piece that has no embedding. What is committed stays, so a run that was stopped goes on."""
     from tqdm import tqdm
 
     state = _state_for(database, index_dir, encoder)
     slots = _known_slots(database)
     total = database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
-    encoded, group, waiting = 0, [], 0
+    group, waiting = [], 0
     with tqdm(total=total, desc="Encoding", unit="piece", disable=None if progress else True, leave=False) as bar:
         for pending in _pending(database):
             group.append(pending)
             waiting += len(pending.texts)
             if waiting >= COMMIT_TEXTS:
-                encoded += _commit(database, index_dir, encoder, state, slots, group)
+                _commit(database, index_dir, encoder, state, slots, group)
                 bar.update(waiting)
                 group, waiting = [], 0
-        encoded += _commit(database, index_dir, encoder, state, slots, group)
+        _commit(database, index_dir, encoder, state, slots, group)
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
     _compact(database, index_dir)
-    return encoded
 
 
 _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
 
 
-def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: Encoder) -> dict:
+def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
     """What the index knows of its embeddings; begun anew for another model, or the same name with other weights."""
     state = get_meta(database, "vectors")
     probe = encoder.queries([PROBE])[0]
@@ -171,8 +124,13 @@ def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
 
 
 def _commit(
-    database: sqlite3.Connection, index_dir: Path, encoder: Encoder, state: dict, slots: dict, group: list[_Pending]
-) -> int:
+    database: sqlite3.Connection,
+    index_dir: Path,
+    encoder: LazyEncoder,
+    state: dict,
+    slots: dict,
+    group: list[_Pending],
+) -> None:
     """Encode the texts of `group` that are new, append them to the file, and name them in one transaction."""
     new: dict[bytes, tuple[str, str]] = {}
     for pending in group:
@@ -192,7 +150,6 @@ def _commit(
     with transaction(database):
         database.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
         set_meta(database, "vectors", state)
-    return len(new)
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
@@ -226,7 +183,7 @@ def _compact(database: sqlite3.Connection, index_dir: Path) -> None:
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is shorter than it should be."""
+    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is too short."""
     path, shape = vector_file(index_dir, state["number"]), (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)

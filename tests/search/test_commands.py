@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from soft_trainer.cli import search_output as output
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex, output, store
-from soft_trainer.search.index import SearchResult
+from soft_trainer.search import CodeIndex, store
+from soft_trainer.search.index import SearchResult, query_terms
 from tests.search.conftest import write_tree
 
 
@@ -124,7 +125,7 @@ def test_hostile_names_and_contents(command, tree):
 def test_the_lines_that_matter_are_shown():
     text = "\n".join(["def f():", *["    pass"] * 30, "    return total_price(items)", *["    pass"] * 30])
     result = SearchResult("a.py", 10, 71, "python", "f", 1.0, text)
-    lines = output.telling_lines(result, output.query_terms("total price"))
+    lines = result.telling_lines(query_terms("total price"))
     assert lines[0] == (10, "def f():") and (41, "    return total_price(items)") in lines
 
 
@@ -132,7 +133,8 @@ def test_the_lines_that_matter_are_shown():
 def test_a_lexical_search_imports_neither_torch_nor_transformers(tree, tmp_path):
     CodeIndex.build(tree, tmp_path / "index").close()
     code = (
-        "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser(); search.add_arguments(p);"
+        "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
+        "search.add_arguments(p);"
         f"assert search.run(p.parse_args(['parse date', '--index_dir', {str(tmp_path / 'index')!r}])) == 0;"
         "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm', 'pathspec'} & set(sys.modules), sys.modules"
     )

@@ -13,7 +13,7 @@ import numpy as np
 from soft_trainer.mining.pieces import Piece, language_of, split
 from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
-from soft_trainer.search.words import WORD, name_parts, stem, terms, whole
+from soft_trainer.mining.words import WORD, name_parts, stem, terms, whole
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
