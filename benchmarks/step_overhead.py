@@ -2,14 +2,16 @@
 
     python benchmarks/step_overhead.py --data_dir DIR [--batch_sizes 32,64,256] [--pairs 5] [--clock wall]
 
-"similar" stands for clustered batches with positive-aware weights, the other rows for random batches and Eq. 4. "added" is the work that only Soft-InfoNCE does in the step (the extra terms of the loss), timed by itself, and its
+"similar" stands for clustered batches with positive-aware weights, the other rows for random batches with Eq. 4.
+"added" is the work that only Soft-InfoNCE does in the step (the extra terms of the loss), timed by itself, and its
 share of the InfoNCE step and of a step of 30 ms, as on a fast GPU. "paired ratio" compares whole steps of both,
 interleaved, with a bootstrap interval. "in the worker" is the time in which a data worker computes similarities and
-weights of a batch before the step. "without cache" is the share of the step that the estimator would take if it
-encoded the batch again in every step. "drawing" is the time in which the sampler draws a batch. The second table
-compares a step with one negative of its own for each query with a step of random pairs that has as many codes. The
-third has the seconds of `fit`, which runs once. `--clock cpu` counts the seconds of this process only, for a machine
-that is busy with other work.
+weights of a batch before the step, "drawing" that in which the sampler draws a batch. "without cache" is the share of
+the step that the estimator would take if it encoded the batch again in every step.
+
+The second table compares a step with one negative of its own for each query with a step of random pairs that has as
+many codes. The third has the seconds of `fit`, which runs once. `--clock cpu` counts the seconds of this process
+alone, for a machine that is busy with other work.
 """
 
 import argparse
@@ -187,7 +189,11 @@ def main() -> None:
     model = small_roberta(options.size, tokenizer, profile)
     folder = tempfile.mkdtemp()
     frozen = str(export_encoder(model, tokenizer, profile, f"{folder}/frozen"))
-    estimators = [BM25Estimator(), SimCSEEstimator(frozen, None), TrainedModelEstimator(frozen, None)]
+    estimators = [
+        BM25Estimator(),
+        SimCSEEstimator(frozen, f"{folder}/rows"),
+        TrainedModelEstimator(frozen, f"{folder}/rows"),
+    ]
     fits, results = [], []
     for estimator in estimators:
         start = clock()
