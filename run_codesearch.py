@@ -30,18 +30,16 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.data.codesearchnet import by_language
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-    from soft_trainer.evaluation.results import METRICS
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
-    from soft_trainer.training.checks import check_run, measured_metrics
+    from soft_trainer.training.checks import check_before_loading
     from soft_trainer.training.refused_options import check_options
 
     check_options(args)
@@ -60,8 +58,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         needed = needed_splits(data_args, args, bool(model_args.from_scratch))
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
-        metrics = measured_metrics(METRICS, by_language(data.get("valid"), data_args.languages))
-        check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
+        check_before_loading(model_args, data_args, args, estimator, data, profile)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
     if statistics:

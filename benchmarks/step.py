@@ -39,6 +39,7 @@ from torch import Tensor
 from transformers import Trainer
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.data.batches import Batch
 from soft_trainer.data.tokens import SIDES, side_settings
 from soft_trainer.encoders.loading import load_encoder, load_tokenizer
 from soft_trainer.terminal import table
@@ -69,7 +70,7 @@ class Way:
         start = time.perf_counter()
         batch = self.collate(rows)
         collated = time.perf_counter()
-        trainer.training_step(trainer.model, dict(batch))
+        trainer.training_step(trainer.model, batch if isinstance(batch, Batch) else dict(batch))
         trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), CLIP)
         trainer.optimizer.step()
         trainer.model.zero_grad()
@@ -88,7 +89,7 @@ def ours(start: StartingPoint, dtype: str, collator=None, **options) -> Way:
     encoder = load_encoder(start.folder, device="cpu")
     trainer = SoftInfoNCETrainer(
         model=encoder.model,
-        args=SoftInfoNCETrainingArguments(mask_duplicates=False, **options, **start.settings(dtype)),
+        args=SoftInfoNCETrainingArguments(duplicates="ignore", **options, **start.settings(dtype)),
         train_dataset=start.rows,
         processing_class=encoder.tokenizer,
         encoder=encoder.profile,
@@ -145,8 +146,11 @@ WAYS = {
 }
 
 
-def masks(batch: Mapping) -> Iterator[Tensor]:
-    """Yields the attention mask of every forward pass of a batch."""
+def masks(batch: Batch | Mapping) -> Iterator[Tensor]:
+    """Yields the attention mask of every forward pass of a batch, ours or one of sentence-transformers."""
+    if isinstance(batch, Batch):
+        yield from (chunk["attention_mask"] for side in SIDES for chunk in getattr(batch, side).chunks)
+        return
     for name, value in batch.items():
         if name.endswith("attention_mask"):
             yield value

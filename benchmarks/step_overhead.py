@@ -1,15 +1,22 @@
 """Measures the time that the weights add to a training step, against InfoNCE on the same model and batches.
 
-    python benchmarks/step_overhead.py --data_dir DIR [--batch_sizes 32,64,256] [--pairs 5]
+    python benchmarks/step_overhead.py --data_dir DIR [--batch_sizes 32,64,256] [--pairs 5] [--clock wall]
 
+"similar" stands for clustered batches with positive-aware weights, the other rows for random batches with Eq. 4.
 "added" is the work that only Soft-InfoNCE does in the step (the extra terms of the loss), timed by itself, and its
 share of the InfoNCE step and of a step of 30 ms, as on a fast GPU. "paired ratio" compares whole steps of both,
 interleaved, with a bootstrap interval. "in the worker" is the time in which a data worker computes similarities and
-weights of a batch before the step. "without cache" is the share of the step that the estimator would take if it
-encoded the batch again in every step. The second table has the seconds of `fit`, which runs once.
+weights of a batch before the step, "drawing" that in which the sampler draws a batch. "without cache" is the share of
+the step that the estimator would take if it encoded the batch again in every step.
+
+The second table compares a step with one negative of its own for each query with a step of random pairs that has as
+many codes. The third has the seconds of `fit`, which runs once. `--clock cpu` counts the seconds of this process
+alone, for a machine that is busy with other work.
 """
 
 import argparse
+import functools
+import itertools
 import statistics
 import sys
 import tempfile
@@ -27,6 +34,7 @@ from soft_trainer import (
     SoftInfoNCETrainingArguments,
     TrainedModelEstimator,
 )
+from soft_trainer.data.batches import Batch
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import small_roberta, train_tokenizer
@@ -34,24 +42,27 @@ from soft_trainer.hub.export import export_encoder
 from soft_trainer.terminal import table
 
 FAST_STEP = 0.030  # seconds
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+clock = time.perf_counter
+SIMILAR = {"train_sampling_strategy": "similar", "weighting": "positive_aware"}
 
 
 def seconds(function, repetitions: int) -> float:
     """The median seconds of a call."""
     taken = []
     for _ in range(repetitions):
-        start = time.perf_counter()
+        start = clock()
         function()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return statistics.median(taken)
 
 
-def make_trainer(model, rows, tokenizer, profile, batch_size, estimator, folder) -> SoftInfoNCETrainer:
+def make_trainer(model, rows, tokenizer, profile, batch_size, estimator, folder, **options) -> SoftInfoNCETrainer:
     """A trainer with a fitted estimator, or with none."""
     trainer = SoftInfoNCETrainer(
         model=model,
         args=SoftInfoNCETrainingArguments(
-            output_dir=folder, per_device_train_batch_size=batch_size, use_cpu=True, disable_tqdm=True
+            output_dir=folder, per_device_train_batch_size=batch_size, use_cpu=True, disable_tqdm=True, **options
         ),
         train_dataset=rows,
         processing_class=tokenizer,
@@ -63,16 +74,16 @@ def make_trainer(model, rows, tokenizer, profile, batch_size, estimator, folder)
     return trainer
 
 
-def step(trainer: SoftInfoNCETrainer, batch: dict) -> float:
+def step(trainer: SoftInfoNCETrainer, batch: Batch) -> float:
     """The seconds of a whole step: forward, backward, optimizer."""
-    start = time.perf_counter()
-    trainer.training_step(trainer.model, dict(batch))
+    start = clock()
+    trainer.training_step(trainer.model, batch)
     trainer.optimizer.step()
     trainer.model.zero_grad()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def loss_seconds(trainer: SoftInfoNCETrainer, batch: dict, width: int) -> float:
+def loss_seconds(trainer: SoftInfoNCETrainer, batch: Batch, width: int) -> float:
     """The seconds from embeddings to their gradients. The rest of a step is the same for all losses."""
     generator = torch.Generator().manual_seed(0)
     size = len(batch.rows)
@@ -95,13 +106,14 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 def measure(case: dict, batch_size: int, pairs: int) -> list:
     """A row of the table."""
     plain, soft = case["plain"], case["soft"]
-    loader = iter(soft.get_train_dataloader())
-    batches = [next(loader) for _ in range(min(pairs, len(soft.get_train_dataloader())))]
+    loader = soft.get_train_dataloader()
+    batches = first_batches(soft, pairs)
+    drawing = seconds(lambda: list(loader.batch_sampler), 3) / len(loader)
     width = soft.model.config.hidden_size
     added = loss_seconds(soft, batches[0], width) - loss_seconds(plain, batches[0], width)
     rows = batches[0].rows
     positives, negatives = batches[0].positives, batches[0].negatives
-    worker = seconds(lambda: soft.weigher(rows, rows, positives, negatives), 50)
+    worker = seconds(lambda: soft.weigher(rows, batches[0].code_rows, positives, negatives), 50)
     times = []
     for place, batch in enumerate(batches):
         order = (plain, soft) if place % 2 else (soft, plain)
@@ -120,8 +132,28 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
         f"{added / FAST_STEP:.2%}",
         f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})",
         f"{1e3 * worker:.2f}",
+        f"{1e3 * drawing:.3f}",
         f"{live / whole:.1%}",
     ]
+
+
+def first_batches(trainer: SoftInfoNCETrainer, number: int) -> list[Batch]:
+    """The first batches of an epoch."""
+    return list(itertools.islice(trainer.get_train_dataloader(), number))
+
+
+def measure_own_negatives(own: SoftInfoNCETrainer, pairs: SoftInfoNCETrainer, number: int) -> list:
+    """A row of the table: steps with own negatives, and steps of random pairs with as many codes."""
+    times = []
+    for place, batches in enumerate(zip(first_batches(own, number), first_batches(pairs, number), strict=True)):
+        order = ((own, 0), (pairs, 1)) if place % 2 else ((pairs, 1), (own, 0))
+        taken = {side: step(trainer, batches[side]) for trainer, side in order}
+        times.append((taken[0], taken[1], len(batches[0].rows), len(batches[0].code_rows), len(batches[1].code_rows)))
+    with_own, of_pairs, queries, codes, pair_codes = map(statistics.median, zip(*times, strict=True))
+    low, high = interval([first / second for first, second, *_ in times])
+    ratio = statistics.median(first / second for first, second, *_ in times)
+    shown = f"{1e3 * with_own:.0f}", f"{1e3 * of_pairs:.0f}", f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+    return [int(queries), int(codes), shown[0], int(pair_codes), shown[1], shown[2]]
 
 
 def live_encoding(estimator, rows: Dataset):
@@ -145,7 +177,10 @@ def main() -> None:
     parser.add_argument("--batch_sizes", default="32,64,256")
     parser.add_argument("--size", default="256x4", help="hidden size x layers of the encoder in training")
     parser.add_argument("--pairs", type=int, default=5, help="paired steps of each case")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="the time of the clock, or of the processor")
     options = parser.parse_args()
+    global clock
+    clock = CLOCKS[options.clock]
     rows = load_folder(options.data_dir)["train"]
     profile = EncoderProfile(query_length=128, code_length=256)
     texts = (" ".join(tokens) for column in ("docstring_tokens", "code_tokens") for tokens in rows[column])
@@ -154,25 +189,47 @@ def main() -> None:
     model = small_roberta(options.size, tokenizer, profile)
     folder = tempfile.mkdtemp()
     frozen = str(export_encoder(model, tokenizer, profile, f"{folder}/frozen"))
-    estimators = [BM25Estimator(), SimCSEEstimator(frozen, None), TrainedModelEstimator(frozen, None)]
+    estimators = [
+        BM25Estimator(),
+        SimCSEEstimator(frozen, f"{folder}/rows"),
+        TrainedModelEstimator(frozen, f"{folder}/rows"),
+    ]
     fits, results = [], []
     for estimator in estimators:
-        start = time.perf_counter()
+        start = clock()
         estimator.fit(rows)
-        taken = time.perf_counter() - start
+        taken = clock() - start
         fits.append([type(estimator).__name__, len(rows), f"{taken:.1f}", f"{taken / len(rows) * 1e4:.1f}"])
+    make = functools.partial(make_trainer, model, rows, tokenizer, profile)
+    cases = [(type(estimator).__name__, estimator, {}) for estimator in estimators]
+    cases.append(("TrainedModel, similar", estimators[-1], SIMILAR))
+    own_negatives = []
     for batch_size in map(int, options.batch_sizes.split(",")):
-        plain = make_trainer(model, rows, tokenizer, profile, batch_size, None, folder)
-        for estimator in estimators:
-            soft = make_trainer(model, rows, tokenizer, profile, batch_size, estimator, folder)
+        plain = make(batch_size, None, folder)
+        for name, estimator, settings in cases:
+            soft = make(batch_size, estimator, folder, **settings)
             live = None if isinstance(estimator, BM25Estimator) else live_encoding(estimator, rows)
-            case = {"name": type(estimator).__name__, "plain": plain, "soft": soft, "live": live}
+            case = {"name": name.replace("Estimator", ""), "plain": plain, "soft": soft, "live": live}
             results.append(measure(case, batch_size, options.pairs))
             sys.stderr.write(f"{results[-1]}\n")
+        own = make(batch_size, estimators[-1], folder, negatives_per_query=1, weighting="positive_aware")
+        double = make(2 * batch_size, estimators[-1], folder, weighting="positive_aware")
+        own_negatives.append(measure_own_negatives(own, double, options.pairs))
+        sys.stderr.write(f"{own_negatives[-1]}\n")
     headers = ["estimator", "batch", "InfoNCE step, ms", "added, ms", "of the step", "of 30 ms", "paired ratio (95 %)"]
-    headers += ["in the worker, ms", "without cache, of the step"]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, RoBERTa {options.size}\n")
+    headers += ["in the worker, ms", "drawing, ms", "without cache, of the step"]
+    own_headers = [
+        "queries",
+        "codes with own negatives",
+        "step, ms",
+        "codes of random pairs",
+        "step, ms",
+        "ratio (95 %)",
+    ]
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} threads, RoBERTa {options.size}, {options.clock} time\n")
     print(table(headers, results), "\n")
+    print(table(own_headers, own_negatives), "\n")
     print(table(["estimator", "rows", "fit, s", "s per 10,000 rows"], fits))
 
 

@@ -188,7 +188,7 @@ class SoftInfoNCEOptions:
     negatives: str | None = option(
         None,
         "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
-        "`negatives` of the rows. Default: mined with the run's estimator before training.",
+        "`negatives` of the rows. Default: that column if there is one, else the run's estimator mines them first.",
     )
     negatives_meet: str = option("own", "Queries that own negatives meet: own (the query they belong to) or all.")
     negative_candidates: int = option(64, "Candidates that are mined for each query.")

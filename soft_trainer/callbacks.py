@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from soft_trainer import distributed
 from soft_trainer.encoders.loading import Encoder
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
 from soft_trainer.weights import checked_similarity
@@ -98,8 +98,7 @@ class EstimatorCallback(TrainerCallback):
     @property
     def needs_initial_model(self) -> bool:
         """True if the estimator, or a member of a mixture, must be fitted before a checkpoint is loaded."""
-        members = getattr(self.estimator, "members", [self.estimator])
-        return any(isinstance(member, InitialModelEstimator) for member in members)
+        return any(isinstance(member, InitialModelEstimator) for member in members_of(self.estimator))
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Fits the estimator on the training rows, unless `fit` was called for this training."""
@@ -112,6 +111,15 @@ class EstimatorCallback(TrainerCallback):
         self._dataset = rows
         if self.needs_initial_model and not self._fitted:
             self.fit()
+
+    def check_resumed(self, trained_steps: int) -> None:
+        """Refuses to resume with an encoder that this process has trained: it is not the initial model any more.
+
+        Raises:
+            UserError: the estimator needs the initial model.
+        """
+        if trained_steps and self.needs_initial_model:
+            raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
 
     def fit(self, rows=None) -> None:
         """Fits the estimator on `rows`, the bound ones when None."""

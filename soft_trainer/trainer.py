@@ -13,7 +13,7 @@ from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, find_es
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
-from soft_trainer.data.global_batches import EpochDataLoader, training_sampler
+from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
@@ -27,6 +27,7 @@ from soft_trainer.training.batch_trainer import BatchTrainer
 from soft_trainer.training.checks import (
     banner,
     check_batches,
+    check_own_collator,
     check_run,
     check_trainer_arguments,
     check_weighting,
@@ -37,7 +38,7 @@ from soft_trainer.training.checks import (
 )
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
-from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
+from soft_trainer.training.hard_batches import PreparedRows, check_code_only, prepare_rows
 from soft_trainer.training.retrieval import as_row_sets, as_rows
 from soft_trainer.weights import Weigher
 
@@ -90,6 +91,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         self.train_dataset = as_rows(train_dataset, "train_dataset")
         self.eval_dataset = as_row_sets(eval_dataset, "eval_dataset")
         self.check_settings()
+        check_own_collator(args, data_collator)
         self._own_collator = data_collator is None
         self._overflows: OverflowCounter | None = None
         super().__init__(
@@ -189,9 +191,11 @@ class SoftInfoNCETrainer(BatchTrainer):
 
     def prepare_rows(self) -> PreparedRows:
         """Reads or mines own negatives, finds neighbours and fits the estimator if they need it."""
-        callback, strategy, seed = self.estimator_callback, self.args.train_sampling_strategy, self.args.seed
+        callback, strategy, seed = self.estimator_callback, self.args.train_sampling_strategy, data_seed(self.args)
         fit = None if callback is None else callback.fit
         rows = prepare_rows(self.options, strategy, self.train_dataset, self.encoder, self.estimator, fit, seed)
+        if self.objective.needs_similarity:
+            check_code_only(self.estimator, len(rows.rows) - len(self.train_dataset))
         if callback is not None:
             callback.prepare(rows.rows)
         self._prepared = rows
@@ -320,6 +324,8 @@ class SoftInfoNCETrainer(BatchTrainer):
         self.check_settings()
         self.check_evaluation()
         checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        if checkpoint and self.estimator_callback is not None:
+            self.estimator_callback.check_resumed(self.state.global_step)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)

@@ -1,10 +1,11 @@
 """Every recipe is read and, on tiny rows, trains for two steps."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from soft_trainer.arguments import parse, read_recipe
+from soft_trainer.arguments import SoftInfoNCEOptions, parse, read_recipe
 
 ROOT = Path(__file__).parents[1]
 LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
@@ -42,6 +43,22 @@ def test_a_recipe_names_options_that_exist(path, tmp_path):
     options = read_recipe(path)
     assert options
     assert parsed[-1].learning_rate == options.get("learning_rate", parsed[-1].learning_rate)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "paper").glob("*/base.yaml")), ids=name)
+def test_the_paper_names_its_settings_so_that_no_later_default_changes_them(path, tmp_path):
+    # The studies name those of the methods; the others belong to batches that the paper does not have.
+    by_method = {"loss", "alpha", "beta", "temperature", "cancel_k", "cancel_ratio"}
+    absent = {"margin", "order_loss_scale", "mask_duplicates", "similar_by", "neighbours", "gather_negatives"}
+    absent |= {"group_size", "random_share", "nearest_apart", "equal_texts_apart"}  # of similar batches
+    without_effect = {"chunk_by_length", "gradient_cache_chunk_size"}
+    options = {field.name for field in dataclasses.fields(SoftInfoNCEOptions) if not field.name.startswith("negative")}
+    recipe = read_recipe(path)
+    assert options - by_method - absent - without_effect <= recipe.keys()
+    assert {"train_sampling_strategy", "negatives_per_query", "bm25_idf", "bm25_scope"} <= recipe.keys()
+    study = read_recipe(ROOT / "recipes" / "paper" / "overall.yaml")
+    for method in study["grid"]["method"]:
+        assert method["estimator"] == "none" or {"alpha", "beta", "temperature"} <= method.keys()
 
 
 @pytest.mark.parametrize("path", LAUNCHES, ids=name)

@@ -183,7 +183,7 @@ def start(*argv: str, folder: Path) -> subprocess.CompletedProcess:
     [
         (["--langauge", "ruby"], ["--langauge", "'language'"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
-        (["--language", "perl"], ["'perl'", "ruby, python, java, javascript, php, go"]),
+        (["--language", "perl", "--from_scratch", "32x1"], ["'perl'", "ruby, python, java, javascript, php, go"]),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_2(tmp_path, argv, words):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import gc
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ COMMANDS = {
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",
     "evaluate-search": "measure the search with judged queries",
+    "mine-negatives": "mine hard negatives of training rows, for train --negatives",
     "simcse": "train the sentence encoder of the SimCSE estimator",
     "study": "run a grid of runs, or print its plan",
     "report": "write a report on finished runs: tables, tests, pictures",
@@ -45,8 +48,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses like argparse, but names an unknown option before it names a missing one."""
-        options = [word.split("=")[0] for word in args or () if word.startswith("--") and word != "--"]
-        for option in options:
+        words = itertools.takewhile(lambda word: word != "--", args or ())
+        for option in (word.split("=")[0] for word in words if word.startswith("--")):
             if option not in self._option_string_actions:
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions)}")
         return super().parse_known_args(args, namespace)
@@ -58,9 +61,8 @@ class CommandParser(argparse.ArgumentParser):
 
 def overview() -> argparse.ArgumentParser:
     """The parser that lists the commands, of which it imports none but one that a shell completes."""
-    parser = CommandParser(
-        PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # for the longest name
+    parser = CommandParser(PROGRAM, description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     completed = os.environ.get("COMP_LINE", "").split()[1:2]

@@ -2,6 +2,9 @@
 
 Either judged queries over several trees (--queries, --trees), or the documentation of one tree's own functions as
 queries, put to a copy of the tree without comments (--folder).
+
+soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
+soft-trainer evaluate-search --folder DIR
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Index a folder of source code, so that `soft-trainer search` finds its functions, classes and texts."""
+"""Index a folder of source code, so that `soft-trainer search` finds its functions, classes and texts.
+
+soft-trainer index DIR
+soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Index, and print what was indexed and what was skipped."""
+    from soft_trainer.cli.search_output import safe
     from soft_trainer.search import CodeIndex
-    from soft_trainer.search.output import safe
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
@@ -27,9 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in index.notices:
         print_on_main(safe(notice))
     counts = index.statistics()
-    lines = [
-        f"{counts['files']:,} files in {counts['pieces']:,} pieces, {counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
-    ]
+    size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
+    lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
     if counts["model"]:
         lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}")
     if counts["skipped"]:

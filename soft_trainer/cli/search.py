@@ -1,4 +1,9 @@
-"""Search an indexed folder: by name, by words, or by a sentence."""
+"""Search an indexed folder: by name, by words, or by a sentence.
+
+soft-trainer search "parse a date"
+soft-trainer search parse_date --path 'src/**' --json
+soft-trainer search --serve
+"""
 
 from __future__ import annotations
 
@@ -31,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; 1 where nothing is found."""
     # What a search needs is imported here, so that printing the help takes no time.
+    from soft_trainer.cli.search_output import format_results, safe
     from soft_trainer.search.index import CodeIndex
-    from soft_trainer.search.output import format_results, safe
     from soft_trainer.search.store import find_index_dir
     from soft_trainer.terminal import print_on_main
 
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
     if not arguments.no_update:
-        index.update(progress=True, wait=False, encode=not arguments.lexical)
+        index.refresh(encode=not arguments.lexical)
     if arguments.mcp:
         from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
 

@@ -166,7 +166,7 @@ class TrainBatches(Dataset):
         code_rows = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
         start = sum(map(len, codes_of[: self.rank])) if self.gather else 0
         positives = torch.arange(start, start + len(rows))
-        same = self._same_texts(rows, code_rows, positives)
+        same = self._same_texts(rows, code_rows, positives, meets)
         negatives = meets if same is None else (~same if meets is None else meets & ~same)
         duplicates = 0 if same is None else int(same.sum())
         return Batch(
@@ -185,17 +185,17 @@ class TrainBatches(Dataset):
     def _codes(self, rows_of: Sequence[np.ndarray], epoch: int) -> tuple[list[np.ndarray], Tensor | None]:
         """The codes that each process encodes, and BoolTensor[B, N] of those that meet this process's queries.
 
-        The mask is None if every query meets every code. Own negatives are drawn for the global batch, so that they
-        are those of one process, and then shared out.
+        The mask is None if every query meets every code. Gathered negatives are drawn for the global batch, so that
+        they are those of one process, and then shared out.
         """
         if self.own_negatives is None:
             return list(rows_of), None
         if not self.gather:
-            # Those of the other processes too, since their number of forward passes depends on them.
-            drawn = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
-            codes_of = [np.concatenate([rows, codes]) for rows, (codes, _) in zip(rows_of, drawn, strict=True)]
-            meets = drawn[self.rank][1]
+            # Other processes' draws too: the number of their forward passes depends on them.
+            columns = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
+            meets = columns[self.rank][1]
             before = np.ones((len(meets), len(rows_of[self.rank])), dtype=bool)
+            codes_of = [np.concatenate([rows, codes]) for rows, (codes, _) in zip(rows_of, columns, strict=True)]
             return codes_of, torch.from_numpy(np.concatenate([before, meets], 1))
         codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
         meets = meets[distributed.shard(len(meets), self.rank, self.world_size)]
@@ -224,16 +224,21 @@ class TrainBatches(Dataset):
         empty = [side for side in SIDES if not len(ids_of[side][self.rank])]
         return sides | {side: sides[side].without_rows() for side in empty}
 
-    def _same_texts(self, rows: np.ndarray, code_rows: np.ndarray, positives: Tensor) -> Tensor | None:
-        """BoolTensor[B, N], True on other columns with the query's or the code's text; None if there are none."""
+    def _same_texts(
+        self, rows: np.ndarray, code_rows: np.ndarray, positives: Tensor, meets: Tensor | None
+    ) -> Tensor | None:
+        """BoolTensor[B, N], True on other columns with the query's or the code's text; None if there are none.
+
+        Only columns that `meets` lets the query meet are looked at.
+        """
         if self.text_ids is None:
             return None
         same = np.zeros((len(rows), len(code_rows)), dtype=bool)
         for ids in self.text_ids.values():
             same |= ids[rows][:, None] == ids[code_rows][None, :]
-        if same.sum() == len(rows):
-            return None
-        return torch.from_numpy(same).scatter_(1, positives.unsqueeze(1), False)
+        same = torch.from_numpy(same).scatter_(1, positives.unsqueeze(1), False)
+        same = same if meets is None else same & meets
+        return same if bool(same.any()) else None
 
 
 def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:

@@ -24,8 +24,8 @@ def similar_batches(
     """Batches of one epoch, a function of the generator's state: every row once, near neighbours together.
 
     Rows are taken in a random order; each that is still free forms a group with its nearest free neighbours, then
-    with theirs. Full groups are dealt out evenly. A row of a group that stayed small goes to a batch that holds a
-    neighbour of its, where there is room.
+    with theirs. Full groups are dealt out evenly. A row of a group that stayed small goes to a batch that holds
+    one of its neighbours, where there is room.
 
     Args:
         neighbours: int64[n, k], the rows nearest to each row, nearest first, -1 where there are fewer.

@@ -23,6 +23,8 @@ from soft_trainer.terminal import print_on_main
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
+# What a file of one's own may have beside them: urls or texts of codes that are wrong for the row's query.
+FILE_FEATURES = Features(FEATURES | {"negatives": List(Value("string"))})
 SPLITS = ("train", "valid", "test", "codebase")
 SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
 
@@ -85,7 +87,7 @@ def _file(folder: Path, split: str, needed: bool) -> Path | None:
 
 
 def load_jsonl(path: Path) -> Dataset:
-    """Reads CodeSearchNet's columns from one file of JSON lines, plain or gzipped.
+    """Reads CodeSearchNet's columns, and `negatives`, from one file of JSON lines, plain or gzipped.
 
     Raises:
         UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
@@ -96,17 +98,17 @@ def load_jsonl(path: Path) -> Dataset:
     # The cache key is made of the arguments. With size and time in it, a file that has changed is read again.
     arguments = {"path": str(path.absolute()), "size": status.st_size, "modified": status.st_mtime_ns}
     try:
-        rows = Dataset.from_generator(_read_rows, features=FEATURES, gen_kwargs=arguments)
+        rows = Dataset.from_generator(_read_rows, features=FILE_FEATURES, gen_kwargs=arguments)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
     # Without its empty columns, a data set reads another column in their place (see `text_column`).
-    return rows.remove_columns([name for name in FEATURES if rows.data.column(name).null_count == len(rows)])
+    return rows.remove_columns([name for name in FILE_FEATURES if rows.data.column(name).null_count == len(rows)])
 
 
 def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
-    """Yields rows with every column of FEATURES. The value is None where a row lacks the column."""
+    """Yields rows with every column of FILE_FEATURES. The value is None where a row lacks the column."""
     opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
     with opened as lines:
         try:
@@ -124,16 +126,19 @@ def _row(line: str, place: str) -> dict:
         raise UserError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected a JSON object, not {type(row).__name__}")
-    values = {name: row.get(name) for name in FEATURES}
+    values = {name: row.get(name) for name in FILE_FEATURES}
     for name in TOKEN_LISTS:
         if isinstance(values[name], str):
             values[name] = values[name].split()
+    if isinstance(values["negatives"], str):
+        values["negatives"] = [values["negatives"]]
     for name, value in values.items():
-        kind = list if name in TOKEN_LISTS else str
+        kind = str if name in TEXTS else list
         if value is not None and not isinstance(value, kind):
             raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
-        if kind is list and not all(isinstance(token, str) for token in value or ()):
-            raise UserError(f"{place}: {name} holds a token that is not text")
+        if kind is list and not all(isinstance(item, str) for item in value or ()):
+            item = "token" if name in TOKEN_LISTS else "value"
+            raise UserError(f"{place}: {name} holds a {item} that is not text")
     return values
 
 

@@ -170,6 +170,11 @@ STRATEGIES: dict[str, Callable[[GlobalBatchSampler, np.random.Generator], Iterat
 }
 
 
+def data_seed(args: TrainingArguments) -> int:
+    """The seed of everything that is drawn from the rows."""
+    return args.seed if args.data_seed is None else args.data_seed
+
+
 def languages_of(dataset) -> Sequence[str]:
     """The language of every row; empty if the rows have no such column."""
     return dataset["language"] if "language" in dataset.column_names else ()
@@ -193,7 +198,10 @@ def training_sampler(
         similar: computes the arguments of `similar_batches`.
     """
     inputs_of = {
-        "no_duplicates": lambda: {"text_ids": tuple((batches.text_ids or text_ids()).values())},
+        # The numbers of code-only rows, which follow the training rows, do not count.
+        "no_duplicates": lambda: {
+            "text_ids": tuple(ids[: len(rows)] for ids in (batches.text_ids or text_ids()).values())
+        },
         "group_by_length": lambda: {"lengths": batches.lengths()},
         "one_language": lambda: {"languages": languages_of(rows)},
         "similar": lambda: {"similar": similar()},
@@ -202,7 +210,7 @@ def training_sampler(
         len(rows),
         batch_size,
         strategy=args.train_sampling_strategy,
-        seed=args.seed if args.data_seed is None else args.data_seed,
+        seed=data_seed(args),
         drop_last=args.dataloader_drop_last,
         **inputs_of.get(args.train_sampling_strategy, dict)(),
     )

@@ -213,7 +213,7 @@ def _number(score: np.float32) -> float | None:
 
 
 def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows, further: Sequence[Mapping]) -> Negatives:
-    """Reads a file of `write_negatives` after its first line."""
+    """The negatives that `write_negatives` wrote, after its first line."""
     if head.get("fingerprint") != rows.fingerprint:
         raise UserError(
             f"{path}: made for other rows ({head.get('rows')} rows with the fingerprint "

@@ -58,7 +58,7 @@ class Negatives:
 
 @dataclass(frozen=True)
 class NegativeChoice:
-    """The candidates of a row that may be its negatives, and how they are drawn.
+    """The settings by which negatives are drawn from the candidates of a row.
 
     Args:
         number: negatives of a row in a batch; a row with fewer candidates gets all of them.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.encoders.loading import Encoder
-from soft_trainer.errors import UserError
 
 Rows = Sequence[int] | np.ndarray | Tensor
 
@@ -44,16 +43,27 @@ class Estimator:
     def bind(self, encoder: Encoder) -> None:
         """Takes the encoder of the run before its training, for an estimator that uses it."""
 
-    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
-        """The k training rows whose codes are most similar to each row's query; called after `fit`.
+    @property
+    def finds_neighbours(self) -> bool:
+        """True if `neighbours` works."""
+        return type(self).neighbours is not Estimator.neighbours
 
-        Raises:
-            UserError: this estimator has no vectors, and too many rows to compare all pairs.
+    def neighbours(
+        self,
+        k: int,
+        text_ids: Sequence[np.ndarray] = (),
+        progress: str | None = None,
+        rows: int | None = None,
+        codes: int | None = None,
+    ) -> Neighbours:
+        """The k codes most similar to each row's query; called after `fit`, and on every process.
+
+        Args:
+            text_ids, progress: as in `nearest_rows`.
+            rows: the number of rows, the first ones, whose neighbours are found; all when None.
+            codes: the number of rows, the first ones, that may be neighbours; all when None.
         """
-        raise UserError(
-            f"train_sampling_strategy=similar: {type(self).__name__} has no vectors to find neighbours; use simcse, "
-            "trained_model or initial_model, or --similar_by bm25"
-        )
+        raise NotImplementedError
 
     def fit(self, dataset) -> None:
         """Prepares for the rows of `dataset` (a `datasets.Dataset` with the training columns). Called once."""
@@ -62,6 +72,11 @@ class Estimator:
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Raw similarity of the queries of Q rows and the codes of C rows, larger = more alike, Tensor[Q, C]."""
         raise NotImplementedError
+
+
+def members_of(estimator) -> Sequence:
+    """The estimators that an estimator is made of: those of a mixture, itself, or none for None."""
+    return getattr(estimator, "members", [] if estimator is None else [estimator])
 
 
 def as_array(rows: Rows) -> np.ndarray:

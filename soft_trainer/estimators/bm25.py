@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.data.neighbours import Neighbours, nearest_by_terms
+from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_by_terms
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.estimators.bm25_scores import IDFS, bm25_weights, count_terms
@@ -83,10 +83,20 @@ class BM25Estimator(Estimator):
         """True if queries are scored against codes, False if against the codes' queries."""
         return self.document_column != self.column
 
-    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+    def neighbours(
+        self,
+        k: int,
+        text_ids: Sequence[np.ndarray] = (),
+        progress: str | None = None,
+        rows: int | None = None,
+        codes: int | None = None,
+    ) -> Neighbours:
         """The k rows whose documents score highest for each row's query, with the statistics of all rows."""
         weights = bm25_weights(self._documents, "lucene", self.k1, self.b)
-        return nearest_by_terms(self._queries, weights, k, text_ids=text_ids, progress=progress)
+        queries, documents = self._queries[:rows], weights[:codes]
+        return cached_neighbours(
+            None, "", lambda: nearest_by_terms(queries, documents, k, text_ids=text_ids, progress=progress)
+        )
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """BM25 scores, Tensor[Q, C] in float64."""

@@ -94,7 +94,7 @@ class EncodedRowsEstimator(Estimator):
         key = row_key(tokens, encoder.model, encoder.profile, str(dtype))
         return cached_rows(self.cache_dir, key, len(tokens), encoder.model.config.hidden_size, dtype, build)
 
-    def cached_neighbours(
+    def nearest(
         self, queries: np.ndarray, codes: np.ndarray, k: int, text_ids: Sequence[np.ndarray], progress: str | None
     ) -> Neighbours:
         """The k nearest codes of each row by dot product, from the cache if possible."""

@@ -64,12 +64,24 @@ class MixtureEstimator(Estimator):
             if isinstance(member, Estimator):
                 member.bind(encoder)
 
-    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+    @property
+    def finds_neighbours(self) -> bool:
+        """True if a member finds neighbours."""
+        return any(isinstance(member, Estimator) and member.finds_neighbours for member in self.members)
+
+    def neighbours(
+        self,
+        k: int,
+        text_ids: Sequence[np.ndarray] = (),
+        progress: str | None = None,
+        rows: int | None = None,
+        codes: int | None = None,
+    ) -> Neighbours:
         """The neighbours by the first member that has vectors."""
         for member in self.members:
-            if isinstance(member, Estimator) and type(member).neighbours is not Estimator.neighbours:
-                return member.neighbours(k, text_ids, progress)
-        return super().neighbours(k, text_ids, progress)
+            if isinstance(member, Estimator) and member.finds_neighbours:
+                return member.neighbours(k, text_ids, progress, rows, codes)
+        return super().neighbours(k, text_ids, progress, rows, codes)
 
     def fit(self, dataset) -> None:
         """Fits every member."""

@@ -35,6 +35,13 @@ class SimCSEEstimator(EncodedRowsEstimator):
         """Cosines, Tensor[Q, C] in float32."""
         return dot_products(self._queries, self._queries, query_rows, code_rows)
 
-    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+    def neighbours(
+        self,
+        k: int,
+        text_ids: Sequence[np.ndarray] = (),
+        progress: str | None = None,
+        rows: int | None = None,
+        codes: int | None = None,
+    ) -> Neighbours:
         """The k rows with the most similar queries."""
-        return self.cached_neighbours(self._queries, self._queries, k, text_ids, progress)
+        return self.nearest(self._queries[:rows], self._queries[:codes], k, text_ids, progress)

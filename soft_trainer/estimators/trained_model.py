@@ -47,9 +47,17 @@ class TrainedModelEstimator(EncodedRowsEstimator):
         """The checkpoint's scores, Tensor[Q, C] in float32."""
         return dot_products(self._queries, self._codes, query_rows, code_rows) * self._scale
 
-    def neighbours(self, k: int, text_ids: Sequence[np.ndarray], progress: str | None) -> Neighbours:
+    def neighbours(
+        self,
+        k: int,
+        text_ids: Sequence[np.ndarray] = (),
+        progress: str | None = None,
+        rows: int | None = None,
+        codes: int | None = None,
+    ) -> Neighbours:
         """The k rows whose codes score highest for each row's query."""
-        return self.cached_neighbours(self._queries, self._codes, k, text_ids, progress)
+        nearest = self.nearest(self._queries[:rows], self._codes[:codes], k, text_ids, progress)
+        return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
 
 
 class InitialModelEstimator(TrainedModelEstimator):

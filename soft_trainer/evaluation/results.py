@@ -22,7 +22,7 @@ from soft_trainer.terminal import table
 
 SYSTEMS = ("untrained", "lexical", "trained")
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
-GRADED = {"ndcg@10": "nDCG@10"}  # where codes have grades
+GRADED = {"map": "MAP", "ndcg@10": "nDCG@10"}  # where codes have grades
 _SHOWN, _WIDTH = 3, 300  # codes and characters that a report shows of a query
 LABELS = {"untrained": "untrained encoder", "lexical": "lexical BM25", "trained": "trained encoder"}
 

@@ -33,14 +33,14 @@ from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.results import metrics_table
+from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.files import write_text
 from soft_trainer.hub.push import load_arguments
 
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("soft_trainer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "huggingface_hub")
-_METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | {"ndcg@10": "nDCG@10"}
+_METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 

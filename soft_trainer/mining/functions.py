@@ -102,7 +102,7 @@ def _named(node: Node, table: SourceLanguage) -> tuple[Node, str | None]:
 
 
 def name_node(node: Node) -> Node | None:
-    """The node that holds the name of a definition: its field `name`, in C inside declarators, of a Rust `impl` its type."""
+    """The node that holds the name of a definition: in C inside declarators, of a Rust `impl` its type."""
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")

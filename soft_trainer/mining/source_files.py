@@ -12,11 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
-
-
-def _names(patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, patterns.split())))
-
+from functools import cached_property
 
 MAX_FILE_BYTES = 1_000_000
 MAX_DEPTH = 40
@@ -25,12 +21,13 @@ SKIPPED_FOLDERS = frozenset(
     """.git .hg .svn .bzr .jj __pycache__ node_modules bower_components site-packages dist-packages vendor .venv venv
     .tox .nox .eggs .mypy_cache .pytest_cache .ruff_cache .cache .idea .gradle .next .nuxt .terraform""".split()
 )
-_SECRET = _names(
-    """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa*
-    id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials
+_SECRETS = """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa*
+    id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials
     *.tfstate *.tfvars"""
+_SECRET, _HARMLESS = (
+    re.compile("|".join(map(translate, names.split())))
+    for names in (_SECRETS, ".env.example .env.sample .env.template .env.dist *.pub")
 )
-_HARMLESS = _names(".env.example .env.sample .env.template .env.dist *.pub")
 _LOCK_FILES = frozenset(
     """package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml cargo.lock poetry.lock pipfile.lock uv.lock
     composer.lock gemfile.lock go.sum bun.lock flake.lock""".split()
@@ -42,21 +39,7 @@ _GENERATED = re.compile(
 )
 # written code has about 35 bytes a line; prose may keep a paragraph on one line
 _MAX_MEAN_LINE = {"code": 110, "text": 2_000}
-_PROSE = (
-    ".md",
-    ".markdown",
-    ".rst",
-    ".txt",
-    ".tex",
-    ".adoc",
-    ".csv",
-    ".tsv",
-    ".json",
-    ".jsonl",
-    ".ipynb",
-    ".xml",
-    ".html",
-)
+_PROSE = tuple(".md .markdown .rst .txt .tex .adoc .csv .tsv .json .jsonl .ipynb .xml .html".split())
 
 Stat = tuple[int, int]  # size in bytes, time of the last change in ns
 
@@ -171,21 +154,24 @@ class _Rules:
     """The ignore file of one folder."""
 
     def __init__(self, root: str, prefix: str):
-        import pathspec  # 25 ms, and many trees are searched without a new file
-
-        self.prefix = prefix
-        source = read_regular(os.path.join(root, prefix, IGNORE_FILE), 1 << 16)
-        lines = source.decode(errors="replace").splitlines() if isinstance(source, bytes) else []
-        self.spec = pathspec.GitIgnoreSpec(())
-        for line in lines[:2_000]:
-            try:
-                self.spec += pathspec.GitIgnoreSpec.from_lines([line])
-            except ValueError:
-                continue  # git passes over a bad pattern too
+        self.root, self.prefix = root, prefix
 
     def decision(self, path: str) -> bool | None:
         """True for ignored, False for taken back by `!`, None where no line speaks of `path`."""
-        return self.spec.check_file(path[len(self.prefix) :]).include
+        return self._spec.check_file(path[len(self.prefix) :]).include
+
+    @cached_property
+    def _spec(self):
+        import pathspec  # 25 ms, and a tree without new files needs no answer
+
+        source = read_regular(os.path.join(self.root, self.prefix, IGNORE_FILE), 1 << 16)
+        patterns = []
+        for line in source.decode(errors="replace").splitlines() if isinstance(source, bytes) else []:
+            try:
+                patterns += pathspec.GitIgnoreSpec.from_lines([line]).patterns
+            except ValueError:
+                continue  # git passes over a bad pattern too
+        return pathspec.GitIgnoreSpec(patterns)
 
 
 def _ignored(path: str, rules: tuple[_Rules, ...]) -> bool:
@@ -232,3 +218,16 @@ def count_reasons(skipped: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     for reason in skipped.values():
         counts[reason] = counts.get(reason, 0) + 1
     yield from sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def glob_pattern(pattern: str) -> re.Pattern[str]:
+    """A path pattern: `**` is any folders, `*` and `?` stay in one; without `/` it is the file's name or a folder."""
+    pattern = pattern.removeprefix("./")
+    if pattern.endswith("/"):
+        pattern += "**"
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    expression = "".join(wild.get(part, re.escape(part)) for part in parts)
+    if "/" not in pattern:
+        expression = f"(?:.*/)?{expression}"
+    return re.compile(rf"(?s:{expression}(?:/.*)?)")

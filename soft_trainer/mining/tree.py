@@ -125,6 +125,22 @@ def mine_to(
     }
 
 
+def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[Row]:
+    """The distinct functions of a source tree, documented or not, as rows. Tests and generated files are left out.
+
+    Raises:
+        UserError: no such folder, an unknown language, or no function.
+    """
+    _check(source_dir, language, ())
+    root = Path(source_dir)
+    read = partial(_mine_file, root, language, frozenset(), MAX_FILE_BYTES)
+    mined = [read(path) for path in sorted(_source_files(root, language, False, Counter()))]
+    rows = [row for row, _ in _distinct([c for _, pairs, others, _ in mined for c in (*pairs, *others)], Counter())]
+    if not rows:
+        raise UserError(f"{root}: no function")
+    return rows
+
+
 def mining_table(counts: dict[str, Any]) -> str:
     """The counts of `mine_to` as a Markdown table."""
     rows = [[kind, name, count] for kind in ("rows", "functions", "files") for name, count in counts[kind].items()]

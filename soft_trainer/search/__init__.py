@@ -2,12 +2,11 @@
 
 import importlib
 
-_EXPORTS = {"CodeIndex": "index", "SearchResult": "index"}
-__all__ = list(_EXPORTS)
+__all__ = ["CodeIndex", "SearchResult"]
 
 
 def __getattr__(name: str):
     """Import a public name on first use: the command needs no NumPy to print its help."""
-    if name not in _EXPORTS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.index"), name)

@@ -15,11 +15,11 @@ import numpy as np
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.mining.source_files import count_reasons
+from soft_trainer.mining.source_files import count_reasons, glob_pattern
+from soft_trainer.mining.terms import DEFINED
+from soft_trainer.mining.words import STOP_WORDS, WORD, terms, whole, words
 from soft_trainer.search import ranking, store, vectors
-from soft_trainer.search.reading import DEFINED
-from soft_trainer.search.updating import apply_changes, find_changes
-from soft_trainer.search.words import whole
+from soft_trainer.search.updating import apply_changes, find_changes, tidy
 
 # A filter by language finds these with it.
 _RELATED = {
@@ -30,17 +30,15 @@ _RELATED = {
     "ts": ("typescript", "tsx"),
 }
 
+SHOWN_LINES = 4
+
 
 @dataclass(frozen=True)
 class SearchResult:
     """A piece of a file: a function, a class or some lines.
 
-    Attributes:
-        path: relative to the indexed folder, with `/`.
-        start_line, end_line: counted from 1, both included.
-        name: of the function or class, with those around it in front; empty for other lines.
-        score: larger is better; comparable within one query alone.
-        text: the lines themselves.
+    `path` is relative to the indexed folder, with `/`; lines count from 1, both included; `name` is that of the
+    function or class, those around it in front, or empty; a larger `score` is better, within one query alone.
     """
 
     path: str
@@ -54,6 +52,18 @@ class SearchResult:
     def as_dict(self) -> dict:
         """The fields by name, as `--json` prints them."""
         return asdict(self) | {"score": round(self.score, 4)}
+
+    def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
+        """(number, text) of the first line with a word and of those that hold most of the wanted terms, in order."""
+        lines = [
+            (number, line) for number, line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line)
+        ]
+        hits = {
+            number: len(wanted & {term for word in WORD.findall(line[:1000]) for term in terms(word)})
+            for number, line in lines
+        }
+        best = sorted(lines[1:], key=lambda line: (-hits[line[0]], line[0]))[: SHOWN_LINES - 1]
+        return sorted(lines[:1] + best)
 
 
 class CodeIndex:
@@ -69,9 +79,11 @@ class CodeIndex:
         self.index_dir = Path(index_dir)
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
-        self._encoders: dict[str, vectors.Encoder] = {}
+        self._encoders: dict[str, vectors.LazyEncoder] = {}
         self._cached_version: tuple | None = None
-        self.notices: list[str] = []
+        version, self.notices = store.get_meta(database, "version"), []
+        if version not in (None, soft_trainer.__version__):
+            self.notices.append(f"version {version} of soft_trainer made this index; `soft-trainer index` renews it")
 
     @classmethod
     def build(
@@ -84,10 +96,8 @@ class CodeIndex:
         """Index a folder, or bring its index up to date.
 
         Args:
-            folder: the root of a source tree.
             index_dir: the place of the index; by default in the user's cache directory.
             model: folder or Hub name of an encoder; None keeps the one that the index has, if it has one.
-            progress: show progress bars, if the terminal can.
 
         Raises:
             UserError: no such folder, an index_dir that cannot be used, or a model that cannot be loaded.
@@ -105,16 +115,15 @@ class CodeIndex:
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
         index = cls(target, database)
+        index.notices.clear()  # this version makes it
         index.update(model=model, progress=progress)
+        with store.transaction(database):
+            store.set_meta(database, "version", soft_trainer.__version__)
         return index
 
     @classmethod
     def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
-        """Open an index that `build` made.
-
-        Raises:
-            UserError: there is none, it belongs to somebody else, or a newer version of the package made it.
-        """
+        """Open an index that `build` made; a UserError where there is none, or none that can be trusted or read."""
         with _disk_errors(Path(index_dir)):
             database = store.connect(Path(index_dir))
             if store.get_meta(database, "folder") is None:
@@ -143,9 +152,8 @@ class CodeIndex:
         with _disk_errors(self.index_dir):
             changes = find_changes(self.database, self.folder)
             name = _model_name(model) if model is not None else self.model
-            if not changes and (
-                name is None or not encode or (name == self.model and not self._unencoded() and model is None)
-            ):
+            encode = encode and name is not None and (model is not None or bool(changes) or self._unencoded() > 0)
+            if not changes and not encode:
                 return False
             with store.write_lock(self.index_dir, wait) as held:
                 if not held:
@@ -153,12 +161,20 @@ class CodeIndex:
                     return False
                 changes = find_changes(self.database, self.folder)
                 apply_changes(self.database, self.folder, changes, progress)
-                with store.transaction(self.database):
-                    store.set_meta(self.database, "version", soft_trainer.__version__)
-                if name is not None and encode:
-                    vectors.embed_pieces(self.database, self.index_dir, self._encoder(name), progress)
-        self._cached_version = None
+                if encode:
+                    encoder = self._encoders.setdefault(name, vectors.LazyEncoder(name))
+                    vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
+                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
+                if self.model is None or not self._unencoded():
+                    tidy(self.database)
         return bool(changes)
+
+    def refresh(self, encode: bool = True) -> None:
+        """Bring the index up to date before a search; where that fails, `notices` says why."""
+        try:
+            self.update(progress=True, wait=False, encode=encode)
+        except UserError as error:
+            self.notices.append(f"the index is as it was: {error}")
 
     def search(
         self,
@@ -182,10 +198,10 @@ class CodeIndex:
         parsed = ranking.parse_query(query)
         if limit < 1 or not (parsed.terms or parsed.words):
             return []
-        with self._snapshot():
+        with _disk_errors(self.index_dir), self._snapshot():
             segments = self._segments
             allowed = self._allowed(path, language, name)
-            if not len(segments.lengths) or (allowed is not None and not allowed.any()):
+            if allowed is not None and not allowed.any():
                 return []
             similarity = None if lexical else self._similarity(query)
             scores = ranking.score(parsed, segments, self._postings, similarity)
@@ -251,16 +267,14 @@ class CodeIndex:
             pieces, counts = pieces[live], counts[live]
         return pieces, counts
 
-    def _encoder(self, name: str) -> vectors.Encoder:
-        return self._encoders.setdefault(name, vectors.Encoder(name))
-
     def _similarity(self, query: str) -> np.ndarray | None:
         """The similarity of every piece to the query, None where there are no embeddings or their model is gone."""
         if self._vectors is None or not len(self._vectors):
             return None
         state = store.get_meta(self.database, "vectors")
+        encoder = self._encoders.setdefault(state["model"], vectors.LazyEncoder(state["model"]))
         try:
-            embeddings = self._encoder(state["model"]).queries([query, vectors.PROBE])
+            embeddings = encoder.queries([query, vectors.PROBE])
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")
             return None
@@ -314,21 +328,13 @@ class CodeIndex:
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
         start, end, name = json.loads(pieces)[piece - int(self._segments.firsts[file])]
-        lines = zlib.decompress(text).decode(errors="replace").split("\n")[start - 1 : end]
-        return SearchResult(path, start, end, language, name, score, "\n".join(lines))
+        lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
+        return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))
 
 
-def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """A path pattern: `**` is any folders, `*` and `?` stay in one; without `/` it is the file's name or a folder."""
-    pattern = pattern.removeprefix("./")
-    if pattern.endswith("/"):
-        pattern += "**"
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    expression = "".join(wild.get(part, re.escape(part)) for part in parts)
-    if "/" not in pattern:
-        expression = f"(?:.*/)?{expression}"
-    return re.compile(rf"(?s:{expression}(?:/.*)?)")
+def query_terms(query: str) -> set[str]:
+    """The terms that are marked in a result."""
+    return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
 
 
 def _model_name(model: str | os.PathLike[str]) -> str:
@@ -341,9 +347,7 @@ def _disk_errors(index_dir: Path):
     """Turn a disk that is full or cannot be written into one line."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise UserError(
             f"{index_dir}: {error}; make room or choose another index_dir. What was committed before is still there"
         ) from error
-    except OSError as error:
-        raise UserError(f"{index_dir}: {error.strerror or error}; make room or choose another index_dir") from error

@@ -12,22 +12,17 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index import CodeIndex
-from soft_trainer.search.output import query_terms, telling_lines
+from soft_trainer.search.index import CodeIndex, query_terms
+from soft_trainer.search.ranking import parse_query
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_RESULTS = 50
 MAX_QUERY = 2_000
-# between two looks at whether files have changed, in seconds
-CHECK_SECONDS = 5.0
+CHECK_SECONDS = 5.0  # between two looks at whether files have changed
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of an index below a random path, so that another program's page cannot ask it.
-
-    Attributes:
-        url: the address with its token.
-    """
+    """Serves the page of an index at `url`, below a random path, so that another program's page cannot ask it."""
 
     daemon_threads = True
 
@@ -46,15 +41,17 @@ class PageServer(ThreadingHTTPServer):
         started = time.perf_counter()
         with self.lock:
             if self.update and time.monotonic() - self.checked > CHECK_SECONDS:
-                self.index.update(wait=False)
+                self.index.refresh()
                 self.checked = time.monotonic()
             results = self.index.search(query, MAX_RESULTS, **filters)
             notices, self.index.notices = self.index.notices[-1:], []
         wanted = query_terms(query)
         rows = [
-            result.as_dict() | {"lines": [number for number, _ in telling_lines(result, wanted)]} for result in results
+            result.as_dict() | {"lines": [number for number, _ in result.telling_lines(wanted)]} for result in results
         ]
-        return {"results": rows, "milliseconds": 1000 * (time.perf_counter() - started), "notices": notices}
+        telling = [word.lower() for word in parse_query(query).words]
+        taken = 1000 * (time.perf_counter() - started)
+        return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
 
     def about(self) -> dict:
         """The folder and the languages that the filters offer."""
@@ -84,10 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
                 nonce = secrets.token_urlsafe(16)
                 page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
                 return self._send(200, "text/html", page.encode(), nonce)
-            if parts[2] == "search":
-                return self._send(200, "application/json", json.dumps(self.server.search(options)).encode())
-            if parts[2] == "about":
-                return self._send(200, "application/json", json.dumps(self.server.about()).encode())
+            if parts[2] in ("search", "about"):
+                answer = self.server.search(options) if parts[2] == "search" else self.server.about()
+                return self._send(200, "application/json", json.dumps(answer).encode())
         except UserError as error:
             return self._send(500, "application/json", json.dumps({"error": str(error)}).encode())
         return self._send(404, "text/plain", b"not found")
@@ -112,11 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve_page(index: CodeIndex, port: int = 0, update: bool = True) -> int:
-    """Print the address and serve the page until the user stops it.
-
-    Raises:
-        UserError: the port is taken.
-    """
+    """Print the address and serve the page until the user stops it; a UserError where the port is taken."""
     try:
         server = PageServer(index, port, update)
     except (OSError, OverflowError) as error:

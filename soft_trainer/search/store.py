@@ -7,8 +7,10 @@ against this: over 250,000 pieces its `bm25()` takes 300 ms for a question of co
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +22,7 @@ from soft_trainer.errors import UserError
 
 DATABASE, LOCK = "index.sqlite", "lock"
 FORMAT = 1
-# of each file: 1 for a test; folders above it; parts of its own name
-TRAITS = ("test", "depth", "name_parts")
+TRAITS = ("test", "depth", "name_parts")  # of each file: 1 for a test; folders above it; parts of its own name
 # more dead postings than this are cleared away, and more segments than this are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
@@ -31,70 +32,56 @@ CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, chan
                     first INTEGER, count INTEGER, digest BLOB);
 CREATE TABLE contents (file INTEGER PRIMARY KEY, pieces TEXT, text BLOB);
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, changed INTEGER) WITHOUT ROWID;
-CREATE TABLE segments (id INTEGER PRIMARY KEY, postings INTEGER, first_piece INTEGER, first_file INTEGER,
-                       lengths BLOB, owners BLOB, languages BLOB, traits BLOB);
+CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, languages BLOB, traits BLOB);
 CREATE TABLE dead (file INTEGER PRIMARY KEY);
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
 CREATE TABLE vectors (file INTEGER PRIMARY KEY, digests BLOB, slots BLOB);
 """
+_ARRAYS = ("<u2", "<i4", "u1", "u1")
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
     """The place of a folder's index in the user's cache directory: never in the tree, whose owner may be another."""
-    import hashlib
-
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     real = os.path.realpath(folder)
-    name = "".join(letter if letter.isalnum() else "-" for letter in os.path.basename(real))[:40]
+    name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache / "soft_trainer" / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """The default place of the index of a folder, or of the nearest folder above it that has one.
-
-    Raises:
-        UserError: none has one.
-    """
+    """The default place of the index of a folder, or of the nearest folder above it that has one; else a UserError."""
     real = Path(os.path.realpath(folder))
     for parent in (real, *real.parents):
-        if (place := default_index_dir(parent)) and (place / DATABASE).is_file():
-            return place
+        if (place := default_index_dir(parent) / DATABASE).is_file():
+            return place.parent
     raise UserError(f"{folder}: no index yet; make one with `soft-trainer index {folder}`")
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Make a private folder for an index.
-
-    Raises:
-        UserError: it lies inside the tree, belongs to somebody else, or cannot be made.
-    """
-    real = os.path.realpath(index_dir)
-    if os.path.commonpath([real, folder]) == folder:
+    """Make a private folder for an index; a UserError where it lies in the tree or cannot be made."""
+    if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
         raise UserError(
             f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"
         )
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
         index_dir.mkdir(mode=0o700, exist_ok=True)
-        if index_dir.stat().st_uid == os.geteuid():
-            index_dir.chmod(0o700)
+        _check_owner(index_dir)
+        index_dir.chmod(0o700)
     except OSError as error:
-        raise UserError(
-            f"{index_dir}: the index cannot be written there ({error.strerror}); choose another index_dir"
-        ) from error
-    _check_owner(index_dir)
+        reason = error.strerror
+        raise UserError(f"{index_dir}: no index can be written there ({reason}); choose another index_dir") from error
 
 
 def _check_owner(index_dir: Path) -> None:
     """Raise a UserError where somebody else could have written the index."""
     database = index_dir / DATABASE
-    for path in (index_dir, database):
-        if os.path.lexists(path) and (path.stat() if path == index_dir else path.lstat()).st_uid != os.geteuid():
-            raise UserError(f"{path}: it belongs to somebody else, so it is not trusted; choose another index_dir")
-    if database.is_symlink():
-        raise UserError(f"{database}: it is a link, so it is not trusted; choose another index_dir")
+    if index_dir.stat().st_uid != os.geteuid():
+        raise UserError(f"{index_dir}: it belongs to somebody else, so it is not trusted; choose another index_dir")
+    if os.path.lexists(database) and (database.is_symlink() or database.stat().st_uid != os.geteuid()):
+        raise UserError(f"{database}: a link or somebody else's file, so it is not trusted; choose another index_dir")
 
 
 @contextmanager
@@ -110,57 +97,52 @@ def write_lock(index_dir: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
-    """Open an index.
-
-    Raises:
-        UserError: there is none, it is not readable, or a newer version of the package has made it.
-    """
+    """Open an index; a UserError where there is none, or a broken one, somebody else's, or another version's."""
     path = index_dir / DATABASE
     if not create and not path.is_file():
         raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
     _check_owner(index_dir)
     try:
         return _connect(path, create)
-    except sqlite3.Error as error:
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+            raise
         raise UserError(f"{path}: {error}; delete {index_dir} and index again") from error
 
 
 def _connect(path: Path, create: bool) -> sqlite3.Connection:
     # A folder that may not be written has no room for SQLite's log: the file is then read as it is.
-    writable = os.access(path.parent, os.W_OK)
-    mode = "rwc" if create else "rw" if writable else "ro&immutable=1"
+    writable = os.access(path.parent, os.W_OK) and (create or os.access(path, os.W_OK))
     if create and not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-    uri = path.absolute().as_uri() + f"?mode={mode}"
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+    uri = path.absolute().as_uri() + ("?mode=rw" if writable else "?mode=ro&immutable=1")
     database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
-    database.execute("PRAGMA trusted_schema = OFF")
-    database.execute("PRAGMA cache_size = -65536")
+    for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
+        database.execute(f"PRAGMA {setting}")
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if version > FORMAT:
         raise UserError(
             f"{path.parent}: a newer version of soft_trainer made this index (format {version}, here {FORMAT}); "
             "upgrade, or delete it and index again"
         )
-    if writable:
-        _prepare(database, version, create)
+    if version < FORMAT and not create:
+        why = "an older version of soft_trainer made this index" if version else "the index was never finished"
+        raise UserError(f"{path.parent}: {why}; make it anew with `soft-trainer index DIR`")
+    if version < FORMAT:
+        _make_tables(database)
     return database
 
 
-def _prepare(database: sqlite3.Connection, version: int, create: bool) -> None:
-    """Make the tables; of an older format only the knowledge which folder it was remains."""
-    if version == 0 and create:
-        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    database.execute("PRAGMA journal_size_limit = 0")
-    if version < FORMAT and create:
-        with transaction(database):
-            if database.execute("PRAGMA user_version").fetchone()[0] < FORMAT:
-                for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                    database.execute(f'DROP TABLE "{name}"')
-                for statement in _SCHEMA.split(";"):
-                    database.execute(statement)
-                database.execute(f"PRAGMA user_version = {FORMAT}")
+def _make_tables(database: sqlite3.Connection) -> None:
+    """Make the tables; those of an older format go."""
+    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    database.execute("PRAGMA journal_mode = WAL")
+    with transaction(database):
+        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            database.execute(f'DROP TABLE "{name}"')
+        for statement in _SCHEMA.split(";"):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 @contextmanager
@@ -169,10 +151,10 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
-    except BaseException:
-        database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
+        database.execute("COMMIT")
+    finally:
+        if database.in_transaction:  # a full disk has rolled back already
+            database.execute("ROLLBACK")
 
 
 def get_meta(database: sqlite3.Connection, key: str, default=None):
@@ -233,62 +215,39 @@ def unpack(width: int, pieces: bytes) -> np.ndarray:
     return numbers
 
 
-def compact(database: sqlite3.Connection) -> bool:
-    """Join segments and clear dead files away where that pays; returns whether it did. Inside a transaction."""
-    segments = database.execute("SELECT id, postings FROM segments ORDER BY id").fetchall()
-    dead = database.execute("SELECT count(*), max(id) FROM files").fetchone()
-    pieces = database.execute("SELECT sum(count) FROM files").fetchone()[0] or 0
-    rows = database.execute("SELECT sum(length(lengths)) / 2 FROM segments").fetchone()[0] or 0
-    if len(segments) <= MAX_SEGMENTS and rows <= pieces * (1 + MAX_DEAD_SHARE) + 50:
-        return False
-    del dead
-    _rewrite(database)
-    return True
-
-
-def _rewrite(database: sqlite3.Connection) -> None:
-    """Write all live postings again as one segment, with files and pieces numbered anew."""
-    files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
+def compact(database: sqlite3.Connection) -> None:
+    """Write all live postings again as one segment, files and pieces numbered anew, where that pays."""
     segments = load_segments(database)
+    files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
-    counts = old[:, 2]
+    counts, total = old[:, 2], int(old[:, 2].sum())
+    number = database.execute("SELECT count(*) FROM segments").fetchone()[0]
+    if number <= MAX_SEGMENTS and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
+        return
     firsts = np.cumsum(counts) - counts
+    taken = np.repeat(old[:, 1] - firsts, counts) + np.arange(total)
     new_piece = np.full(len(segments.lengths), -1, np.int64)
-    taken = np.repeat(old[:, 1] - firsts, counts) + np.arange(counts.sum())
-    new_piece[taken] = np.arange(counts.sum())
+    new_piece[taken] = np.arange(total)
     vocabulary, term, piece, count = [], [], [], []
-    query = "SELECT term, width, pieces, counts FROM postings ORDER BY term, segment"
-    for name, width, blob, times in database.execute(query):
+    for name, width, blob, times in database.execute(
+        "SELECT term, width, pieces, counts FROM postings ORDER BY term, segment"
+    ):
         numbers = new_piece[unpack(width, blob)]
         live = numbers >= 0
-        if not live.any():
-            continue
-        if not vocabulary or vocabulary[-1] != name:
-            vocabulary.append(name)
-        term.append(np.full(int(live.sum()), len(vocabulary) - 1, np.int32))
-        piece.append(numbers[live].astype(np.int32))
-        count.append(np.frombuffer(times, np.uint8)[live])
+        if live.any():
+            if not vocabulary or vocabulary[-1] != name:
+                vocabulary.append(name)
+            piece.append(numbers[live].astype(np.int32))
+            count.append(np.frombuffer(times, np.uint8)[live])
+            term.append(np.full(len(piece[-1]), len(vocabulary) - 1, np.int32))
     for table in ("postings", "segments", "dead"):
         database.execute(f"DELETE FROM {table}")
-    moves = [
-        (place, first, number)
-        for place, (number, first) in enumerate(zip(old[:, 0].tolist(), firsts.tolist(), strict=True))
-    ]
-    _renumber(database, moves)
-    joined = [np.concatenate(part) if part else np.empty(0, np.int32) for part in (term, piece, count)]
+    _renumber(database, list(zip(range(len(files)), firsts.tolist(), old[:, 0].tolist(), strict=True)))
+    joined = [np.concatenate(part) if part else np.zeros(0, np.int32) for part in (term, piece, count)]
     insert_postings(database, 0, vocabulary, *joined)
-    owners = np.repeat(np.arange(len(files)), counts).astype(np.int32)
-    insert_segment(
-        database,
-        0,
-        len(joined[0]),
-        0,
-        0,
-        segments.lengths[taken],
-        owners,
-        segments.languages[old[:, 0]],
-        segments.traits[old[:, 0]],
-    )
+    owners, kept = np.repeat(np.arange(len(files)), counts), old[:, 0]
+    arrays = segments.lengths[taken], owners, segments.languages[kept], segments.traits[kept]
+    insert_segment(database, 0, *arrays)
 
 
 def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -> None:
@@ -303,35 +262,18 @@ def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -
     database.execute("DROP TABLE moves")
 
 
-def insert_segment(
-    database: sqlite3.Connection,
-    number: int,
-    postings: int,
-    first_piece: int,
-    first_file: int,
-    lengths: np.ndarray,
-    owners: np.ndarray,
-    languages: np.ndarray,
-    traits: np.ndarray,
-) -> None:
+def insert_segment(database: sqlite3.Connection, number: int, *arrays: np.ndarray) -> None:
     """Write what ranking needs of a segment: terms and file of each piece, language and traits of each file."""
-    blobs = (lengths.astype("<u2"), owners.astype("<i4"), languages.astype(np.uint8), traits.astype(np.uint8))
-    values = (number, postings, first_piece, first_file, *(blob.tobytes() for blob in blobs))
-    database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    blobs = [array.astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS, strict=True)]
+    database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """All segments side by side: `lengths` and `owners` by piece; `languages`, `traits`, `live` and `firsts` by file.
-
-    `firsts[file]` is the number of the file's first piece, `firsts[file + 1]` that of the next file's.
-    """
+    """All segments together: `lengths` and `owners` by piece; `languages`, `traits`, `live`, first piece by file."""
 
     def __init__(self, rows: list[tuple], dead: list[int]):
-        kinds = ("<u2", "<i4", np.uint8, np.uint8)
-        columns = [b"".join(row[place] for row in rows) for place in range(4)]
-        self.lengths, self.owners, self.languages, traits = (
-            np.frombuffer(column, kind) for column, kind in zip(columns, kinds, strict=True)
-        )
+        columns = [b"".join(row[place] for row in rows) for place in range(len(_ARRAYS))]
+        self.lengths, self.owners, self.languages, traits = map(np.frombuffer, columns, _ARRAYS)
         self.traits = traits.reshape(len(self.languages), len(TRAITS))
         self.live = np.ones(len(self.languages), bool)
         self.live[dead] = False

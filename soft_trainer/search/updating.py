@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from soft_trainer.mining.source_files import Listing, Stat, list_tree
-from soft_trainer.search.reading import Batch, FileEntry, pieces_json, read_batch
+from soft_trainer.mining.terms import Batch, FileEntry, pieces_json, read_batch
 from soft_trainer.search.store import (
     compact,
     get_meta,
@@ -27,10 +27,8 @@ from soft_trainer.search.store import (
 )
 
 BATCH_FILES = 64
-# fewer files are read sooner than processes start
-MIN_PARALLEL_FILES = 200
-# postings that are held in memory (13 bytes each) before they are written as a segment
-SEGMENT_POSTINGS = 8_000_000
+MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start
+SEGMENT_POSTINGS = 8_000_000  # held in memory (13 bytes each) before they are written
 
 
 @dataclass
@@ -40,7 +38,6 @@ class Changes:
     listing: Listing
     changed: list[str]
     removed: list[str]
-    skipped: dict[str, str]  # as the index has it
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.removed)
@@ -52,12 +49,12 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
     skipped = {row[0]: row[1:] for row in database.execute("SELECT path, reason, size, changed FROM skipped")}
     # those that were read and found to be no text a person wrote have a size
     unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
-    by_name = {path: reason for path, (reason, size, _) in skipped.items() if size is None}
+    by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
     known = indexed | unfit
     listing = list_tree(folder, known, by_name)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
-    return Changes(listing, changed, removed, {path: row[0] for path, row in skipped.items()})
+    return Changes(listing, changed, removed)
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
@@ -69,9 +66,12 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     for batch in _read_all(folder, changes.changed, progress):
         writer.add(batch)
     writer.flush()
+
+
+def tidy(database: sqlite3.Connection) -> None:
+    """Clear away what is dead, where that pays; give back pages that nobody uses, and empty SQLite's log."""
     with transaction(database):
         compact(database)
-    # gives pages back that nobody uses, and empties the log
     database.execute("PRAGMA incremental_vacuum").fetchall()
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -79,23 +79,19 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
 def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
     """Read files in batches; in several processes where there are many."""
     batches = [paths[start : start + BATCH_FILES] for start in range(0, len(paths), BATCH_FILES)]
-    read = partial(read_batch, folder)
-    workers = min(len(os.sched_getaffinity(0)), len(batches))
+    read, workers = partial(read_batch, folder), min(os.cpu_count() or 1, len(batches))
     with ExitStack() as stack:
         if len(paths) >= MIN_PARALLEL_FILES and workers > 1 and _may_fork():
             pool = stack.enter_context(multiprocessing.get_context("fork").Pool(workers))
             results: Iterable[Batch] = pool.imap(read, batches)
         else:
             results = map(read, batches)
-        bar = None
         if progress and len(paths) >= MIN_PARALLEL_FILES:
             from tqdm import tqdm  # 50 ms, which a search need not wait for
 
-            bar = stack.enter_context(tqdm(total=len(paths), desc="Indexing", unit="file", disable=None, leave=False))
-        for names, batch in zip(batches, results, strict=True):
-            yield batch
-            if bar is not None:
-                bar.update(len(names))
+            unit = f"x{BATCH_FILES} files"
+            results = tqdm(results, "Indexing", len(batches), unit=unit, disable=None, leave=False)
+        yield from results
 
 
 def _may_fork() -> bool:
@@ -133,7 +129,7 @@ class _Writer:
 
     def _is_new(self, entry: FileEntry) -> bool:
         row = self.database.execute("SELECT digest, language FROM files WHERE path = ?", (entry.path,)).fetchone()
-        return row is None or row != (entry.digest, entry.language)
+        return row != (entry.digest, entry.language)
 
     def flush(self) -> None:
         """Write all that was gathered as one segment and commit."""
@@ -147,10 +143,8 @@ class _Writer:
             database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*files[path], path))
         entries = [entry for batch in self.batches for entry in batch[0]]
         _remove(database, [*self.skipped, *(entry.path for entry in entries)])
-        database.executemany(
-            "INSERT INTO skipped VALUES (?, ?, ?, ?)",
-            [(path, why, *files[path]) for path, why in self.skipped.items()],
-        )
+        rows = [(path, why, *files[path]) for path, why in self.skipped.items()]
+        database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", rows)
         if not entries:
             return
         segments = load_segments(database)
@@ -163,9 +157,8 @@ class _Writer:
             database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.execute("INSERT INTO contents VALUES (?, ?, ?)", (place, pieces_json(entry.pieces), entry.text))
             number += len(entry.pieces)
-        offsets = (
-            np.cumsum([0, *(sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches)]) + first_piece
-        )
+        sizes = [sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches]
+        offsets = first_piece + np.cumsum([0, *sizes])
         term = np.concatenate([batch[1] for batch in self.batches])
         piece = np.concatenate([batch[2] + offset for batch, offset in zip(self.batches, offsets[:-1], strict=True)])
         segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]
@@ -174,7 +167,7 @@ class _Writer:
         lengths = np.array([length for entry in entries for length in entry.lengths])
         owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
         traits = np.array([entry.traits for entry in entries])
-        insert_segment(database, segment, len(term), first_piece, first_file, lengths, owners, languages, traits)
+        insert_segment(database, segment, lengths, owners, languages, traits)
 
 
 def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:
@@ -197,8 +190,7 @@ def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
 def _note_skipped(database: sqlite3.Connection, listing: Listing) -> None:
     """Keep what was left out by its name: the next listing need not ask again."""
     database.execute("DELETE FROM skipped WHERE size IS NULL")
-    named = {path: reason for path, reason in listing.skipped.items() if reason not in _UNSTABLE}
-    rows = [(path.encode(errors="replace").decode(), reason) for path, reason in named.items()]
+    rows = [(path.encode(errors="replace").decode(), reason) for path, reason in listing.skipped.items()]
     database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", rows)
 
 

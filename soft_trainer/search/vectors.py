@@ -7,75 +7,25 @@ go when the file is next written anew, under another name.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.store import get_meta, set_meta, transaction
 
-# texts that are encoded before they are committed: some seconds of work, which is lost when the process is killed
-COMMIT_TEXTS = 512
+COMMIT_TEXTS = 512  # some seconds of work, which is lost when the process is killed
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
 PROBE = "read a configuration file and return its settings"
-
-
-class Encoder:
-    """An encoder of `soft_trainer.encoders`, loaded when it is first needed: that takes seconds."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self._encoder = None
-
-    @property
-    def loaded(self):
-        """The loaded encoder.
-
-        Raises:
-            UserError: it cannot be loaded.
-        """
-        if self._encoder is None:
-            from transformers.utils import logging
-
-            from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
-
-            # a report on its weights is no part of a search's output
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
-            self._encoder = load_encoder(self.name)
-        return self._encoder
-
-    def queries(self, texts: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of queries, ready for dot products."""
-        return self._comparable(self.loaded.encode_queries(texts))
-
-    def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
-        encoder = self.loaded
-        if not encoder.profile.data_flow_length:
-            return self._comparable(encoder.encode_codes(texts))
-        from soft_trainer.dataflow.grammars import LANGUAGES
-
-        # A text in another language has no data flow: it is read like a broken piece of Python.
-        kinds = [language if language in LANGUAGES else "python" for language in languages]
-        rows: dict[int, np.ndarray] = {}
-        for kind in sorted(set(kinds)):
-            places = [place for place, own in enumerate(kinds) if own == kind]
-            vectors = self._comparable(encoder.encode_codes([texts[place] for place in places], language=kind))
-            rows |= dict(zip(places, vectors, strict=True))
-        return np.stack([rows[place] for place in range(len(texts))])
-
-    def _comparable(self, embeddings) -> np.ndarray:
-        from soft_trainer.encoders.pooling import comparable
-
-        return comparable(self.loaded.profile, embeddings).float().cpu().numpy()
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
@@ -83,47 +33,41 @@ def embedded_text(path: str, name: str, text: str) -> str:
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
-@dataclass
-class _Pending:
-    """A file whose pieces have no embeddings yet."""
-
+# a file whose pieces have no embeddings yet
+class _Pending(NamedTuple):
     file: int
     language: str
     texts: list[str]
     digests: list[bytes]
 
 
-def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: Encoder, progress: bool) -> int:
-    """Encode every piece that has no embedding; returns how many were encoded.
-
-    What is committed stays, so a run that was stopped goes on where it was.
-    """
+def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> None:
+    """Encode every piece that has no embedding. What is committed stays, so a run that was stopped goes on."""
     from tqdm import tqdm
 
     state = _state_for(database, index_dir, encoder)
     slots = _known_slots(database)
     total = database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
-    encoded, group, waiting = 0, [], 0
+    group, waiting = [], 0
     with tqdm(total=total, desc="Encoding", unit="piece", disable=None if progress else True, leave=False) as bar:
         for pending in _pending(database):
             group.append(pending)
             waiting += len(pending.texts)
             if waiting >= COMMIT_TEXTS:
-                encoded += _commit(database, index_dir, encoder, state, slots, group)
+                _commit(database, index_dir, encoder, state, slots, group)
                 bar.update(waiting)
                 group, waiting = [], 0
-        encoded += _commit(database, index_dir, encoder, state, slots, group)
+        _commit(database, index_dir, encoder, state, slots, group)
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
     _compact(database, index_dir)
-    return encoded
 
 
 _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
 
 
-def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: Encoder) -> dict:
-    """What the index knows of its embeddings; begun anew for another model, or the same name with other weights."""
+def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
+    """The state of an index's embeddings. It starts anew for another model, or for other weights of the same name."""
     state = get_meta(database, "vectors")
     probe = encoder.queries([PROBE])[0]
     if state is None or state["model"] != encoder.name or not same_weights(state["probe"], probe):
@@ -151,7 +95,7 @@ def vector_file(index_dir: Path, number: int) -> Path:
 
 
 def _remove_others(index_dir: Path, number: int) -> None:
-    """Remove files of embeddings that no transaction names any more; a process that reads one keeps it until it ends."""
+    """Remove files of embeddings that no transaction names any more; who reads one keeps it until the end."""
     for path in index_dir.glob("vectors-*.f16"):
         if path != vector_file(index_dir, number):
             path.unlink(missing_ok=True)
@@ -168,8 +112,6 @@ def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
 
 def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
     """Files without embeddings, their pieces' texts with them."""
-    import json
-
     rows = database.execute(f"SELECT id, path, language FROM files {_WITHOUT_VECTORS} ORDER BY id").fetchall()
     for file, path, language in rows:
         pieces, text = database.execute("SELECT pieces, text FROM contents WHERE file = ?", (file,)).fetchone()
@@ -182,8 +124,13 @@ def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
 
 
 def _commit(
-    database: sqlite3.Connection, index_dir: Path, encoder: Encoder, state: dict, slots: dict, group: list[_Pending]
-) -> int:
+    database: sqlite3.Connection,
+    index_dir: Path,
+    encoder: LazyEncoder,
+    state: dict,
+    slots: dict,
+    group: list[_Pending],
+) -> None:
     """Encode the texts of `group` that are new, append them to the file, and name them in one transaction."""
     new: dict[bytes, tuple[str, str]] = {}
     for pending in group:
@@ -203,7 +150,6 @@ def _commit(
     with transaction(database):
         database.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
         set_meta(database, "vectors", state)
-    return len(new)
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
@@ -237,11 +183,7 @@ def _compact(database: sqlite3.Connection, index_dir: Path) -> None:
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """The embeddings, float16[rows, d], mapped into memory.
-
-    Raises:
-        UserError: the file is shorter than the index says.
-    """
+    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is too short."""
     path, shape = vector_file(index_dir, state["number"]), (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)

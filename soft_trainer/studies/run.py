@@ -13,12 +13,13 @@ from datasets import Dataset, DatasetDict
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in
+from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import graded_ranking, target_rows
+from soft_trainer.evaluation.retrieval import average_precision, graded_ranking, target_rows
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.terminal import print_on_main
@@ -169,6 +170,10 @@ class Run:
             # The examples are those of test, if it was measured.
             self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
         print_on_main(f"Written to {self.folder}")
+        if self.data_args.source_dir and "model.safetensors" in os.listdir(self.folder):
+            source = self.data_args.source_dir
+            source = source_folder(source)
+            print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
 
     def record(self) -> dict:
         """The record of the run, in the form that `hub.model_card` describes; card and report are made from it."""
@@ -207,9 +212,11 @@ class Run:
         corpus, name, profile = evaluation_set.codebase, evaluation_set.name, self.trainer.encoder
         if evaluation_set.graded:
             graded = graded_ranking(ranking, queries["query_number"], queries["relevance"])
+            by_query = {"map": average_precision(ranking, queries["query_number"]), "ndcg@10": graded.ndcg}
             ranking, ranked_rows = graded.ranking, queries.select(graded.pairs.tolist())
-            queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | {"ndcg@10": graded.ndcg})
-            metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | {"ndcg@10": float(graded.ndcg.mean())}
+            queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | by_query)
+            metrics |= retrieval_metrics(ranking.ranks, len(corpus))
+            metrics |= {name: float(values.mean()) for name, values in by_query.items()}
         self.results[name][system] = metrics
         if system != "lexical":
             self.rankings[name] = (ranked_rows, ranking)
@@ -244,7 +251,10 @@ def _split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages
 def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
     """The loss and the settings that it reads."""
     objective, callback = trainer.objective, trainer.estimator_callback
-    names = ["alpha", "beta", "temperature", "floor"] if objective.needs_similarity else []
+    aware = objective.weighting == "positive_aware"
+    names = ["weighting", "margin", "temperature"] if aware else ["alpha", "beta", "temperature", "floor"]
+    names = names if objective.needs_similarity else []
+    names += ["order_loss_weight", "order_loss_scale"] if objective.order_loss_weight else []
     names += ["infonce_weight", "kl_weight"] if objective.loss == "kl_regularization" else []
     names += CANCEL_SETTINGS[objective.cancel]
     names += ["clamp_negative_scores"] if objective.clamp_negative_scores else []
@@ -268,6 +278,7 @@ def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
         "pairs in a batch, per process": args.per_device_train_batch_size,
         "processes": args.world_size,
         "codes that each query meets": trainer.global_batch_size,
+        **_hard_batches(trainer),
         "precision": trainer.precision,
         "epochs": args.num_train_epochs,
         "steps": state.global_step,
@@ -279,6 +290,17 @@ def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
         step_time = round(times[-1] / max(state.global_step, 1), 4)
         settings |= {"train runtime, s": round(times[-1], 1), "seconds a step": step_time}
     return settings
+
+
+def _hard_batches(trainer: SoftInfoNCETrainer) -> dict:
+    """The settings of clustered batches, own negatives and duplicates that differ from the default."""
+    options, strategy = trainer.options, trainer.args.train_sampling_strategy
+    settings = {} if strategy == "random" else {"batches": strategy}
+    if strategy == "similar":
+        settings |= {"rows in a group": options.group_size, "share of random rows": options.random_share}
+    if options.negatives_per_query:
+        settings["own negatives per query"] = options.negatives_per_query
+    return settings if options.duplicates == "mask" else settings | {"duplicates": options.duplicates}
 
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:

@@ -7,17 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from datasets import DatasetDict
 from transformers import PreTrainedModel
 
-from soft_trainer.arguments import SoftInfoNCEOptions
+from soft_trainer.arguments import (
+    DataArguments,
+    ModelArguments,
+    SoftInfoNCEOptions,
+    SoftInfoNCETrainingArguments,
+)
+from soft_trainer.data.codesearchnet import by_language
+from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
-from soft_trainer.training.hard_batches import COLUMN, choice_of
+from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
 from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 
 # Options of the loss that have a default of their own, not the estimator's.
@@ -98,6 +108,27 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
             raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
 
 
+def check_before_loading(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: SoftInfoNCETrainingArguments,
+    estimator,
+    data: DatasetDict,
+    profile: EncoderProfile,
+) -> None:
+    """Refuses a run of the command line that cannot work, when its rows are known and before its model is loaded.
+
+    Raises:
+        UserError: the setting that cannot work, and values that do.
+    """
+    metrics = measured_metrics(METRICS, by_language(data.get("valid"), data_args.languages))
+    check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
+    check_initial_model(estimator, model_args.from_scratch)
+    if args.do_train:
+        weighs = make_objective(args, estimator).needs_similarity
+        check_negatives(args, data["train"], profile, estimator if weighs else None)
+
+
 def check_run(
     args,
     estimator,
@@ -131,7 +162,7 @@ def check_run(
             "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
         )
     check_weighting(objective, estimator)
-    _check_hard_batches(args, estimator)
+    _check_hard_batches(args, estimator, train_dataset)
     if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
     if args.eval_strategy != "no" and metrics is not None:
@@ -147,17 +178,19 @@ def check_run(
             estimator.check(train_dataset)
 
 
-def _check_hard_batches(args, estimator) -> None:
+def _check_hard_batches(args, estimator, train_dataset) -> None:
     """Refuses own negatives and clustered batches that could not be made."""
     options = options_of(args)
     for name, allowed in CHOICES.items():
         if getattr(options, name) not in allowed:
             raise UserError(f"{name}={getattr(options, name)!r}: use one of {', '.join(allowed)}")
     if args.train_sampling_strategy == "similar" and options.similar_by == "estimator":
-        if estimator is None or not isinstance(estimator, Estimator):
-            raise UserError("train_sampling_strategy=similar: it needs an estimator of ours, or --similar_by bm25")
-        if type(estimator).neighbours is Estimator.neighbours:
-            estimator.neighbours(0, (), None)
+        if not (isinstance(estimator, Estimator) and estimator.finds_neighbours):
+            name = "no estimator" if estimator is None else type(estimator).__name__
+            raise UserError(
+                f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
+                "trained_model or initial_model, or --similar_by bm25"
+            )
     if options.negatives_per_query < 0 or options.negative_candidates < 1 or options.neighbours < 1:
         raise UserError("negatives_per_query must be 0 or more, negative_candidates and neighbours 1 or more")
     if not options.negatives_per_query:
@@ -167,6 +200,32 @@ def _check_hard_batches(args, estimator) -> None:
     choice_of(options)
     if options.negatives not in (None, COLUMN) and not Path(options.negatives).exists():
         raise UserError(f"negatives={options.negatives}: no such file")
+    if options.negatives is None and estimator is None and train_dataset is not None:
+        if COLUMN_NAME not in train_dataset.column_names:
+            raise UserError(
+                "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a "
+                "column 'negatives'"
+            )
+
+
+def check_own_collator(args, data_collator) -> None:
+    """Refuses own negatives with a user's collator, which sees pairs and knows no further codes."""
+    if data_collator is not None and not isinstance(data_collator, PairCollator):
+        if options_of(args).negatives_per_query:
+            raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
+
+
+def check_initial_model(estimator, from_scratch: str | None) -> None:
+    """Refuses weights by an encoder that starts at random.
+
+    Raises:
+        UserError: names the estimators that fit.
+    """
+    if from_scratch and any(isinstance(member, InitialModelEstimator) for member in members_of(estimator)):
+        raise UserError(
+            f"estimator=initial_model: with --from_scratch {from_scratch} the encoder starts at random, and so would "
+            "the weights; use bm25, simcse or trained_model"
+        )
 
 
 def check_weighting(objective: Objective, estimator) -> None:

@@ -6,19 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from datasets import Dataset, concatenate_datasets
 
 from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.data.batches import OwnNegatives, text_ids_of, with_code_only
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
+from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, nearest_by_similarity
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.terminal import print_on_main
+from soft_trainer.weights import checked_similarity
 
-COLUMN = "column"  # --negatives column reads the column `negatives`
+COLUMN = "column"  # --negatives column
+COLUMN_NAME = "negatives"  # the column that it reads
 
 
 @dataclass(frozen=True)
@@ -58,25 +64,68 @@ def prepare_rows(
     Raises:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
     """
-    ids = text_ids_of(dataset, profile)
-    negatives = _read(options, dataset, profile) if options.negatives_per_query else None
-    rows = dataset
-    if negatives is not None and len(negatives.code_only):
-        rows = with_rows_of(dataset, negatives.code_only)
-        column = text_column(rows, side_settings(profile, "code")["columns"], "code")
-        codes = list(column_texts(rows.select(range(len(dataset), len(rows))), column))
-        ids = with_code_only(ids, codes)
+    negatives = read_negatives(options, dataset, profile)
+    rows, ids = with_codes(dataset, negatives.code_only if negatives is not None else (), profile)
     mines = options.negatives_per_query > 0 and negatives is None
     if fit is not None and (mines or (strategy == "similar" and options.similar_by == "estimator")):
         fit(rows)
     if mines:
-        negatives = _mined(options, estimator, ids)
+        last = choice_of(options).ranks[1]
+        count = max(options.negative_candidates, options.negatives_per_query, last or 0)
+        negatives = mined_negatives(estimator, count, len(dataset), ids)
     return PreparedRows(
         rows,
         ids if options.duplicates != "ignore" else None,
         _chosen(options, negatives, seed) if negatives is not None else None,
-        _similar(options, dataset, estimator, ids) if strategy == "similar" else None,
+        _similar(options, dataset, profile, estimator, ids) if strategy == "similar" else None,
     )
+
+
+def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile) -> Negatives | None:
+    """The negatives of the rows' own from a file or from the rows' column; None if there are none or they are mined.
+
+    Raises:
+        UserError: no such file or column, or negatives of other rows.
+    """
+    source, column = options.negatives, COLUMN_NAME in dataset.column_names
+    if not options.negatives_per_query or (source is None and not column):
+        return None
+    texts = training_texts(dataset, profile)
+    if source is not None and source != COLUMN:
+        return load_negatives(source, texts)
+    if not column:
+        raise UserError(f"negatives={source}: the training rows have no column {COLUMN_NAME!r}")
+    return column_negatives(dataset[COLUMN_NAME][:], texts)
+
+
+def check_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile, estimator) -> None:
+    """Reads own negatives before a model is loaded, to see that they can be used.
+
+    Args:
+        estimator: of the weights, None if none are needed.
+
+    Raises:
+        UserError: they cannot be read, the limits leave none of them, or the estimator does not know them.
+    """
+    negatives = read_negatives(options, dataset, profile)
+    if negatives is not None:
+        limited(negatives, choice_of(options))
+        check_code_only(estimator, len(negatives.code_only))
+
+
+def check_code_only(estimator, number: int) -> None:
+    """Refuses codes that are no training rows if the estimator compares queries with queries.
+
+    Raises:
+        UserError: names the estimators that fit.
+    """
+    for member in members_of(estimator) if number else ():
+        if not getattr(member, "compares_codes", True):
+            raise UserError(
+                f"negatives: codes that are no training rows ({number:,} of them) have no query, but "
+                f"{type(member).__name__} compares queries; use trained_model, initial_model, or bm25 with "
+                "--bm25_document_column code_tokens"
+            )
 
 
 def training_texts(dataset: Dataset, profile: EncoderProfile) -> TrainingRows:
@@ -106,38 +155,56 @@ def choice_of(options: SoftInfoNCEOptions) -> NegativeChoice:
     )
 
 
-def with_rows_of(dataset: Dataset, code_only: Sequence[Mapping]) -> Dataset:
-    """The training rows, followed by a row without a query for each code."""
+def with_codes(
+    dataset: Dataset, code_only: Sequence[Mapping], profile: EncoderProfile
+) -> tuple[Dataset, dict[str, np.ndarray]]:
+    """The training rows followed by a row without a query for each code, and `text_ids_of` of all these rows."""
+    ids = text_ids_of(dataset, profile)
+    if not len(code_only):
+        return dataset, ids
     first = dataset[0]
     added = []
     for row in code_only:
         values = {"code": row["code"], "original_string": row["code"], "code_tokens": row["code"].split()}
         values |= {"language": first.get("language"), "docstring": "", "docstring_tokens": []} | dict(row)
         added.append({name: values.get(name) for name in dataset.column_names})
-    return concatenate_datasets([dataset, Dataset.from_list(added, features=dataset.features)])
+    further = Dataset.from_list(added, features=dataset.features)
+    column = text_column(dataset, side_settings(profile, "code")["columns"], "code")
+    return concatenate_datasets([dataset, further]), with_code_only(ids, list(column_texts(further, column)))
 
 
-def _read(options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile) -> Negatives | None:
-    """The negatives of a file or of the rows' column; None if they are to be mined."""
-    source = options.negatives
-    if source is None and "negatives" not in dataset.column_names:
-        return None
-    texts = training_texts(dataset, profile)
-    if source is not None and source != COLUMN:
-        return load_negatives(source, texts)
-    if "negatives" not in dataset.column_names:
-        raise UserError(f"negatives={source}: the training rows have no column 'negatives'")
-    return column_negatives(dataset["negatives"][:], texts)
+def mined_negatives(
+    estimator, count: int, rows: int, ids: Mapping[str, np.ndarray], code_only: Sequence[dict] = ()
+) -> Negatives:
+    """The codes most similar to each row's query, those with its query's or its code's text left out.
 
+    Args:
+        estimator: fitted on the training rows, followed by the code-only rows.
+        count: candidates of each row.
+        rows: the number of training rows.
+        ids: `text_ids_of` of all these rows.
 
-def _mined(options: SoftInfoNCEOptions, estimator, ids: Mapping) -> Negatives:
-    """Candidates by the run's estimator."""
-    if estimator is None:
-        raise UserError("negatives_per_query: mining needs an estimator, or name a file with --negatives")
-    last = choice_of(options).ranks[1]
-    count = max(options.negative_candidates, options.negatives_per_query, last or 0)
-    neighbours = estimator.neighbours(count, tuple(ids.values()), "Mining negatives")
-    return from_neighbours(neighbours, ids["code"])
+    Raises:
+        UserError: too many rows for an estimator that cannot but compare all pairs.
+    """
+    texts, progress = tuple(ids.values()), "Mining negatives"
+    # The neighbours of a mixture are those of one member alone.
+    if isinstance(estimator, Estimator) and estimator.finds_neighbours and not isinstance(estimator, MixtureEstimator):
+        return from_neighbours(estimator.neighbours(count, texts, progress, rows), ids["code"], code_only)
+    codes = len(ids["code"])
+    if codes > EXACT_ROWS:
+        raise UserError(
+            f"{type(estimator).__name__} finds negatives by comparing all pairs, which is too slow for {codes:,} "
+            f"codes (at most {EXACT_ROWS:,}); mine with bm25, simcse, trained_model or initial_model"
+        )
+
+    def similarity(query_rows: np.ndarray, code_rows: np.ndarray) -> torch.Tensor:
+        return checked_similarity(estimator, torch.from_numpy(query_rows), torch.from_numpy(code_rows))
+
+    neighbours = cached_neighbours(
+        None, "", lambda: nearest_by_similarity(similarity, rows, codes, count, text_ids=texts, progress=progress)
+    )
+    return from_neighbours(neighbours, ids["code"], code_only)
 
 
 def _chosen(options: SoftInfoNCEOptions, negatives: Negatives, seed: int) -> OwnNegatives:
@@ -152,23 +219,19 @@ def _chosen(options: SoftInfoNCEOptions, negatives: Negatives, seed: int) -> Own
     return OwnNegatives(left, choice, seed, meet_all=options.negatives_meet == "all")
 
 
-def _similar(options: SoftInfoNCEOptions, dataset: Dataset, estimator, ids: Mapping) -> dict[str, object]:
+def _similar(
+    options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile, estimator, ids: Mapping
+) -> dict[str, object]:
     """The arguments of `similar_batches`."""
-    count, progress = max(options.neighbours, options.group_size, options.nearest_apart + 1), "Finding neighbours"
+    count, rows = max(options.neighbours, options.group_size, options.nearest_apart + 1), len(dataset)
     if options.similar_by == "bm25":
-        columns = [name for name in ("docstring_tokens", "docstring") if name in dataset.column_names]
-        estimator = BM25Estimator(*columns[:1])
+        estimator = BM25Estimator(text_column(dataset, profile.query_columns, "query"))
         estimator.fit(dataset)
-    if estimator is None:
-        raise UserError("train_sampling_strategy=similar: it needs an estimator with vectors, or --similar_by bm25")
-    neighbours = np.array(estimator.neighbours(count, (), progress).rows)
-    # Code-only rows are in no batch of their own: they go, and the others move up.
-    neighbours[neighbours >= len(dataset)] = -1
-    neighbours = np.take_along_axis(neighbours, np.argsort(neighbours < 0, axis=1, kind="stable"), 1)
+    neighbours = estimator.neighbours(count, progress="Finding neighbours", rows=rows, codes=rows)
     return {
-        "neighbours": neighbours[: len(dataset)],
+        "neighbours": neighbours.rows,
         "group_size": options.group_size,
         "random_share": options.random_share,
         "apart": options.nearest_apart,
-        "text_ids": [part[: len(dataset)] for part in ids.values()] if options.equal_texts_apart else (),
+        "text_ids": [side[:rows] for side in ids.values()] if options.equal_texts_apart else (),
     }

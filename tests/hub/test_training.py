@@ -101,7 +101,7 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
     options = {"estimator": "trained_model", "max_steps": 1, "estimator_cache_dir": tmp_path / "rows"}
     assert train(**options, estimator_model="ann/teacher@v1") == (0, "")
     assert torch.equal(loaded[0].encode_queries(TEXTS).cpu(), first.encode_queries(TEXTS))
-    code, error = train(**options, estimator_model="ann/teacher@v3")
+    code, error = train(**options, estimator_model="ann/teacher@v3", overwrite=True)
     assert code == 2 and "ann/teacher: no revision 'v3'" in error
 
 

@@ -95,7 +95,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "soft_trainer" / "search"
 
 
-class StubEncoder(vectors.Encoder):
+class StubEncoder(vectors.LazyEncoder):
     """Embeds a text as counts of letters, so that like texts have like embeddings; counts what it encodes."""
 
     encoded: list = []
@@ -121,7 +121,7 @@ class StubEncoder(vectors.Encoder):
 @pytest.fixture
 def stub(monkeypatch):
     """Puts the stub in place of the encoder; gives its class."""
-    monkeypatch.setattr(vectors, "Encoder", StubEncoder)
+    monkeypatch.setattr(vectors, "LazyEncoder", StubEncoder)
     StubEncoder.encoded, StubEncoder.weights = [], 1.0
     return StubEncoder
 

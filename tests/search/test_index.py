@@ -231,6 +231,21 @@ class TestWithEncoder:
         index.update()
         assert len(stub.encoded) == 1 and "brand_new" in stub.encoded[0]
 
+    def test_a_renamed_file_is_not_encoded_again_though_the_index_is_tidied(self, tree, stub, monkeypatch):
+        text = "\n\n\n\n".join(f"def f{k}(x):\n    y = x + {k}\n    return y" for k in range(200))
+        write_tree(tree, {"many.py": text})
+        index = CodeIndex.build(tree, model="stub")
+        stub.encoded.clear()
+        monkeypatch.setattr(vectors, "embedded_text", lambda path, name, text: text)
+        write_tree(tree, {"many.py": text + "\n\n\n\ndef g(x):\n    return x\n"})
+        index.update()
+        again = len(stub.encoded)
+        stub.encoded.clear()
+        (tree / "many.py").rename(tree / "other.py")
+        index.update()
+        assert again == 201 and not stub.encoded
+        assert index.database.execute("SELECT count(*) FROM dead").fetchone() == (0,)
+
     def test_a_stopped_run_goes_on(self, tree, stub, monkeypatch):
         monkeypatch.setattr(vectors, "COMMIT_TEXTS", 1)
         original, calls = stub.codes, []

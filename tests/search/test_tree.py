@@ -50,7 +50,8 @@ def test_links_and_special_files_are_not_opened(tmp_path):
         listing = list_tree(str(folder))
     assert set(listing.files) == {"a.py"}
     assert listing.skipped == {
-        "link.py": "link", "loop": "link", "out": "link", "pipe.py": "not a regular file", "socket.py": "not a regular file",
+        "link.py": "link", "loop": "link", "out": "link", "pipe.py": "not a regular file",
+        "socket.py": "not a regular file",
     }  # fmt: skip
     # they may come in the place of a file after the listing
     assert read_text(str(folder), "link.py") == "unreadable"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from soft_trainer.search.words import stem, terms
+from soft_trainer.mining.words import stem, terms
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,17 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
         gain(2, places[7]) / gain(2, 1),
     ]
     assert found["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
+    # The second of two relevant codes has two relevant ones up to its place.
+    average = [(1 / best + 2 / max(places[0], places[1])) / 2, 1 / places[7]]
+    assert found["map"] == pytest.approx(sum(average) / 2)
     ranks = pq.read_table(tmp_path / "ranks-human-untrained.parquet").to_pydict()
+    assert ranks["map"] == pytest.approx(average)
     assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
     # The most relevant code stands for the query, whichever came first, so that runs can be compared.
     assert ranks["url"] == [graded.queries["url"][0], graded.queries["url"][2]]
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
-    assert "nDCG@10" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "MAP" in said and "nDCG@10" in said
 
 
 def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):

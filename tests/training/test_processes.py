@@ -34,9 +34,20 @@ CASES = {
     },
     "accumulated": {"batch": 6, "gradient_accumulation_steps": 2},
     "pool": {"batch": 8, "pool": 33, "max_steps": 1},
+    "own_negatives": {"batch": 8, "negatives_per_query": 2, "negative_candidates": 6},
+    "own_negatives_cached": {
+        "batch": 6,
+        "negatives_per_query": 1,
+        "negative_candidates": 6,
+        "negatives_meet": "all",
+        "duplicates": "positives",
+        "order_loss_weight": 0.1,
+        "gradient_cache_chunk_size": 3,
+    },
     **{f"strategy_{name}": {"batch": 6, "train_sampling_strategy": name} for name in STRATEGIES},
 }
 LOCAL = {"batch": 12, "gather_negatives": False, "train_sampling_strategy": "sequential", "dataloader_drop_last": True}
+LOCALS = {"local": LOCAL, "local_own_negatives": LOCAL | {"negatives_per_query": 2, "negative_candidates": 6}}
 STARTS = ("fork", "forkserver", "spawn")  # how data workers are started
 STARTED = {
     f"local_{start}": LOCAL | {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": start}
@@ -92,7 +103,7 @@ def two(folder, launch, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(two):
-    return two(CASES | {"local": LOCAL} | STARTED)
+    return two(CASES | LOCALS | STARTED)
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +155,11 @@ def test_local_negatives_are_those_of_two_accumulated_batches(together, alone):
     first, second = (result["rows"] for result in results_of(together, "local", 2))
     assert all(not set(a) & set(b) for a, b in zip(first, second, strict=True))
     # One process that accumulates the two shares of a global batch computes the same gradients.
-    options = LOCAL | {"batch": 6, "gradient_accumulation_steps": 2, "gather_negatives": None}
-    weights = load_file(together / "local/model.safetensors")
-    for name, value in load_file(alone("local", options) / "local/model.safetensors").items():
-        torch.testing.assert_close(weights[name], value, atol=1e-10, rtol=0, msg=name)
+    for case in ("local", "local_own_negatives"):
+        options = LOCALS[case] | {"batch": 6, "gradient_accumulation_steps": 2, "gather_negatives": None}
+        weights = load_file(together / case / "model.safetensors")
+        for name, value in load_file(alone(case, options) / case / "model.safetensors").items():
+            torch.testing.assert_close(weights[name], value, atol=1e-10, rtol=0, msg=name)
 
 
 @pytest.mark.slow

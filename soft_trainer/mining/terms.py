@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,13 +11,12 @@ from hashlib import blake2b
 import numpy as np
 
 from soft_trainer.mining.pieces import Piece, language_of, split
+from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
-from soft_trainer.search.words import WORD, name_parts, stem, terms, whole
+from soft_trainer.mining.words import WORD, name_parts, stem, terms, whole
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
-_TEST_PATH = re.compile(r"(?i)(^|[/_.-])(tests?|specs?|testdata|__tests__)([/_.-]|$)")
-_TEST_CLASS = re.compile(r"(Test|Tests|Spec)\.[a-z]+$")
 MAX_COUNT = 255
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
@@ -38,9 +36,9 @@ class FileEntry:
 
 @dataclass
 class Batch:
-    """Files that were read together, and their terms: entry i says that `terms[term[i]]` is `count[i]` times in a piece.
+    """Files that were read together, and their terms.
 
-    Pieces are counted from 0 over the files of the batch.
+    Entry i says that `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all files.
     """
 
     files: list[FileEntry] = field(default_factory=list)
@@ -110,7 +108,7 @@ def _read(path: str, source: bytes, vocabulary: _Vocabulary) -> tuple[FileEntry,
         pieces.append([piece.start, piece.end, piece.name])
         counts.append(counted)
     own, _ = name_and_folders(path)
-    traits = int(is_test(path)), min(path.count("/"), 255), min(len(name_parts(own)), 255)
+    traits = int(is_test_path(path, language)), min(path.count("/"), 255), min(len(name_parts(own)), 255)
     digest = blake2b(source, digest_size=16).digest()
     return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths), counts
 
@@ -125,17 +123,12 @@ def path_terms(path: str) -> list[str]:
 
 
 def name_and_folders(path: str) -> tuple[str, str]:
-    """The file's own name without endings, and its folders; `__init__`, `index` and their like have the folder's name."""
+    """The file's own name without endings, and its folders; `__init__` and its like have the folder's name."""
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").split(".")[0]
     if own.lower() in _PACKAGE_FILES and folders:
         folders, _, own = folders.rpartition("/")
     return own, folders
-
-
-def is_test(path: str) -> bool:
-    """True if a path looks like a test or what a test reads."""
-    return bool(_TEST_PATH.search(path) or _TEST_CLASS.search(path))
 
 
 def pieces_json(pieces: list[list]) -> str:

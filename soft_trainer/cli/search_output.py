@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from soft_trainer.search.index import SearchResult
-from soft_trainer.search.words import STOP_WORDS, WORD, stem, terms, words
+from soft_trainer.mining.words import WORD, stem, terms
+from soft_trainer.search.index import SearchResult, query_terms
 
-SHOWN_LINES = 4
 SHOWN_COLUMNS = 160
 # control characters, and those that turn the direction of writing or break lines
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -29,29 +28,11 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
         if colour:
             place, name, score = f"{_BOLD}{place}{_END}", f"{_GREEN}{name}{_END}", f"{_DIM}{score}{_END}"
         lines = [f"{place}  {name}  {score}" if result.name else f"{place}  {score}"]
-        for number, line in telling_lines(result, wanted):
+        for number, line in result.telling_lines(wanted):
             line = safe(line)[:SHOWN_COLUMNS]
             lines.append(f"{number:>6}  {_highlighted(line, wanted) if colour else line}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n" if blocks else ""
-
-
-def query_terms(query: str) -> set[str]:
-    """The terms that are marked in a result."""
-    return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
-
-
-def telling_lines(result: SearchResult, wanted: set[str], count: int = SHOWN_LINES) -> list[tuple[int, str]]:
-    """(number, text) of the first line with a word and of the lines that hold most of the query's terms, in order."""
-    lines = [
-        (result.start_line + place, line) for place, line in enumerate(result.text.split("\n")) if WORD.search(line)
-    ]
-    hits = {
-        number: len(wanted & {term for word in WORD.findall(line[:1000]) for term in terms(word)})
-        for number, line in lines
-    }
-    best = sorted(lines[1:], key=lambda line: (-hits[line[0]], line[0]))[: count - 1]
-    return sorted(lines[:1] + best)
 
 
 def _highlighted(line: str, wanted: set[str]) -> str:

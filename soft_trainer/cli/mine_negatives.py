@@ -1,0 +1,169 @@
+"""Mine hard negatives of training rows: for each query the codes that an estimator finds most similar to it.
+
+soft-trainer mine-negatives negatives.jsonl.gz --data_dir DIR
+soft-trainer mine-negatives negatives.jsonl.gz --data_dir DIR --estimator trained_model --estimator_model NAME
+soft-trainer mine-negatives negatives.jsonl.gz --data_dir DIR --codes MORE.jsonl.gz
+
+`soft-trainer train --data_dir DIR --negatives negatives.jsonl.gz --negatives_per_query 1` reads the file. The rows
+must be those of the training: the same folder, filters and limits. Here bm25 compares the words of a query with those
+of codes, and identifiers are split into words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from types import NoneType
+from typing import get_args, get_type_hints
+
+from transformers.hf_argparser import string_to_bool
+
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions
+from soft_trainer.errors import UserError
+
+# The options that training has too, with the same names, help and defaults.
+SHARED = {
+    DataArguments: ("data_dir", "dataset_name", "source_dir", "language", "split_urls", "filters", "mining_keep")
+    + ("max_train_rows", "estimator", "estimator_model", "estimator_cache_dir", "no_estimator_cache")
+    + ("mixture_shares", "mixture_temperatures", "bm25_idf", "bm25_scope"),
+    SoftInfoNCEOptions: ("negative_candidates", "negative_ranks", "negative_max_score", "negative_margin")
+    + ("negative_ratio",),
+    ModelArguments: ("profile", "query_columns", "code_columns"),
+}
+QUERY_WORDS, CODE_WORDS = "query_words", "code_words"  # columns that bm25 reads
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("output", metavar="OUTPUT", help="file to write: .jsonl or .jsonl.gz")
+    parser.add_argument(
+        "--codes", help="JSON lines with `code` (and `url`): further code, beside that of the training rows"
+    )
+    parser.add_argument("--code_dir", help="source tree in --language: its functions are further code")
+    for options, names in SHARED.items():
+        hints, fields = get_type_hints(options), options.__dataclass_fields__
+        for name in names:
+            kind = next(kind for kind in get_args(hints[name]) or (hints[name],) if kind is not NoneType)
+            parser.add_argument(
+                f"--{name}",
+                type=string_to_bool if kind is bool else kind,
+                default=fields[name].default,
+                help=fields[name].metadata["help"].replace("%", "%%"),
+            )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Mine, write the file, and print a table that helps to choose limits."""
+    # Imported here, so that a wrong option need not wait for them.
+    from soft_trainer.data.negative_files import write_negatives
+    from soft_trainer.data.negatives import limited
+    from soft_trainer.data.sources import load_data
+    from soft_trainer.estimators.registry import choose_estimator
+    from soft_trainer.training.building import build_profile
+    from soft_trainer.training.hard_batches import check_code_only, choice_of, mined_negatives, training_texts
+
+    given = {kind: kind(**{name: getattr(arguments, name) for name in names}) for kind, names in SHARED.items()}
+    data_args, options, model_args = given.values()
+    _check(arguments)
+    choice = choice_of(dataclasses.replace(options, negatives_per_query=1))
+    profile = build_profile(dataclasses.replace(model_args, profile=model_args.profile or "auto"))
+    estimator = choose_estimator(dataclasses.replace(data_args, bm25_document_column=CODE_WORDS), (QUERY_WORDS,))
+    with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
+        data = load_data(data_args, profile, folder, ("train",))
+        train, further = data["train"], _further_codes(arguments, data)
+        check_code_only(estimator, len(further))
+        rows, ids = _with_words(train, further, profile)
+        estimator.fit(rows)
+        mined = mined_negatives(estimator, options.negative_candidates, len(train), ids, further)
+        negatives = limited(mined, choice)
+        write_negatives(arguments.output, negatives, training_texts(train, profile), _name(data_args))
+        sys.stdout.write(f"{_summary(negatives)}\nWritten to {arguments.output}\n")
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuses what cannot be mined, before rows are loaded."""
+    if arguments.estimator in (None, "none") or "initial_model" in arguments.estimator.split("+"):
+        raise UserError(
+            f"estimator={arguments.estimator}: use bm25, or the encoder that shall mine: --estimator trained_model "
+            "--estimator_model NAME"
+        )
+    if arguments.codes and Path(arguments.codes).name.startswith("codebase."):
+        raise UserError(f"{arguments.codes}: a codebase holds the codes of test, which must not be trained on")
+    if arguments.negative_candidates < 1:
+        raise UserError(f"negative_candidates={arguments.negative_candidates}: must be 1 or more")
+    if not arguments.output.endswith((".jsonl", ".jsonl.gz")):
+        raise UserError(f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz")
+
+
+def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
+    """The codes of --codes and --code_dir, without those that are in a split of the data already."""
+    from soft_trainer.data.codesearchnet import load_jsonl
+    from soft_trainer.terminal import print_on_main
+
+    rows = []
+    if arguments.codes:
+        if not Path(arguments.codes).is_file():
+            raise UserError(f"{arguments.codes}: no such file")
+        codes = load_jsonl(Path(arguments.codes))
+        if "code" not in codes.column_names or None in codes["code"][:]:
+            raise UserError(f"{arguments.codes}: every row needs the column 'code'")
+        rows += codes
+    if arguments.code_dir:
+        from soft_trainer.mining.tree import source_functions  # imports grammars, which are slow
+
+        rows += source_functions(arguments.code_dir, arguments.language)
+    known, names = set(), ("url", "code", "code_tokens", "language")
+    for split in data.values():
+        for column in {"url", "code"} & set(split.column_names):
+            known.update(split[column][:])
+    left = {}
+    for row in rows:
+        if row["code"] not in known and row.get("url") not in known:
+            left.setdefault(row["code"], {name: row[name] for name in names if row.get(name)})
+    if len(left) < len(rows):
+        print_on_main(
+            f"{len(rows) - len(left):,} of {len(rows):,} further codes are left out: copies, training rows, and codes "
+            "of the corpus that queries are ranked against"
+        )
+    return list(left.values())
+
+
+def _with_words(train, further: list[dict], profile) -> tuple:
+    """The rows with the columns that bm25 reads, further codes after training rows, and their `text_ids_of`."""
+    from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+    from soft_trainer.estimators.bm25_scores import split_identifiers
+    from soft_trainer.training.hard_batches import with_codes
+
+    rows, ids = with_codes(train, further, profile)
+    for side, name in zip(SIDES, (QUERY_WORDS, CODE_WORDS), strict=True):
+        column = text_column(rows, side_settings(profile, side)["columns"], side)
+        rows = rows.add_column(name, [split_identifiers(text.split()) for text in column_texts(rows, column)])
+    return rows, ids
+
+
+def _name(data_args: DataArguments) -> str:
+    """The estimator with its encoder."""
+    return ":".join(filter(None, (data_args.estimator, data_args.estimator_model)))
+
+
+def _summary(negatives) -> str:
+    """A table of how many candidates there are and how they score beside the queries' own codes."""
+    import numpy as np
+
+    from soft_trainer.terminal import table
+
+    first = negatives.starts[:-1][negatives.counts > 0]
+    own, nearest = negatives.own[negatives.counts > 0], negatives.scores[first]
+    lines = [
+        ("training rows", f"{len(negatives):,}"),
+        ("rows without a candidate", f"{int((negatives.counts == 0).sum()):,}"),
+        ("candidates of a row, mean", f"{negatives.counts.mean():.1f}"),
+        ("further codes among them", f"{len(negatives.code_only):,}"),
+        ("score of the own code, median", f"{np.median(own):.3g}"),
+        ("score of the nearest candidate, median", f"{np.median(nearest):.3g}"),
+        ("rows whose nearest candidate scores above the own code", f"{(nearest > own).mean():.0%}"),
+    ]
+    return table(("negatives", ""), lines)
