@@ -39,8 +39,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
-    from soft_trainer.training.checks import check_initial_model, check_run, make_objective
-    from soft_trainer.training.hard_batches import check_negatives
+    from soft_trainer.training.checks import check_before_loading
     from soft_trainer.training.refused_options import check_options
 
     check_options(args)
@@ -59,11 +58,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         needed = needed_splits(data_args, args, bool(model_args.from_scratch))
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
-        check_run(args, estimator, data.get("train"), data_args.early_stopping_patience)
-        check_initial_model(estimator, model_args.from_scratch)
-        if args.do_train:
-            needs_similarity = make_objective(args, estimator).needs_similarity
-            check_negatives(args, data["train"], profile, estimator if needs_similarity else None)
+        check_before_loading(model_args, data_args, args, estimator, data, profile)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
     if statistics:
@@ -95,6 +90,7 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
     from transformers import EarlyStoppingCallback
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
+    from soft_trainer.data.codesearchnet import by_language
     from soft_trainer.training.building import build_model
 
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
@@ -104,8 +100,8 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
         model=build_model(model_args, profile, tokenizer),
         args=args,
         train_dataset=data.get("train"),
-        eval_dataset=data.get("valid"),
-        codebase=data.get("codebase"),
+        eval_dataset=by_language(data.get("valid"), data_args.languages),
+        codebase=by_language(data.get("codebase"), data_args.languages),
         processing_class=tokenizer,
         encoder=profile,
         callbacks=callbacks,

@@ -91,7 +91,7 @@ class DataArguments:
         None, "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set."
     )
     max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.")
-    lexical: bool = option(True, "Also rank by lexical BM25, as a line to beat.")
+    lexical: bool = option(True, "Also rank by lexical BM25, a baseline that needs no training.")
     model_card: bool = option(True, "Write README.md, the model card, into the output folder.")
     examples: int = option(5, "Test queries to show with their top functions at the end.")
     early_stopping_patience: int | None = option(None, "Stop after this many evaluations without a better metric.")
@@ -259,7 +259,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
 
 
 def _check_json(name: str, value) -> None:
-    """Refuses a text that begins as a JSON mapping and is none."""
+    """Refuses a text that begins like a JSON mapping but is not valid JSON."""
     if isinstance(value, str) and value.startswith("{"):
         try:
             json.loads(value)

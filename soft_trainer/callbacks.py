@@ -175,7 +175,7 @@ class EstimatorCallback(TrainerCallback):
         return {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
 
 
-def the_estimator_callback(callbacks) -> EstimatorCallback | None:
+def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     """The `EstimatorCallback` among the callbacks of a trainer, None without one.
 
     Raises:

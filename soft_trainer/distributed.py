@@ -1,4 +1,4 @@
-"""The only file that knows of process groups. With one process everything here is the identity."""
+"""Communication between processes. With one process every function returns its input."""
 
 from __future__ import annotations
 

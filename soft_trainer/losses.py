@@ -167,14 +167,14 @@ def order_loss(
     if not 0 < scale < math.inf:
         raise ValueError(f"scale={scale:g}: must be above 0")
     scores, positives = _prepare(scores, positives)
-    counted = torch.ones_like(scores, dtype=torch.bool) if negatives is None else negatives
-    counted = counted.scatter(1, positives.unsqueeze(1), False)
-    # Columns that do not count come last, as alike as can be, so they are the k of no pair; as j they are masked.
-    alike, order = similarity.detach().masked_fill(~counted, torch.inf).sort(dim=1)
+    valid = torch.ones_like(scores, dtype=torch.bool) if negatives is None else negatives
+    valid = valid.scatter(1, positives.unsqueeze(1), False)
+    # Invalid columns get the largest similarity. So they are last, and never the less similar one of a pair.
+    ordered, order = similarity.detach().masked_fill(~valid, torch.inf).sort(dim=1)
     logits = scale * scores.gather(1, order)
-    less_alike = torch.searchsorted(alike, alike)
-    running = logits.logcumsumexp(1).gather(1, (less_alike - 1).clamp_min(0))
-    terms = (running - logits).masked_fill((less_alike == 0) | ~counted.gather(1, order), -torch.inf)
+    less_similar = torch.searchsorted(ordered, ordered)  # the number of columns that are less similar
+    running = logits.logcumsumexp(1).gather(1, (less_similar - 1).clamp_min(0))
+    terms = (running - logits).masked_fill((less_similar == 0) | ~valid.gather(1, order), -torch.inf)
     return F.pad(terms, (1, 0)).logsumexp(1).mean()
 
 
@@ -190,7 +190,7 @@ def _mean(loss, scores: Tensor, positives: Tensor | None, negatives: Tensor | No
 
 def _info_nce(scores: Tensor, positives: Tensor, negatives: Tensor | None) -> Tensor:
     if negatives is not None:
-        scores = scores.masked_fill(~_counted(negatives, positives), -torch.inf)
+        scores = scores.masked_fill(~_valid_columns(negatives, positives), -torch.inf)
     return F.cross_entropy(scores, positives, reduction="none")
 
 
@@ -202,21 +202,21 @@ def _soft_info_nce(scores: Tensor, positives: Tensor, weights: Tensor) -> Tensor
 def _weighted_info_nce(
     scores: Tensor, positives: Tensor, negatives: Tensor | None, similarity: Tensor, temperature: float
 ) -> Tensor:
-    counted = _counted(negatives, positives, scores)
-    labels = _soft_labels(similarity, temperature, positives, counted, scores.dtype)
-    log_p = scores.masked_fill(~counted, -torch.inf).log_softmax(1)
-    return -(labels * log_p.masked_fill(~counted, 0.0)).sum(1)
+    valid = _valid_columns(negatives, positives, scores)
+    labels = _soft_labels(similarity, temperature, positives, valid, scores.dtype)
+    log_p = scores.masked_fill(~valid, -torch.inf).log_softmax(1)
+    return -(labels * log_p.masked_fill(~valid, 0.0)).sum(1)
 
 
 def _binary_cross_entropy(
     scores: Tensor, positives: Tensor, negatives: Tensor | None, similarity: Tensor, temperature: float
 ) -> Tensor:
-    counted = _counted(negatives, positives, scores)
-    labels = _soft_labels(similarity, temperature, positives, counted, scores.dtype)
-    log_p = scores.masked_fill(~counted, -torch.inf).log_softmax(1).masked_fill(~counted, 0.0)
-    log_not_p = _log_of_the_rest(scores, counted).masked_fill(labels == 1, 0.0)
-    entropies = -(labels * log_p + (1 - labels) * log_not_p).masked_fill(~counted, 0.0)
-    return entropies.sum(1) / counted.sum(1)
+    valid = _valid_columns(negatives, positives, scores)
+    labels = _soft_labels(similarity, temperature, positives, valid, scores.dtype)
+    log_p = scores.masked_fill(~valid, -torch.inf).log_softmax(1).masked_fill(~valid, 0.0)
+    log_not_p = _log_of_the_rest(scores, valid).masked_fill(labels == 1, 0.0)
+    entropies = -(labels * log_p + (1 - labels) * log_not_p).masked_fill(~valid, 0.0)
+    return entropies.sum(1) / valid.sum(1)
 
 
 def _kl_regularized_info_nce(
@@ -228,9 +228,9 @@ def _kl_regularized_info_nce(
     infonce_weight: float,
     kl_weight: float,
 ) -> Tensor:
-    counted = _counted(negatives, positives, scores)
-    labels = _soft_labels(similarity, temperature, positives, counted, scores.dtype)
-    only = counted.scatter(1, positives.unsqueeze(1), False)
+    valid = _valid_columns(negatives, positives, scores)
+    labels = _soft_labels(similarity, temperature, positives, valid, scores.dtype)
+    only = valid.scatter(1, positives.unsqueeze(1), False)
     log_p = scores.masked_fill(~only, -torch.inf).log_softmax(1).masked_fill(~only, 0.0)
     divergence = (torch.xlogy(labels, labels) - labels * log_p).masked_fill(~only, 0.0).sum(1)
     return infonce_weight * _info_nce(scores, positives, negatives) + kl_weight * divergence
@@ -243,25 +243,25 @@ def _prepare(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:
     return scores if scores.dtype == torch.float64 else scores.float(), positives
 
 
-def _counted(negatives: Tensor | None, positives: Tensor, scores: Tensor | None = None) -> Tensor:
+def _valid_columns(negatives: Tensor | None, positives: Tensor, scores: Tensor | None = None) -> Tensor:
     """BoolTensor[B, N]: the negatives that count, and the positive."""
     if negatives is None:
         return torch.ones_like(scores, dtype=torch.bool)
     return negatives.scatter(1, positives.unsqueeze(1), True)
 
 
-def _soft_labels(similarity: Tensor, temperature: float, positives: Tensor, counted: Tensor, dtype) -> Tensor:
-    """y: 1 on the positive, the softmax of `similarity / temperature` on the counted negatives, 0 elsewhere."""
+def _soft_labels(similarity: Tensor, temperature: float, positives: Tensor, valid: Tensor, dtype) -> Tensor:
+    """y: 1 on the positive, the softmax of `similarity / temperature` on the valid negatives, 0 elsewhere."""
     column = positives.unsqueeze(1)
-    only = counted.scatter(1, column, False)
+    only = valid.scatter(1, column, False)
     logits = (similarity.to(dtype) / temperature).masked_fill(~only, -torch.inf)
     # A query without a single negative has a softmax over nothing, which is NaN: its negatives' labels are all 0.
     return logits.softmax(1).masked_fill(~only, 0.0).scatter(1, column, 1.0)
 
 
-def _log_of_the_rest(scores: Tensor, counted: Tensor) -> Tensor:
+def _log_of_the_rest(scores: Tensor, valid: Tensor) -> Tensor:
     """log(1 - p_j) = logsumexp over the other columns minus logsumexp over all of them."""
-    scores = scores.masked_fill(~counted, -torch.inf)
+    scores = scores.masked_fill(~valid, -torch.inf)
     total = scores.logsumexp(1, keepdim=True)
     # Only the largest p can round to 1; the others are at most 1/2, where log1p is exact.
     largest = scores.argmax(1, keepdim=True)

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, the_estimator_callback
+from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, find_estimator_callback
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
@@ -85,7 +85,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
-        self.estimator_callback = the_estimator_callback(callbacks)
+        self.estimator_callback = find_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")
         self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
         self.train_dataset = as_rows(train_dataset, "train_dataset")
@@ -127,7 +127,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
-            self.estimator_callback = the_estimator_callback({self.estimator_callback, callback})
+            self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})
             self.check_settings()
             self._bind_estimator()
 

@@ -198,8 +198,8 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
     """False-negative cancellation (Section 4.4) relative to the positive: BoolTensor[B, N], False on every negative
-    whose similarity is above `ratio` times that of the query's own code (and on the positive). Where that one is below
-    0, the threshold lies as far below it as it would for its absolute value."""
+    whose similarity is above `ratio` times that of the query's own code, and on the positive. For an own similarity s
+    below 0 the threshold is s - (1 - ratio) |s|."""
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
     return negatives & ~(similarity > own - (1 - ratio) * own.abs())

@@ -1,4 +1,4 @@
-"""The rooms of the package stand in the order of the way of the data: nothing imports what stands above it."""
+"""The folders of the package form layers, in the order in which data passes them. Nothing imports an upper layer."""
 
 import ast
 from pathlib import Path

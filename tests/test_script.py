@@ -183,7 +183,7 @@ def start(*argv: str, folder: Path) -> subprocess.CompletedProcess:
     [
         (["--langauge", "ruby"], ["--langauge", "'language'"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
-        (["--language", "perl"], ["'perl'", "ruby, python, java, javascript, php, go"]),
+        (["--language", "perl", "--from_scratch", "32x1"], ["'perl'", "ruby, python, java, javascript, php, go"]),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_2(tmp_path, argv, words):
@@ -392,3 +392,27 @@ def test_several_languages_train_together_and_are_measured_apart(script, folder,
     assert record["languages"] == ["ruby", "go"]
     assert set(record["results"]) == {"test-ruby", "test-go"}
     assert record["results"]["test-go"]["trained"]["pool_size"] == 24
+
+
+@pytest.mark.slow
+def test_the_metric_that_chooses_is_the_mean_of_those_that_are_reported(script, folder, tmp_path):
+    for language in ("ruby", "go"):
+        (tmp_path / language).mkdir()
+        for split in ("train", "valid", "test", "codebase"):
+            own = rows_of(folder, split)
+            # A query of the smaller corpus does not meet the codes of the larger one.
+            own = own[:8] + own[16:] if (language, split) == ("go", "codebase") else own
+            own = own[:2] if (language, split) == ("go", "valid") else own
+            changed = [row | {"url": f"{language}/{row['url']}", "language": language} for row in own]
+            write(tmp_path / language, split, changed)
+    options = TINY | {"language": "ruby,go", "data_dir": tmp_path / "{language}", "output_dir": tmp_path / "out"}
+    options |= {"eval_strategy": "epoch", "load_best_model_at_end": "true", "do_predict": "false", "do_eval": "true"}
+    code, lines = script(**options, do_train="true", lexical="false")
+    assert code == 0, lines
+    state = json.loads((tmp_path / "out/trainer_state.json").read_text())
+    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    reported = [results[f"valid-{language}"]["trained"] for language in ("ruby", "go")]
+    assert [metrics["pool_size"] for metrics in reported] == [24, 16]
+    assert state["best_metric"] == pytest.approx(sum(metrics["mrr"] for metrics in reported) / 2, abs=1e-9)
+    logged = next(entry for entry in state["log_history"] if "eval_mrr" in entry)
+    assert logged["eval_mrr"] == pytest.approx((logged["eval_ruby_mrr"] + logged["eval_go_mrr"]) / 2, abs=1e-9)

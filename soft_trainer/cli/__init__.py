@@ -1,0 +1,1 @@
+"""The command `soft-trainer`: one module a subcommand."""

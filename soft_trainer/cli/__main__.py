@@ -11,6 +11,7 @@ import argparse
 import atexit
 import gc
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ COMMANDS = {
     "train": "fine-tune an encoder and measure it before and after",
     "evaluate": "measure an encoder on a data set, without training",
     "mine": "mine documented functions from a source tree",
+    "index": "index a source tree, so that its functions can be found",
+    "search": "search an index from the shell, in a page, or for an agent",
+    "evaluate-search": "measure the search with judged queries",
     "mine-negatives": "mine hard negatives of training rows, for train --negatives",
     "simcse": "train the sentence encoder of the SimCSE estimator",
     "study": "run a grid of runs, or print its plan",
@@ -43,8 +47,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses like argparse, but names an unknown option before it names a missing one."""
-        options = [word.split("=")[0] for word in args or () if word.startswith("--") and word != "--"]
-        for option in options:
+        words = itertools.takewhile(lambda word: word != "--", args or ())
+        for option in (word.split("=")[0] for word in words if word.startswith("--")):
             if option not in self._option_string_actions:
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions)}")
         return super().parse_known_args(args, namespace)

@@ -4,7 +4,7 @@ soft-trainer evaluate MODEL --data_dir DIR
 soft-trainer evaluate outputs/quickstart --source_dir ~/src/my_project --language python
 soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 
-Every query of test looks for its own code in the codebase, and lexical BM25 does the same. With --eval_data_dir alone
+Every query of test looks for its own code in the corpus, and lexical BM25 does the same. With --eval_data_dir alone
 only those sets are measured.
 """
 

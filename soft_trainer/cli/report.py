@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the report and print its first table."""
-    # Imported here because --help shall not wait for torch.
+    # Imported here, so that --help does not wait for torch.
     from soft_trainer.evaluation.figures import new_figure
     from soft_trainer.studies.report.report import make_report, sections, write_report
     from soft_trainer.studies.report.tables import markdown

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     unset = [word for word in arguments.set if "=" not in word]
     if unset:
         raise UserError(f"set {unset[0]}: write OPTION=VALUE")
-    # Imported here because --help shall not wait for torch.
+    # Imported here, so that --help does not wait for torch.
     from soft_trainer.arguments import recipe_path
     from soft_trainer.studies import plan
     from soft_trainer.studies.execution import Stopped

@@ -179,7 +179,7 @@ class TrainBatches(Dataset):
             negatives=negatives,
             also=same if same is not None and self.duplicates == "positives" else None,
             duplicates=duplicates,
-            loss_inputs=None if self.weigh is None else self.weigh(rows, code_rows, positives, negatives),
+            loss_inputs=self.weigh(rows, code_rows, positives, negatives) if self.weigh and len(rows) else None,
         )
 
     def _codes(self, rows_of: Sequence[np.ndarray], epoch: int) -> tuple[list[np.ndarray], Tensor | None]:
@@ -191,10 +191,11 @@ class TrainBatches(Dataset):
         if self.own_negatives is None:
             return list(rows_of), None
         if not self.gather:
-            drawn = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
-            codes_of = [np.concatenate([rows, codes]) for rows, (codes, _) in zip(rows_of, drawn, strict=True)]
-            meets = drawn[self.rank][1]
+            # Other processes' draws too: the number of their forward passes depends on them.
+            columns = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
+            meets = columns[self.rank][1]
             before = np.ones((len(meets), len(rows_of[self.rank])), dtype=bool)
+            codes_of = [np.concatenate([rows, codes]) for rows, (codes, _) in zip(rows_of, columns, strict=True)]
             return codes_of, torch.from_numpy(np.concatenate([before, meets], 1))
         codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
         meets = meets[distributed.shard(len(meets), self.rank, self.world_size)]

@@ -24,8 +24,8 @@ def similar_batches(
     """Batches of one epoch, a function of the generator's state: every row once, near neighbours together.
 
     Rows are taken in a random order; each that is still free forms a group with its nearest free neighbours, then
-    with theirs. Full groups are dealt out evenly. A row of a group that stayed small goes to a batch that holds a
-    neighbour of its, where there is room.
+    with theirs. Full groups are dealt out evenly. A row of a group that stayed small goes to a batch that holds
+    one of its neighbours, where there is room.
 
     Args:
         neighbours: int64[n, k], the rows nearest to each row, nearest first, -1 where there are fewer.
@@ -86,7 +86,7 @@ def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
     """Groups of near rows among those of `order`: full ones, and smaller ones."""
     free = np.zeros(len(plan.neighbours) + 1, dtype=bool)  # The last stands for the neighbour -1.
     free[order] = True
-    banned_by = np.full(len(free), -1)  # The last group that cannot take the row, since an enemy is in it.
+    banned_by = np.full(len(free), -1)  # The last group that holds a row to keep apart.
     full, small = [], []
     for number, seed in enumerate(order.tolist()):
         if not free[seed]:
@@ -123,11 +123,11 @@ class _Plan:
         self.batch_of = np.full(len(neighbours) + 1, -1)
         self.texts_of = _shared_texts(text_ids)
         self.texts_in: list[set] = [set() for _ in room]
-        self.enemies, self.enemy_starts = _both_ways(neighbours[:, :apart])
+        self.apart_from, self.apart_starts = _both_ways(neighbours[:, :apart])
 
     def enemies_of(self, row: int) -> np.ndarray:
         """The rows that must not share the row's batch for being too near."""
-        return self.enemies[self.enemy_starts[row] : self.enemy_starts[row + 1]]
+        return self.apart_from[self.apart_starts[row] : self.apart_starts[row + 1]]
 
     def fits(self, row: int, batch: int) -> bool:
         """True if neither a text nor a row of the batch forbids the row."""

@@ -204,6 +204,13 @@ def rows_in(rows: Dataset, language: str) -> Dataset:
     return rows if len(places) == len(rows) else rows.select(places)
 
 
+def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dict[str, Dataset] | None:
+    """The rows of each language; as they are with one language, so that metrics keep their plain names."""
+    if rows is None or len(languages) == 1:
+        return rows
+    return {language: rows_in(rows, language) for language in languages}
+
+
 def _row_of_url(urls: Sequence[str]) -> dict[str, int]:
     """url -> the first row with that url."""
     first: dict[str, int] = {}

@@ -75,7 +75,7 @@ class PairCollator:
         }
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1) -> Side:
-        """One side of a batch, in `passes` chunks or as many as pay."""
+        """One side of a batch, in the cheapest number of chunks, but in no fewer than `passes`."""
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
         chunks = split_chunks(chunk_by_length(lengths, self.cost, self.largest_chunk), passes)
         order = np.empty(len(token_ids), dtype=np.int64)

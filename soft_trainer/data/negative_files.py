@@ -213,7 +213,7 @@ def _number(score: np.float32) -> float | None:
 
 
 def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows, further: Sequence[Mapping]) -> Negatives:
-    """Reads a file of `write_negatives` after its first line."""
+    """The negatives that `write_negatives` wrote, after its first line."""
     if head.get("fingerprint") != rows.fingerprint:
         raise UserError(
             f"{path}: made for other rows ({head.get('rows')} rows with the fingerprint "
@@ -248,7 +248,7 @@ def column_negatives(
 ) -> Negatives:
     """The negatives of a column of urls or texts, in their order and without scores.
 
-    A value with white space that is no url is the text of a code.
+    A value is the text of a code if it holds white space and is not a url.
 
     Args:
         values: for each row one or several, or None.
@@ -289,11 +289,11 @@ def layout_negatives(table: Iterable[Mapping], rows: TrainingRows, place: str = 
             else:
                 wrong_here[_squeezed(text)] = (text, score)
     queries = [_squeezed(query) for query in rows.queries]
-    strangers = sorted(right.keys() - set(queries))
-    if strangers:
+    unknown = sorted(right.keys() - set(queries))
+    if unknown:
         raise UserError(
-            f"{place}: made for other rows: {len(strangers)} of its {len(right)} queries are in no training row, the "
-            f"first (without white space): {_shown(strangers[0])}"
+            f"{place}: made for other rows: {len(unknown)} of its {len(right)} queries are in no training row, the "
+            f"first (without white space): {_shown(unknown[0])}"
         )
     codes = _Codes(rows)
     # Scores without labels do not tell which document is right; the training rows do.

@@ -58,14 +58,14 @@ class Negatives:
 
 @dataclass(frozen=True)
 class NegativeChoice:
-    """The candidates of a row that may be its negatives, and how they are drawn.
+    """The settings by which negatives are drawn from the candidates of a row.
 
     Args:
         number: negatives of a row in a batch; a row with fewer candidates gets all of them.
         ranks: the first rank that may be drawn and the first that may not, from 0; None for no end.
         max_score: the highest score of a candidate.
-        margin: by so much a candidate must score less than the positive.
-        ratio: the highest share of the positive's score; where that one is below 0, as far below it.
+        margin: a candidate must score less than the positive by at least this much.
+        ratio: the highest share of the positive's score s; for s below 0 the limit is s - (1 - ratio) |s|.
         temperature: candidates are drawn with the softmax of score / temperature. 0 takes the nearest, None draws each
             with the same chance.
 

@@ -228,7 +228,9 @@ def _products(queries: sparse.csr_matrix, documents: sparse.csr_matrix) -> Calla
 
 
 def _vectors(values: np.ndarray, rows, device) -> Tensor:
-    return torch.from_numpy(np.asarray(values[rows], dtype=np.float32)).to(device)
+    chosen = np.asarray(values[rows], dtype=np.float32)
+    # Torch warns of memory that it may not write, such as a file's.
+    return torch.from_numpy(chosen if chosen.flags.writeable else chosen.copy()).to(device)
 
 
 def _exact(

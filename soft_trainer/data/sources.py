@@ -153,7 +153,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     # datasketch is slow to import.
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
-    source = os.path.dirname(os.__file__) if arguments.source_dir == "stdlib" else arguments.source_dir
+    source = source_folder(arguments.source_dir)
     keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
     record = folder / "mined_from.json"
     origin = [str(Path(source).resolve()), tree_state(source, language), language, list(keep)]
@@ -161,3 +161,8 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
         print_on_main(mining_table(mine_to(source, language, folder, keep=keep)))
         write_json(record, origin)
     return folder
+
+
+def source_folder(source_dir: str) -> str:
+    """The folder that `--source_dir` names; `stdlib` is the running Python's standard library."""
+    return os.path.dirname(os.__file__) if source_dir == "stdlib" else source_dir

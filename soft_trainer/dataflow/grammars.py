@@ -9,26 +9,37 @@ from tree_sitter import Language, Parser
 
 from soft_trainer.errors import UserError
 
-# language -> the function of the module `tree_sitter_LANGUAGE` that returns the grammar
+# The languages whose data flow is extracted.
+LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
+# Language -> the package of its grammar, and the function in it that returns the grammar.
 _GRAMMARS = {
-    "ruby": "language",
-    "python": "language",
-    "java": "language",
-    "javascript": "language",
-    "php": "language_php",
-    "go": "language",
+    **{language: (f"tree_sitter_{language}", "language") for language in LANGUAGES},
+    "php": ("tree_sitter_php", "language_php"),
+    "typescript": ("tree_sitter_typescript", "language_typescript"),
+    "tsx": ("tree_sitter_typescript", "language_tsx"),
+    "c": ("tree_sitter_c", "language"),
+    "cpp": ("tree_sitter_cpp", "language"),
+    "csharp": ("tree_sitter_c_sharp", "language"),
+    "rust": ("tree_sitter_rust", "language"),
+    "kotlin": ("tree_sitter_kotlin", "language"),
 }
-LANGUAGES = tuple(_GRAMMARS)
+PARSED_LANGUAGES = tuple(_GRAMMARS)
+
+
+def check_language(language: str) -> None:
+    """Raise a UserError unless the data flow of `language` can be extracted."""
+    if language not in LANGUAGES:
+        raise UserError(f"language={language!r}: use one of {', '.join(LANGUAGES)}")
 
 
 @cache
 def parser(language: str) -> Parser:
-    """The tree-sitter parser of a language of `LANGUAGES`. Each process makes it once.
+    """The tree-sitter parser of a language of `PARSED_LANGUAGES`. Each process makes it once.
 
     Raises:
         UserError: any other language.
     """
     if language not in _GRAMMARS:
-        raise UserError(f"language={language!r}: use one of {', '.join(LANGUAGES)}")
-    module = importlib.import_module(f"tree_sitter_{language}")
-    return Parser(Language(getattr(module, _GRAMMARS[language])()))
+        raise UserError(f"language={language!r}: use one of {', '.join(PARSED_LANGUAGES)}")
+    package, function = _GRAMMARS[language]
+    return Parser(Language(getattr(importlib.import_module(package), function)()))

@@ -7,7 +7,7 @@ from bisect import bisect_left
 
 from tree_sitter import Node
 
-from soft_trainer.dataflow.grammars import parser
+from soft_trainer.dataflow.grammars import check_language, parser
 from soft_trainer.dataflow.rules import RULES, Rules
 
 # Frames make a file of a piece of source: (before, opening, closing, after). Opening and closing give no tokens.
@@ -17,6 +17,7 @@ _FRAMES = {
     "javascript": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b""), (b"", b"(", b")", b"")),
     "php": ((b"<?php", b"", b"", b"?>"), (b"<?php", b" class C {", b"}", b"?>")),
 }
+_FRAMES |= {"csharp": _FRAMES["java"], "typescript": _FRAMES["javascript"], "tsx": _FRAMES["javascript"]}
 _FILE = ((b"", b"", b"", b""),)
 # Strings are matched too, so that a comment sign inside a string is not taken for a comment.
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
@@ -85,7 +86,7 @@ def read(code: str, language: str) -> Source:
     Raises:
         UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
-    parser(language)
+    check_language(language)
     rules = RULES[language]
     return Source(*_parse(_cut_comments(code) if rules.text_comments else code, language), rules)
 
@@ -117,7 +118,7 @@ def remove_comments(code: str, language: str) -> str:
     Raises:
         UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
-    parser(language)
+    check_language(language)
     rules = RULES[language]
     if rules.text_comments:
         return _cut_comments(code)

@@ -62,7 +62,7 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
     path = Path(folder) / "README.md"
     try:
         write_text(path, str(model_card(folder, record)))
-    except Exception as error:  # no failure of the card may cost the trained model
+    except Exception as error:  # the trained model is worth more than its card
         logger.warning("No model card in %s: %s: %s", folder, type(error).__name__, error)
         return None
     return path

@@ -1,4 +1,4 @@
-"""Pushes during training, in the background; every failure is logged and made good at the end."""
+"""Pushes during training, in the background; every failure is logged, and pushed again at the end."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Publisher:
         """Logs a push that failed and remembers it for the end."""
         # The UserError names a command with links that are gone by now, so only its cause is logged.
         cause = reason(error.__cause__ or error)
-        logger.warning(f"Pushing {folder} during training failed and is made good at the end: {cause}")
+        logger.warning(f"Pushing {folder} during training failed; it is pushed again at the end: {cause}")
         self._failed |= dict.fromkeys(paths, (folder, message))
 
 

@@ -140,6 +140,9 @@ GO = DocStyle(
     stop=re.compile(rf"\s*(Deprecated:|#\s)|{_INDENTED}"),
     skip=re.compile(r"\s*(TODO|FIXME|XXX|BUG)\b"),
 )
+# Rustdoc's sections are headings; KDoc has Javadoc's tags and Markdown
+RUST = DocStyle(GO.substitutions, stop=re.compile(r"\s*#+ |\s*```"))
+KDOC = DocStyle(GO.substitutions, stop=re.compile(rf"{_TAG_LINE}|\s*```"))
 PYTHON = DocStyle(
     (
         (re.compile(r":[\w:.+-]+:`[~!]?([^`<]*?)(\s*<[^`>]*>)?`"), r"\1"),

@@ -43,7 +43,7 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
         if node.end_byte <= end and not table.nested:
             continue
         end = max(end, node.end_byte)
-        body = node.child_by_field_name("body")
+        body = node.child_by_field_name("body") or _last_child(node, "function_body")
         named, name = _named(node, table)
         url = f"{path}#L{named.start_point[0] + 1}-L{named.end_point[0] + 1}"
         if body is None or name is None or url in urls:
@@ -67,6 +67,12 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
         )
 
 
+def comment_spans(root: Node, language: str) -> list[Span]:
+    """The byte spans of every comment and docstring below `root`."""
+    nodes = QueryCursor(_query(language)).captures(root).get("comment", [])
+    return [(node.start_byte, node.end_byte) for node in nodes]
+
+
 @cache
 def _query(language: str) -> Query:
     """A query that captures every function and every comment."""
@@ -78,21 +84,43 @@ def _query(language: str) -> Query:
 
 def _named(node: Node, table: SourceLanguage) -> tuple[Node, str | None]:
     """The node that names the function (itself, or `f = function () {}` around it) and the qualified name."""
-    name = node.child_by_field_name("name")
+    name = name_node(node)
     if name is None and (field := table.wrappers.get(node.parent.type)):
         node = node.parent
         name = node.child_by_field_name(field)
     if name is None:
         return node, None
-    parts = [_node_text(name).removeprefix("this.").strip("\"'")]
+    parts = [_node_text(name).removeprefix("this.").strip("\"'").replace("::", ".")]
     if receiver := node.child_by_field_name("receiver"):
         parts += re.findall(r"\w+", _node_text(receiver).split("[")[0])[-1:]
     parent = node.parent
     while parent is not None:
-        if parent.type in table.containers and (container := parent.child_by_field_name("name")):
-            parts.append(_node_text(container))
+        if parent.type in table.containers and (container := name_node(parent)):
+            parts.append(_node_text(container).split("<")[0].replace("::", "."))
         parent = parent.parent
     return node, ".".join(reversed(parts))
+
+
+def name_node(node: Node) -> Node | None:
+    """The node that holds the name of a definition: in C inside declarators, of a Rust `impl` its type."""
+    name = node.child_by_field_name("name")
+    if name is None and node.type == "impl_item":
+        return node.child_by_field_name("type")
+    while name is None and (inner := node.child_by_field_name("declarator") or _last_child(node, *_REFERENCES)):
+        node = inner
+        if node.type not in _DECLARATORS:
+            name = node
+    return name
+
+
+_REFERENCES = ("reference_declarator", "function_declarator")
+_DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
+
+
+def _last_child(node: Node, *kinds: str) -> Node | None:
+    """The last named child, where it is one of `kinds`."""
+    last = node.named_child(node.named_child_count - 1) if node.named_child_count else None
+    return last if last is not None and last.type in kinds else None
 
 
 class _Comments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from soft_trainer.mining import documentation
 from soft_trainer.mining.documentation import DocStyle
@@ -21,6 +21,7 @@ class SourceLanguage:
         strip: removes the delimiters of a doc comment.
         comments: tree-sitter query for comments and docstrings.
         containers: node types whose name goes in front of the function's (`Class.method`).
+        types: further node types that define a name: structures, aliases, macros. Search shows them; mining does not.
         wrappers: node types around a function that name it (`exports.f = function () {}`) or separate it from its doc
             comment; the value is the field that holds the name, None for a wrapper without a name.
         doc_prefix: beginnings of doc comments; other comments (`/* ... */` in Java) are no documentation.
@@ -35,6 +36,7 @@ class SourceLanguage:
     strip: Callable[[str], str]
     comments: str = "(comment) @comment"
     containers: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
     wrappers: dict[str, str | None] = field(default_factory=dict)
     doc_prefix: tuple[str, ...] = ("/**",)
     docstring_in_body: bool = False
@@ -114,5 +116,68 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         style=documentation.GO,
         strip=documentation.strip_go,
         doc_prefix=("//", "/*"),
+        types=frozenset({"type_spec", "type_alias"}),
+    ),
+    "c": SourceLanguage(
+        extensions=(".c", ".h"),
+        functions=("function_definition",),
+        strings=frozenset({"string_literal", "char_literal", "system_lib_string"}),
+        style=documentation.JAVADOC,
+        strip=documentation.strip_java,
+        doc_prefix=("/**", "/*!", "///", "//!"),
+        types=frozenset({"struct_specifier", "union_specifier", "enum_specifier", "type_definition"})
+        | {"preproc_function_def"},
+    ),
+    "rust": SourceLanguage(
+        extensions=(".rs",),
+        functions=("function_item",),
+        strings=frozenset({"string_literal", "raw_string_literal", "char_literal"}),
+        comments="(line_comment) @comment (block_comment) @comment",
+        containers=frozenset({"impl_item", "trait_item", "mod_item"}),
+        style=documentation.RUST,
+        strip=documentation.strip_java,
+        doc_prefix=("///", "/**"),
+        types=frozenset({"struct_item", "enum_item", "union_item", "type_item", "macro_definition"}),
+    ),
+    "csharp": SourceLanguage(
+        extensions=(".cs",),
+        functions=("method_declaration", "constructor_declaration", "local_function_statement"),
+        strings=frozenset({"string_literal", "verbatim_string_literal", "raw_string_literal", "character_literal"})
+        | {"interpolated_string_expression"},
+        containers=frozenset({"class_declaration", "interface_declaration", "struct_declaration"})
+        | {"record_declaration", "enum_declaration"},
+        style=documentation.JAVADOC,
+        strip=documentation.strip_java,
+        doc_prefix=("///", "/**"),
+        types=frozenset({"delegate_declaration", "property_declaration"}),
+    ),
+    "kotlin": SourceLanguage(
+        extensions=(".kt", ".kts"),
+        functions=("function_declaration",),
+        strings=frozenset({"string_literal", "multiline_string_literal", "character_literal"}),
+        comments="(line_comment) @comment (block_comment) @comment",
+        containers=frozenset({"class_declaration", "object_declaration"}),
+        style=documentation.KDOC,
+        strip=documentation.strip_block,
+        types=frozenset({"type_alias"}),
     ),
 }
+_C, _JAVASCRIPT = SOURCE_LANGUAGES["c"], SOURCE_LANGUAGES["javascript"]
+SOURCE_LANGUAGES["cpp"] = replace(
+    _C,
+    extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".cu", ".cuh"),
+    strings=_C.strings | {"raw_string_literal"},
+    containers=frozenset({"class_specifier", "struct_specifier", "namespace_definition"}),
+    wrappers={"template_declaration": None},
+    types=(_C.types | {"alias_declaration", "concept_definition"}) - {"struct_specifier"},
+)
+SOURCE_LANGUAGES["typescript"] = replace(
+    _JAVASCRIPT,
+    extensions=(".ts", ".mts", ".cts"),
+    containers=frozenset({"class_declaration", "abstract_class_declaration", "internal_module"}),
+    wrappers={kind: name for kind, name in _JAVASCRIPT.wrappers.items() if kind != "field_definition"}
+    | {"public_field_definition": "name"},
+    types=frozenset({"interface_declaration", "type_alias_declaration", "enum_declaration"}),
+)
+# the same language with markup in it, which takes a grammar of its own
+SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".tsx",))

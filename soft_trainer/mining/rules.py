@@ -20,21 +20,28 @@ MIN_DOCUMENT_TOKENS, MAX_DOCUMENT_TOKENS = 3, 256
 CONSTRUCTORS = {
     "ruby": {"initialize"},
     "python": {"__init__", "__new__"},
-    "java": set(),
     "javascript": {"constructor"},
+    "typescript": {"constructor"},
+    "tsx": {"constructor"},
     "php": {"__construct", "__destruct"},
-    "go": set(),
 }
+# Languages whose constructors have the name of the class.
+_NAMED_AS_CLASS = {"java", "csharp", "cpp"}
 # CodeSearchNet's lists of methods that any class may have. Those of Python and PHP are a pattern.
 MAGIC_METHODS = {
     "ruby": set("to_s to_text inspect display dup clone equal? eql? hash == != === =~ <=> <= < > >= between?".split()),
     "java": set("toString hashCode equals finalize notify notifyAll clone".split()),
     "javascript": set("toString toLocaleString valueOf".split()),
     "go": {"String", "GoString"},
+    "typescript": set("toString toLocaleString valueOf".split()),
+    "tsx": set("toString toLocaleString valueOf".split()),
+    "csharp": set("ToString GetHashCode Equals Dispose Finalize".split()),
+    "kotlin": set("toString hashCode equals".split()),
+    "rust": set("fmt eq ne cmp partial_cmp hash clone drop default".split()),
 }
 _MAGIC_PATTERN = {"python": re.compile(r"__\w+__"), "php": re.compile(r"__[a-z]\w*")}
 _TEST_WORDS = {"test", "tests"}
-_SPEC_LANGUAGES = {"ruby", "javascript"}
+_SPEC_LANGUAGES = {"ruby", "javascript", "typescript", "tsx"}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _IMAGE = re.compile(r"<\s*img\b", re.IGNORECASE)
 _LINK = re.compile(r"https?\s*:\s*/\s*/", re.IGNORECASE)
@@ -64,14 +71,15 @@ def is_test_path(path: str, language: str) -> bool:
 def is_constructor(row: Row) -> bool:
     """The function's name is that of a constructor or destructor, in Java that of its class."""
     *scope, name = row["func_name"].split(".")
-    return name in CONSTRUCTORS[row["language"]] or (row["language"] == "java" and scope[-1:] == [name])
+    language = row["language"]
+    return name in CONSTRUCTORS.get(language, ()) or (language in _NAMED_AS_CLASS and scope[-1:] == [name])
 
 
 def is_magic(row: Row) -> bool:
     """The function is a method that any class may have, such as `__str__`, `toString` or `<=>`, but no constructor."""
     name, language = _own_name(row), row["language"]
     pattern = _MAGIC_PATTERN.get(language)
-    magic = bool(pattern.fullmatch(name)) if pattern else name in MAGIC_METHODS[language]
+    magic = bool(pattern.fullmatch(name)) if pattern else name in MAGIC_METHODS.get(language, ())
     return magic and not is_constructor(row)
 
 
@@ -125,7 +133,7 @@ DOCUMENT_RULES: dict[str, Callable[[Row], bool]] = {
 }
 ROW_RULES = {"unparseable": does_not_parse, **CODE_RULES, **DOCUMENT_RULES}
 RULES: dict[str, str] = {
-    "comments": "Comments and docstrings are removed from the code. The count is that of the rows that had some.",
+    "comments": "Comments and docstrings are removed from the code. The count is the number of rows with comments.",
     **{name: (rule.__doc__ or "").strip() for name, rule in ROW_RULES.items()},
     "duplicates": "An earlier row has the same code tokens.",
     "near_duplicates": "An earlier row has nearly the same code tokens.",

@@ -50,7 +50,7 @@ RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 @dataclass
 class Mined:
-    """The result of mining: rows of every split and of the codebase; counts of files and functions by their fate."""
+    """The result of mining: rows of every split and of the codebase, and counts of files and functions by outcome."""
 
     rows: dict[str, list[Row]]
     files: Counter[str] = field(default_factory=Counter)
@@ -93,8 +93,8 @@ def mine(
     pairs: list[Candidate] = []
     others: list[Candidate] = []
     read = partial(_mine_file, root, language, frozenset(keep), max_file_bytes)
-    for fate, documented, undocumented, dropped in _each(read, paths, num_workers, progress):
-        mined.files[fate] += 1
+    for outcome, documented, undocumented, dropped in _each(read, paths, num_workers, progress):
+        mined.files[outcome] += 1
         mined.functions.update(dropped)
         pairs += documented
         others += undocumented
@@ -109,7 +109,7 @@ def mine_to(
     """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`. Takes the options of `mine`.
 
     Returns:
-        Numbers of `rows` by split, of `functions` and `files` by their fate, and `seconds`; see `mining_table`.
+        Numbers of `rows` by split, of `functions` and `files` by outcome, and `seconds`; see `mining_table`.
 
     Raises:
         UserError: as `mine`.
@@ -203,7 +203,7 @@ def _each(read: Callable, paths: list[str], num_workers: int | None, progress: b
 def _mine_file(
     root: Path, language: str, keep: frozenset[str], max_bytes: int, path: str
 ) -> tuple[str, list[Candidate], list[Candidate], Counter[str]]:
-    """The fate of one file, its pairs, its functions without usable documentation, and counts of dropped functions."""
+    """The outcome of a file, its pairs, its functions without usable documentation, and the functions dropped."""
     dropped: Counter[str] = Counter()
     source = _read(root / path, max_bytes)
     if isinstance(source, str):

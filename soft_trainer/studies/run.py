@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in
+from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
@@ -37,8 +38,8 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
     return f"outputs/{model_label(model)}-{'-'.join(data.languages)}-{loss}-{estimator}"
 
 
-# Options that decide what is shown or kept, and no result.
-NO_SETTINGS = {
+# Options that change what is printed or kept, but not the results.
+NO_EFFECT = {
     "estimator_cache_dir",
     "examples",
     "lexical",
@@ -58,7 +59,7 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
     """The options that the result of a run depends on, as JSON holds them."""
     chosen = {name: value for name, value in args.to_dict().items() if name in TRAINING_SETTINGS}
     options = dataclasses.asdict(model) | dataclasses.asdict(data) | chosen
-    return json.loads(json.dumps({name: value for name, value in options.items() if name not in NO_SETTINGS}))
+    return json.loads(json.dumps({name: value for name, value in options.items() if name not in NO_EFFECT}))
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
@@ -169,6 +170,10 @@ class Run:
             # The examples are those of test, if it was measured.
             self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
         print_on_main(f"Written to {self.folder}")
+        if self.data_args.source_dir and "model.safetensors" in os.listdir(self.folder):
+            source = self.data_args.source_dir
+            source = source_folder(source)
+            print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
 
     def record(self) -> dict:
         """The record of the run, in the form that `hub.model_card` describes; card and report are made from it."""

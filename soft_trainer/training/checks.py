@@ -7,11 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from datasets import DatasetDict
 from transformers import PreTrainedModel
 
-from soft_trainer.arguments import SoftInfoNCEOptions
+from soft_trainer.arguments import (
+    DataArguments,
+    ModelArguments,
+    SoftInfoNCEOptions,
+    SoftInfoNCETrainingArguments,
+)
+from soft_trainer.data.codesearchnet import by_language
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.mixture import MixtureEstimator
@@ -19,7 +27,7 @@ from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
-from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, choice_of
+from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
 from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 
 # Options of the loss that have a default of their own, not the estimator's.
@@ -98,6 +106,27 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     for name, alternative in REFUSED_ARGUMENTS.items():
         if arguments.get(name) is not None:
             raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
+
+
+def check_before_loading(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: SoftInfoNCETrainingArguments,
+    estimator,
+    data: DatasetDict,
+    profile: EncoderProfile,
+) -> None:
+    """Refuses a run of the command line that cannot work, when its rows are known and before its model is loaded.
+
+    Raises:
+        UserError: the setting that cannot work, and values that do.
+    """
+    metrics = measured_metrics(METRICS, by_language(data.get("valid"), data_args.languages))
+    check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
+    check_initial_model(estimator, model_args.from_scratch)
+    if args.do_train:
+        weighs = make_objective(args, estimator).needs_similarity
+        check_negatives(args, data["train"], profile, estimator if weighs else None)
 
 
 def check_run(

@@ -188,7 +188,7 @@ def _check_reports(args) -> None:
             nearest = difflib.get_close_matches(str(name), INTEGRATION_TO_CALLBACK, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"use {', '.join(INTEGRATION_TO_CALLBACK)} or none"
             raise UserError(f"report_to={name!r}: unknown; {hint}")
-        if name not in (*available, "flyte"):  # transformers lists flyte in no place
+        if name not in (*available, "flyte"):  # the one integration that transformers does not list
             raise UserError(f"report_to={name!r}: its package is not installed; install it, or use --report_to none")
 
 

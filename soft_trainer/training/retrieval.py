@@ -119,6 +119,17 @@ class RetrievalTrainer(SavingTrainer):
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
         return RetrievalOutput(ranking, metrics)
 
+    def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
+        """Searches hyperparameters as any `Trainer` does, for the best `metric_for_best_model`, or `METRICS[0]`.
+
+        Args:
+            compute_objective: metrics -> the number to optimise, if it is another one.
+            direction: "maximize" when None.
+        """
+        name = (self.args.metric_for_best_model or self.METRICS[0]).removeprefix("eval_")
+        objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
+        return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
+
     def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
         """The corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
 

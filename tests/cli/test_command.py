@@ -51,7 +51,7 @@ def test_the_table_names_the_modules_of_the_folder():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_description_and_options_and_runs(name):
     command = importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
-    assert f"soft-trainer {name} " in command.__doc__ and callable(command.run)
+    assert command.__doc__.strip() and callable(command.run)
     assert hasattr(command, "OPTIONS") != hasattr(command, "add_arguments")
 
 
@@ -72,11 +72,11 @@ def test_the_overview_lists_the_commands_and_imports_nothing_heavy():
         f"finally: print([name for name in {HEAVY} if name in sys.modules], time.perf_counter() - start)"
     )
     *listed, last = in_a_process(code).splitlines()
-    assert {line.split()[0] for line in listed if line.startswith("    ")} == set(COMMANDS)
+    assert re.findall(r"^    (\S+)", "\n".join(listed), re.MULTILINE) == list(COMMANDS)
     assert last.startswith("[] ") and float(last.split()[1]) < 1
 
 
-@pytest.mark.parametrize("name", ["compare", "report", "study"])
+@pytest.mark.parametrize("name", ["compare", "index", "report", "search", "study"])
 def test_help_of_a_light_command_does_not_wait_for_torch(name):
     code = f"import sys, soft_trainer.cli.{name}; print([name for name in {HEAVY} if name in sys.modules])"
     assert in_a_process(code).strip() == "[]"
@@ -84,7 +84,7 @@ def test_help_of_a_light_command_does_not_wait_for_torch(name):
 
 def test_without_a_command_the_overview_is_printed(capsys):
     assert run_command([]) == 2
-    assert re.search("evaluate +measure an encoder", capsys.readouterr().err)
+    assert re.search(r"evaluate +measure an encoder", capsys.readouterr().err)
 
 
 def test_the_version_is_that_of_the_package(capsys):
@@ -111,6 +111,7 @@ def test_the_version_is_that_of_the_package(capsys):
         (["push", "x", "user/name", "--repo_type", "disk"], "argument --repo_type: invalid choice: 'disk'"),
         (["compare", "a", "b", "--number", "ten"], "argument --number: invalid int value: 'ten'"),
         (["compare", "/nowhere", "/nowhere"], "/nowhere: no such folder or file"),
+        (["compare", "--", "--a", "--b"], "--a: no such folder or file"),
         (["report", "/nowhere"], "/nowhere: no such folder"),
         (["train", "--langauge", "go"], "unknown option --langauge; did you mean 'language'?"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),

@@ -1,5 +1,6 @@
 """Every command of the documentation is one that its program takes; those that need nothing are run."""
 
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -72,6 +73,18 @@ def check(words: list[str]) -> None:
         assert read_study(recipe_path(first.config), changes).chosen(first.only)
 
 
+def new_places() -> list[str]:
+    """Modules and names in the second column of the tables of CHANGELOG.md."""
+    lines = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("| ")]
+    return sorted({name for line in lines for name in re.findall(r"`(soft_trainer(?:\.\w+)+)`", line.split("|")[2])})
+
+
+def mentioned_files() -> list[str]:
+    """The files that CONTRIBUTING.md names."""
+    names = re.findall(r"`((?:soft_trainer|tests|recipes)/[\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    return [name for name in names if "NAME" not in name]
+
+
 ALL = [
     pytest.param(words, id=f"{page.relative_to(ROOT)}: {' '.join(words)}"[:120])
     for page in PAGES
@@ -115,6 +128,16 @@ def test_a_wrong_command_would_be_found(line, monkeypatch):
 
 def test_there_are_commands_to_check():
     assert len(ALL) > 20 and len(NEED_NOTHING) >= 1
+
+
+@pytest.mark.parametrize("name", new_places())
+def test_a_place_that_the_changelog_names_is_there(name):
+    assert pkgutil.resolve_name(name) is not None
+
+
+def test_the_files_that_contributors_are_sent_to_are_there():
+    assert len(mentioned_files()) > 10
+    assert not [name for name in mentioned_files() if not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("words", ALL)

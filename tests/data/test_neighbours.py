@@ -1,5 +1,8 @@
 """Nearest codes: exactly against brute force, through cells with their recall, by terms, and kept on disk."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +86,17 @@ def test_fewer_codes_than_asked_for(exact_up_to):
         assert [sorted(row[:39]) for row in found.rows.tolist()] == [[*range(i), *range(i + 1, 40)] for i in range(40)]
     alone = nearest_rows(queries[:1], codes[:1], 3, exact_up_to=exact_up_to)
     assert alone.rows.tolist() == [[-1] * 3]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
+def test_vectors_may_lie_in_a_file(tmp_path, exact_up_to):
+    queries, codes = clustered(300)
+    for name, side in (("queries", queries), ("codes", codes)):
+        np.save(tmp_path / f"{name}.npy", side)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("queries", "codes")]
+    found = nearest_rows(*mapped, 5, exact_up_to=exact_up_to)
+    np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 5, exact_up_to=exact_up_to).rows)
 
 
 def check_cells(rows: int, width: int):
@@ -192,3 +206,49 @@ def test_the_key_changes_with_any_value_and_setting():
     ]
     assert len(set(keys)) == len(keys)
     assert keys[0] == neighbours_key([queries.copy(), codes.copy()], k=4)
+
+
+TWO_PROCESSES = """
+import sys
+import numpy as np
+from accelerate import PartialState
+from soft_trainer import distributed
+from soft_trainer.data.neighbours import cached_neighbours, nearest_rows
+from soft_trainer.errors import UserError
+
+state = PartialState(cpu=True)
+vectors = np.load(sys.argv[1] + "/vectors.npy")
+
+def build():
+    assert state.process_index == 0
+    return nearest_rows(vectors, k=4)
+
+def refuse():
+    raise UserError("no vectors")
+
+for folder in (None, sys.argv[1], sys.argv[1]):
+    found = cached_neighbours(folder, "key", build)
+    assert isinstance(found.rows, np.memmap) == (folder is not None)
+    np.save(f"{sys.argv[1]}/rows-{state.process_index}-{folder is None}.npy", found.rows)
+try:
+    cached_neighbours(None, "key", refuse)
+except UserError as error:
+    print("refused:", error)
+distributed.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_same_neighbours_and_the_same_refusal(tmp_path):
+    queries, _ = clustered(60)
+    np.save(tmp_path / "vectors.npy", queries)
+    (tmp_path / "script.py").write_text(TWO_PROCESSES)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", tmp_path / "script.py"]
+    done = subprocess.run([sys.executable, *command, tmp_path], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("refused: no vectors") == 2
+    expected = nearest_rows(queries, k=4).rows
+    kept = sorted(tmp_path.glob("rows-*.npy"))
+    assert len(kept) == 4
+    for path in kept:
+        np.testing.assert_array_equal(np.load(path), expected)

@@ -1,3 +1,4 @@
+import json
 import pickle
 
 import pytest
@@ -147,3 +148,40 @@ def test_embeddings_that_are_not_finite_are_refused_and_not_stored(encoder_dir, 
     with pytest.raises(UserError, match="NaN, infinity"):
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
     assert not list(tmp_path.glob("*.npy"))
+
+
+MACHINE = """
+import json, sys
+from pathlib import Path
+from accelerate import PartialState
+from datasets import Dataset
+from soft_trainer import SimCSEEstimator, distributed
+from soft_trainer.estimators import encoded
+PartialState(cpu=True)
+folder, rows, encoder = sys.argv[1:]
+rank = distributed.rank_and_world_size()[0]
+built, build = [], encoded.embed_sharded
+encoded.embed_sharded = lambda *a, **k: built.append(1) or build(*a, **k)
+dataset = Dataset.from_list(json.loads(Path(rows).read_text()))
+found = []
+for places in (("a", "a"), ("a", "b"), ("a", "b"), ("c", "b")):
+    built.clear()
+    estimator = SimCSEEstimator(encoder, cache_dir=Path(folder, places[rank]))
+    estimator.fit(dataset)
+    found.append((len(built), estimator.similarity([0, 1], [2, 3]).tolist()))
+Path(folder, f"{rank}.json").write_text(json.dumps(found))
+distributed.close()
+"""
+
+
+@pytest.mark.slow
+def test_machines_without_a_shared_disk_build_when_one_of_them_must(launch, rows, encoder_dir, tmp_path):
+    script, data = tmp_path / "machine.py", tmp_path / "rows.json"
+    script.write_text(MACHINE)
+    data.write_text(json.dumps(rows))
+    # Both processes are the first of their machine.
+    launch([script, tmp_path, data, encoder_dir], 2, 120, each=lambda rank: {"LOCAL_RANK": "0"})
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert [built for built, _ in first] == [built for built, _ in second] == [1, 1, 0, 1]
+    assert first == second and len({json.dumps(values) for _, values in first}) == 1
+    assert all(len(list((tmp_path / place).glob("*.npy"))) == 1 for place in "abc")

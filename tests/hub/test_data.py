@@ -127,7 +127,7 @@ def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
     assert train(**options, push_data_to_hub=REPO, max_train_rows=12, hub_private_repo=True) == (0, "")
     assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()
     (train.folder / "README.md").unlink()
-    assert train(**options, dataset_name=REPO, data_dir=None) == (0, "")
+    assert train(**options, dataset_name=REPO, data_dir=None, overwrite=True) == (0, "")
     statistics = json.loads((train.folder / "run.json").read_text())["statistics"]
     assert {split: table["rows"] for split, table in statistics.items()} == {
         "train": 12, "valid": 4, "test": 4, "codebase": 24

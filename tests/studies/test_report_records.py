@@ -71,7 +71,7 @@ def test_its_ranks_show_their_texts(run, rows):
 def test_the_histogram_counts_the_negatives_alone():
     callback = EstimatorCallback(BM25Estimator())
     weights = torch.tensor([[1.0, 0.1, 0.9, 0.0], [1.3, 1.0, 0.1, 0.5]])
-    callback.observe(weights, 0.1)
+    callback.observe(weights, 0.1, torch.zeros(2, 4), torch.tensor([0, 1]))
     assert callback.histogram is None and callback.statistics()["weight_at_floor"] == pytest.approx(2 / 5)
     counts, edges = (np.array(callback.histogram[name]) for name in ("counts", "edges"))
     negatives = np.histogram([0.1, 0.9, 1.3, 0.1, 0.5], edges)[0]

@@ -1,7 +1,6 @@
 """Trains tiny encoders, one case after another, as one of several processes or as the only one.
 
-worker.py FOLDER CASES.json [SECONDS]: `cases` of the JSON are options by name. A case that takes longer ends the
-process.
+worker.py FOLDER CASES.json SECONDS: the JSON has options by case; a case that takes longer ends the process.
 """
 
 import faulthandler

@@ -1,0 +1,46 @@
+"""Index a folder of source code, so that `soft-trainer search` finds its functions, classes and texts.
+
+soft-trainer index DIR
+soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `soft-trainer index`."""
+    parser.add_argument("folder", metavar="DIR", help="root of the source tree")
+    parser.add_argument(
+        "--model", help="folder or Hub name of an encoder: searches go by meaning too; without one, by words alone"
+    )
+    parser.add_argument("--index_dir", help="place of the index (default: in the user's cache directory)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Index, and print what was indexed and what was skipped."""
+    from soft_trainer.cli.search_output import safe
+    from soft_trainer.search import CodeIndex
+    from soft_trainer.terminal import print_on_main
+
+    started = time.perf_counter()
+    index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True)
+    for notice in index.notices:
+        print_on_main(safe(notice))
+    counts = index.statistics()
+    size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
+    lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
+    if counts["model"]:
+        lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}")
+    if counts["skipped"]:
+        lines.append("skipped: " + ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items()))
+    place = f" --index_dir {arguments.index_dir}" if arguments.index_dir else f" --folder {arguments.folder}"
+    lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search{place} "parse a date"')
+    sys.stdout.write("\n".join(lines) + "\n")
+    if not counts["files"]:
+        print_on_main(f"{arguments.folder}: no file with text in it")
+        return 1
+    return 0

@@ -1,0 +1,75 @@
+"""Search an indexed folder: by name, by words, or by a sentence.
+
+soft-trainer search "parse a date"
+soft-trainer search parse_date --path 'src/**' --json
+soft-trainer search --serve
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `soft-trainer search`."""
+    parser.add_argument("query", nargs="*", help="a name, words, or a sentence")
+    parser.add_argument(
+        "--folder", default=".", metavar="DIR", help="folder that was indexed, or one in it (default: .)"
+    )
+    parser.add_argument("--index_dir", help="place of the index, where it is not the default")
+    parser.add_argument("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
+    parser.add_argument("--language", help="only files in this language: python, rust, markdown")
+    parser.add_argument("--name", help="only functions and classes of this name; * stands for anything")
+    parser.add_argument("-n", "--limit", type=int, default=10, help="most results (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--lexical", action="store_true", help="by words alone, though the index has embeddings")
+    parser.add_argument("--no_update", action="store_true", help="do not look for changed files first")
+    parser.add_argument("--serve", action="store_true", help="show a search page on this machine's loopback address")
+    parser.add_argument("--port", type=int, default=0, help="port of the page (default: any that is free)")
+    parser.add_argument(
+        "--mcp", action="store_true", help="serve search and read to an agent over standard input and output"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search and print; 1 where nothing is found."""
+    # What a search needs is imported here, so that printing the help takes no time.
+    from soft_trainer.cli.search_output import format_results, safe
+    from soft_trainer.search.index import CodeIndex
+    from soft_trainer.search.store import find_index_dir
+    from soft_trainer.terminal import print_on_main
+
+    index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
+    if not arguments.no_update:
+        index.refresh(encode=not arguments.lexical)
+    if arguments.mcp:
+        from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
+
+        return serve_tools(index)
+    if arguments.serve:
+        from soft_trainer.search.server import serve_page
+
+        return serve_page(index, arguments.port)
+    query = " ".join(arguments.query)
+    if not query.strip():
+        print_on_main('error: an empty query; say what to look for: soft-trainer search "parse a date"')
+        return 2
+    filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "lexical")}
+    results = index.search(query, arguments.limit, **filters)
+    for notice in index.notices:
+        print_on_main(safe(notice))
+    if arguments.json:
+        text = "".join(json.dumps(result.as_dict()) + "\n" for result in results)
+    else:
+        text = format_results(results, query, colour=_in_colour())
+    sys.stdout.write(text)
+    return 0 if results else 1
+
+
+def _in_colour() -> bool:
+    """True on a terminal, unless the user wants none (https://no-color.org)."""
+    import os
+
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

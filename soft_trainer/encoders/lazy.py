@@ -1,0 +1,49 @@
+"""An encoder by name that is loaded on first use, for those who start without torch and may never need it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from soft_trainer.dataflow.grammars import LANGUAGES
+
+
+class LazyEncoder:
+    """An encoder of `soft_trainer.encoders`, loaded when it is first needed: that takes seconds."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @cached_property
+    def loaded(self):
+        """The loaded encoder; a UserError where it cannot be loaded."""
+        from transformers.utils import logging
+
+        from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
+
+        # a report on its weights is no part of a search's output
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        return load_encoder(self.name)
+
+    def queries(self, texts: list[str]) -> np.ndarray:
+        """Embeddings float32[n, d] of queries, ready for dot products."""
+        return self._comparable(self.loaded.encode_queries(texts))
+
+    def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
+        """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
+        if not self.loaded.profile.data_flow_length:
+            return self._comparable(self.loaded.encode_codes(texts))
+        # A text in another language has no data flow: it is read like a broken piece of Python.
+        kinds = np.array([language if language in LANGUAGES else "python" for language in languages])
+        rows = np.zeros((len(texts), self.loaded.model.config.hidden_size), np.float32)
+        for kind in np.unique(kinds).tolist():
+            places = np.flatnonzero(kinds == kind)
+            rows[places] = self._comparable(self.loaded.encode_codes([texts[p] for p in places], language=kind))
+        return rows
+
+    def _comparable(self, embeddings) -> np.ndarray:
+        from soft_trainer.encoders.pooling import comparable  # imports torch
+
+        return comparable(self.loaded.profile, embeddings).float().cpu().numpy()

@@ -1,0 +1,79 @@
+"""Text to terms: identifiers are split, words lose their endings, questions lose their small words."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+WORD = re.compile(r"\w+")
+# HTTPServer2 -> HTTP, Server, 2; parse_url -> parse, url
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+# longer ones are hashes and encoded data
+MAX_WORD = 64
+# Such words are rare in code, so their weight would be high, and say nothing of what is looked for.
+STOP_WORDS = frozenset(
+    """a an and any are as at be been but by can could did do does for from had has have how i in into is it its
+    me my of on or our should so such that the their them then there these they this those to us use used uses using
+    was we were what when where which who why will with would you your""".split()
+)
+
+
+def words(text: str) -> list[str]:
+    """The words of `text` as they stand: identifiers whole, `self.parse_url` as `self` and `parse_url`."""
+    return WORD.findall(text)
+
+
+@lru_cache(maxsize=500_000)
+def terms(word: str) -> tuple[str, ...]:
+    """The terms that one word is found by: its parts without endings, and of several parts the whole.
+
+    The whole is written without underscores and in lower case, so that `parse_url`, `parseUrl` and `ParseURL` are one.
+    """
+    if len(word) > MAX_WORD:
+        return ()
+    parts = _PART.findall(word) if word.isascii() else [part for part in word.split("_") if part]
+    if len(parts) < 2:
+        return (stem(parts[0].lower()),) if parts else ()
+    return (stem(whole(word)), *(stem(part.lower()) for part in parts))
+
+
+def whole(word: str) -> str:
+    """A word in lower case and without underscores."""
+    return word.replace("_", "").lower()
+
+
+def name_parts(name: str) -> list[str]:
+    """The lower-case parts of an identifier."""
+    return [part.lower() for part in _PART.findall(name)]
+
+
+# endings, longest first, and how many letters must be left before them
+_ENDINGS = (
+    ("izations", 3), ("ization", 3), ("isation", 3), ("ations", 4), ("ation", 4), ("itions", 5), ("ition", 5),
+    ("ators", 4), ("ating", 4), ("ator", 4), ("ated", 4), ("ates", 4), ("ate", 4), ("ions", 4), ("ion", 4),
+    ("ings", 3), ("ing", 3), ("ers", 4), ("er", 4), ("ors", 4), ("or", 4), ("ed", 3), ("es", 3), ("s", 3),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=200_000)
+def stem(word: str) -> str:
+    """A lower-case word without its endings: `validates`, `validating`, `validator` and `validation` are all `valid`.
+
+    It is no linguist: what matters is that the forms of a word meet. A stemmer by the book, in Python, takes ten times
+    as long.
+    """
+    if len(word) < 3 or not word.isascii():
+        return word
+    if word.endswith(("ies", "ied")) and len(word) > 4:
+        return word[:-2]
+    for _ in range(2):  # `renderer`, `rendering`, `render`
+        ending = next((one for one, least in _ENDINGS if word.endswith(one) and len(word) - len(one) >= least), "")
+        if not ending or (ending == "s" and word.endswith("ss")):
+            break
+        word = word[: len(word) - len(ending)] + ("iz" if ending.startswith("iz") or ending == "isation" else "")
+        if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiouls":
+            word = word[:-1]
+    for last in ("e", "s"):
+        if len(word) > 3 and word[-1] == last and not word.endswith("ss"):
+            word = word[:-1]
+    return word[:-1] + "i" if len(word) > 2 and word[-1] == "y" else word

@@ -1,0 +1,12 @@
+"""Search in one repository: an index of its functions, classes and texts, and queries in words or symbols."""
+
+import importlib
+
+__all__ = ["CodeIndex", "SearchResult"]
+
+
+def __getattr__(name: str):
+    """Import a public name on first use: the command needs no NumPy to print its help."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.index"), name)

@@ -1,0 +1,353 @@
+"""The index of one folder: built, opened, brought up to date and searched."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import zlib
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import soft_trainer
+from soft_trainer.errors import UserError
+from soft_trainer.mining.source_files import count_reasons, glob_pattern
+from soft_trainer.mining.terms import DEFINED
+from soft_trainer.mining.words import STOP_WORDS, WORD, terms, whole, words
+from soft_trainer.search import ranking, store, vectors
+from soft_trainer.search.updating import apply_changes, find_changes, tidy
+
+# A filter by language finds these with it.
+_RELATED = {
+    "typescript": ("tsx",),
+    "c++": ("cpp",),
+    "c#": ("csharp",),
+    "js": ("javascript",),
+    "ts": ("typescript", "tsx"),
+}
+
+SHOWN_LINES = 4
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A piece of a file: a function, a class or some lines.
+
+    `path` is relative to the indexed folder, with `/`; lines count from 1, both included; `name` is that of the
+    function or class, those around it in front, or empty; a larger `score` is better, within one query alone.
+    """
+
+    path: str
+    start_line: int
+    end_line: int
+    language: str
+    name: str
+    score: float
+    text: str
+
+    def as_dict(self) -> dict:
+        """The fields by name, as `--json` prints them."""
+        return asdict(self) | {"score": round(self.score, 4)}
+
+    def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
+        """(number, text) of the first line with a word and of those that hold most of the wanted terms, in order."""
+        lines = [
+            (number, line) for number, line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line)
+        ]
+        hits = {
+            number: len(wanted & {term for word in WORD.findall(line[:1000]) for term in terms(word)})
+            for number, line in lines
+        }
+        best = sorted(lines[1:], key=lambda line: (-hits[line[0]], line[0]))[: SHOWN_LINES - 1]
+        return sorted(lines[:1] + best)
+
+
+class CodeIndex:
+    """An index of one folder; see `build` and `open`.
+
+    Example:
+        >>> index = CodeIndex.build("my_repository")
+        >>> for result in index.search("parse a date", limit=3):
+        ...     print(f"{result.path}:{result.start_line} {result.name}")
+    """
+
+    def __init__(self, index_dir: str | os.PathLike[str], database: sqlite3.Connection):
+        self.index_dir = Path(index_dir)
+        self.database = database
+        self.folder: str = store.get_meta(database, "folder")
+        self._encoders: dict[str, vectors.LazyEncoder] = {}
+        self._cached_version: tuple | None = None
+        version, self.notices = store.get_meta(database, "version"), []
+        if version not in (None, soft_trainer.__version__):
+            self.notices.append(f"version {version} of soft_trainer made this index; `soft-trainer index` renews it")
+
+    @classmethod
+    def build(
+        cls,
+        folder: str | os.PathLike[str],
+        index_dir: str | os.PathLike[str] | None = None,
+        model: str | os.PathLike[str] | None = None,
+        progress: bool = False,
+    ) -> CodeIndex:
+        """Index a folder, or bring its index up to date.
+
+        Args:
+            index_dir: the place of the index; by default in the user's cache directory.
+            model: folder or Hub name of an encoder; None keeps the one that the index has, if it has one.
+
+        Raises:
+            UserError: no such folder, an index_dir that cannot be used, or a model that cannot be loaded.
+        """
+        real = os.path.realpath(folder)
+        if not os.path.isdir(real):
+            raise UserError(f"{folder}: no such folder; give the root of a source tree")
+        target = Path(index_dir) if index_dir is not None else store.default_index_dir(real)
+        store.make_index_dir(target, real)
+        with _disk_errors(target), store.write_lock(target):
+            database = store.connect(target, create=True)
+            kept = store.get_meta(database, "folder")
+            if kept not in (None, real):
+                raise UserError(f"{target}: it is the index of {kept}; choose another index_dir")
+            with store.transaction(database):
+                store.set_meta(database, "folder", real)
+        index = cls(target, database)
+        index.notices.clear()  # this version makes it
+        index.update(model=model, progress=progress)
+        with store.transaction(database):
+            store.set_meta(database, "version", soft_trainer.__version__)
+        return index
+
+    @classmethod
+    def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
+        """Open an index that `build` made; a UserError where there is none, or none that can be trusted or read."""
+        with _disk_errors(Path(index_dir)):
+            database = store.connect(Path(index_dir))
+            if store.get_meta(database, "folder") is None:
+                raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
+        return cls(index_dir, database)
+
+    def update(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        progress: bool = False,
+        wait: bool = True,
+        encode: bool = True,
+    ) -> bool:
+        """Read again what changed in the folder since the last time; returns whether anything had.
+
+        Args:
+            model: another encoder than the one that the index has.
+            wait: wait for another process that writes the index; else leave it to that one.
+            encode: encode new pieces, where the index has an encoder.
+
+        Raises:
+            UserError: the folder is gone, the disk is full, or the model cannot be loaded.
+        """
+        if not os.path.isdir(self.folder):
+            raise UserError(f"{self.folder}: the indexed folder is gone; search with --no_update, or index again")
+        with _disk_errors(self.index_dir):
+            changes = find_changes(self.database, self.folder)
+            name = _model_name(model) if model is not None else self.model
+            encode = encode and name is not None and (model is not None or bool(changes) or self._unencoded() > 0)
+            if not changes and not encode:
+                return False
+            with store.write_lock(self.index_dir, wait) as held:
+                if not held:
+                    self.notices.append("another process is updating the index: this is what it holds now")
+                    return False
+                changes = find_changes(self.database, self.folder)
+                apply_changes(self.database, self.folder, changes, progress)
+                if encode:
+                    encoder = self._encoders.setdefault(name, vectors.LazyEncoder(name))
+                    vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
+                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
+                if self.model is None or not self._unencoded():
+                    tidy(self.database)
+        return bool(changes)
+
+    def refresh(self, encode: bool = True) -> None:
+        """Bring the index up to date before a search; where that fails, `notices` says why."""
+        try:
+            self.update(progress=True, wait=False, encode=encode)
+        except UserError as error:
+            self.notices.append(f"the index is as it was: {error}")
+
+    def search(
+        self,
+        query: str,
+        limit: int = 10,
+        path: str | None = None,
+        language: str | None = None,
+        name: str | None = None,
+        lexical: bool = False,
+    ) -> list[SearchResult]:
+        """Find the pieces that fit a query, best first. An empty query finds nothing.
+
+        Args:
+            query: a name, words, or a sentence.
+            limit: the most results.
+            path: only files that match this pattern: `src/**`, `*.py`, `**/views/*`.
+            language: only files in this language.
+            name: only functions and classes of this name; `*` stands for anything.
+            lexical: leave the embeddings out, if there are any.
+        """
+        parsed = ranking.parse_query(query)
+        if limit < 1 or not (parsed.terms or parsed.words):
+            return []
+        with _disk_errors(self.index_dir), self._snapshot():
+            segments = self._segments
+            allowed = self._allowed(path, language, name)
+            if allowed is not None and not allowed.any():
+                return []
+            similarity = None if lexical else self._similarity(query)
+            scores = ranking.score(parsed, segments, self._postings, similarity)
+            return [self._result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
+
+    @property
+    def model(self) -> str | None:
+        """The encoder of the embeddings, None for a lexical index."""
+        return (store.get_meta(self.database, "vectors") or {}).get("model")
+
+    def statistics(self) -> dict:
+        """Counts of files, pieces, skipped files by reason, encoded pieces, and bytes on disk."""
+        files, pieces = self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
+        skipped = dict(count_reasons(dict(self.database.execute("SELECT path, reason FROM skipped"))))
+        size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
+        counts = {"files": files, "pieces": pieces, "skipped": skipped, "bytes": size, "model": self.model}
+        return counts | ({"encoded": pieces - self._unencoded()} if self.model else {})
+
+    def text_of(self, path: str) -> str | None:
+        """The text of an indexed file, as it was when it was indexed; None for any other path."""
+        row = self.database.execute(
+            "SELECT text FROM contents JOIN files ON file = id WHERE path = ?", (path,)
+        ).fetchone()
+        return zlib.decompress(row[0]).decode(errors="replace") if row else None
+
+    def close(self) -> None:
+        """Close the database."""
+        self.database.close()
+
+    def _unencoded(self) -> int:
+        query = "SELECT coalesce(sum(count), 0) FROM files WHERE id NOT IN (SELECT file FROM vectors)"
+        return self.database.execute(query).fetchone()[0]
+
+    @contextmanager
+    def _snapshot(self):
+        """One view of the database for a whole search, with arrays that belong to it."""
+        self.database.execute("BEGIN")
+        try:
+            version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
+            if version != self._cached_version:
+                self._segments = store.load_segments(self.database)
+                self._languages = store.get_meta(self.database, "languages", [])
+                state = store.get_meta(self.database, "vectors")
+                self._vectors = vectors.open_vectors(self.index_dir, state) if state else None
+                if state:
+                    self._slots = vectors.piece_slots(
+                        self.database, self._segments.firsts, len(self._segments.lengths)
+                    )
+                self._cached_version = version
+            yield
+        finally:
+            self.database.execute("COMMIT")
+
+    def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
+        rows = self.database.execute(query, (term,)).fetchall()
+        if not rows:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        pieces = np.concatenate([store.unpack(width, blob) for width, blob, _ in rows])
+        counts = np.frombuffer(b"".join(counts for _, _, counts in rows), np.uint8).astype(np.float32)
+        if not self._segments.live.all():
+            live = self._segments.live[self._segments.owners[pieces]]
+            pieces, counts = pieces[live], counts[live]
+        return pieces, counts
+
+    def _similarity(self, query: str) -> np.ndarray | None:
+        """The similarity of every piece to the query, None where there are no embeddings or their model is gone."""
+        if self._vectors is None or not len(self._vectors):
+            return None
+        state = store.get_meta(self.database, "vectors")
+        encoder = self._encoders.setdefault(state["model"], vectors.LazyEncoder(state["model"]))
+        try:
+            embeddings = encoder.queries([query, vectors.PROBE])
+        except UserError as error:
+            self.notices.append(f"searching by words alone: {error}")
+            return None
+        if not vectors.same_weights(state["probe"], embeddings[1]):
+            self.notices.append(
+                f"searching by words alone: {state['model']} has changed; index again to encode with it"
+            )
+            return None
+        similarity = np.append(vectors.similarities(self._vectors, embeddings[0]), np.float32(np.nan))
+        return similarity[self._slots]
+
+    def _allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
+        """The pieces that the filters leave, bool[pieces]; None without a filter."""
+        segments = self._segments
+        if path is None and language is None and name is None:
+            return None
+        files = segments.live.copy()
+        if language is not None:
+            wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
+            numbers = [number for number, known in enumerate(self._languages) if known in wanted]
+            files &= np.isin(segments.languages, numbers)
+        if path is not None:
+            pattern = glob_pattern(path)
+            matching = [
+                file for file, own in self.database.execute("SELECT id, path FROM files") if pattern.fullmatch(own)
+            ]
+            chosen = np.zeros(len(files), bool)
+            chosen[matching] = True
+            files &= chosen
+        pieces = files[segments.owners]
+        if name is not None:
+            pieces &= self._named(name)
+        return pieces
+
+    def _named(self, name: str) -> np.ndarray:
+        """The pieces that define a name, which may hold `*`."""
+        named = np.zeros(len(self._segments.lengths), bool)
+        key = DEFINED + whole(re.split(r"[.:#]+", name)[-1])
+        if "*" not in key:
+            named[self._postings(key)[0]] = True
+            return named
+        pattern = re.compile(".*".join(re.escape(part) for part in key.split("*")))
+        terms = self.database.execute("SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'").fetchall()
+        for (term,) in terms:
+            if pattern.fullmatch(term):
+                named[self._postings(term)[0]] = True
+        return named
+
+    def _result(self, piece: int, score: float) -> SearchResult:
+        file = int(self._segments.owners[piece])
+        query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
+        path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
+        start, end, name = json.loads(pieces)[piece - int(self._segments.firsts[file])]
+        lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
+        return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))
+
+
+def query_terms(query: str) -> set[str]:
+    """The terms that are marked in a result."""
+    return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
+
+
+def _model_name(model: str | os.PathLike[str]) -> str:
+    """A folder as a whole path, so that it is found from anywhere; else a name on the Hub."""
+    return os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
+
+
+@contextmanager
+def _disk_errors(index_dir: Path):
+    """Turn a disk that is full or cannot be written into one line."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise UserError(
+            f"{index_dir}: {error}; make room or choose another index_dir. What was committed before is still there"
+        ) from error

@@ -1,0 +1,232 @@
+"""A query and the index's postings -> scores of files and pieces.
+
+A file's score is a sum of shares between 0 and 1, each times a round weight. They were chosen on a coarse grid (half,
+as they are, double) over 199 judged queries of ten repositories, with one language left out in turn: around them the
+figures are flat, and finer tuning did worse on the language that was left out. docs/search.md has the figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.mining.terms import DEFINED, NAME, OWN_NAME, PATH
+from soft_trainer.mining.words import STOP_WORDS, stem, terms, whole, words
+from soft_trainer.search.store import Segments
+
+K1, B = 1.2, 0.75  # BM25's usual ones
+FILE_TEXT = 1.0  # BM25 of the whole file beside that of its best piece: words that are spread over several pieces
+OWN_NAME_WORDS = 0.5  # share of the query that stands in the file's own name
+OWN_NAME_COVERED = 0.5  # share of the file's own name that stands in the query
+FOLDER_WORDS = 0.3  # share of the query that stands in the names of its folders
+DEFINED_WORDS = 0.5  # share of the query that stands in the names that the file defines
+DEFINED_NAME = 0.5  # a word of the query is defined there as it is
+# A wrapper, a compatibility layer, a generated or vendored copy lies deeper than the thing itself.
+DEPTH_DISCOUNT = 0.1
+TEST_DISCOUNT = 0.3
+JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance
+FURTHER_PIECES = 0.5  # each further piece of a file counts half of the one before: other files come first
+# An encoder's similarity, by kind of query: of a symbol it knows little, of a sentence much.
+SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
+MAX_WORDS = 64  # more words make a query slower and no better
+
+Postings = Callable[[str], tuple[np.ndarray, np.ndarray]]
+_SYMBOL = re.compile(r"[\w.:#$>\-]+(\(\))?")
+_SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is", "are", "of", "to", "with", "that"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query in parts: the words that say something, as typed, and their terms with the weight of each.
+
+    The kind is "symbol" for one identifier, "sentence" for text with small words or five and more, else "words".
+    """
+
+    kind: str
+    words: tuple[str, ...]
+    terms: dict[str, float]
+
+
+def parse_query(text: str) -> Query:
+    """Take a query apart; it may be empty."""
+    typed = words(text)[:MAX_WORDS]
+    telling = [word for word in typed if word.lower() not in STOP_WORDS] or typed
+    weights = {term: 1.0 for word in telling for term in terms(word)}
+    for size in (2, 3):
+        for start in range(len(typed) - size + 1):
+            weights.setdefault(stem("".join(whole(word) for word in typed[start : start + size])), JOINED_WORDS)
+    if len(typed) > 1 and not _SYMBOL.fullmatch(text.strip()):
+        small = any(word.lower() in _SMALL_WORDS for word in typed)
+        kind = "sentence" if small or len(typed) > 4 else "words"
+    else:
+        kind = "symbol"
+    return Query(kind, tuple(dict.fromkeys(telling)), weights)
+
+
+class Scores(NamedTuple):
+    """Scores by file and by piece; a file that has nothing of the query has 0."""
+
+    files: np.ndarray
+    pieces: np.ndarray
+
+
+def score(query: Query, segments: Segments, postings: Postings, similarity: np.ndarray | None = None) -> Scores:
+    """Score all files and pieces by the words of the query, and by an encoder's similarities where there are any.
+
+    `postings` gives the numbers of the pieces that hold a term, ascending, and how often each does. `similarity` is
+    float32[pieces], NaN where a piece has no embedding.
+    """
+    gather = _Gathered(segments)
+    for term, weight in query.terms.items():
+        gather.add(term, weight, postings)
+    for word in query.words:
+        gather.add_defined(postings(DEFINED + whole(word))[0])
+    return gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
+
+
+def _share(similarity: np.ndarray) -> np.ndarray:
+    """Similarities as shares: 1 for the most similar piece, 0 for the usual one and below.
+
+    Encoders differ in what a similarity of 0.5 means; how far a piece stands out from the others is alike in all.
+    """
+    known = similarity[~np.isnan(similarity)]
+    if not len(known):
+        return np.zeros(len(similarity), np.float32)
+    usual, top = float(np.median(known)), float(known.max())
+    return np.nan_to_num(np.clip((similarity - usual) / max(top - usual, 1e-9), 0, 1)).astype(np.float32)
+
+
+class _Gathered:
+    """Sums over the terms of a query."""
+
+    def __init__(self, segments: Segments):
+        self.segments = segments
+        self.owners = segments.owners
+        files, pieces = len(segments.languages), len(segments.lengths)
+        self.norm, self.file_norm = _norms(segments)
+        self.text, self.file_text = np.zeros(pieces, np.float32), np.zeros(files, np.float32)
+        self.own_name, self.own_parts = np.zeros(files, np.float32), np.zeros(files, np.float32)
+        self.folders, self.defined_words = np.zeros(files, np.float32), np.zeros(files, np.float32)
+        self.piece_names, self.defined = np.zeros(pieces, np.float32), np.zeros(files, np.float32)
+        self.total = 0.0
+
+    def add(self, term: str, weight: float, postings: Postings) -> None:
+        """Add what the pieces and files have of one term."""
+        pieces, counts = postings(term)
+        named, own, folders = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH))
+        if not len(pieces) and not len(named) and not len(own):
+            return
+        files, starts = self._files(pieces)
+        rarity = _rarity(len(files), len(self.file_text))
+        if len(pieces):
+            self.text[pieces] += weight * _rarity(len(pieces), len(self.text)) * _saturated(counts, self.norm[pieces])
+            in_file = np.add.reduceat(counts, starts, dtype=np.float32)
+            self.file_text[files] += weight * rarity * _saturated(in_file, self.file_norm[files])
+        self.own_name[self.owners[own]] += rarity
+        self.own_parts[self.owners[own]] += 1
+        self.folders[self.owners[folders]] += rarity
+        self.defined_words[self._files(named)[0]] += rarity
+        self.piece_names[named] += rarity
+        if weight == 1.0:
+            self.total += rarity
+
+    def add_defined(self, pieces: np.ndarray) -> None:
+        """Add the pieces that define a name that was typed."""
+        self.defined[self.owners[pieces]] = 1.0
+        self.piece_names[pieces] += self.total or 1.0
+
+    def scores(self, similar: np.ndarray | None) -> Scores:
+        """The sum of all shares, `similar` (weighted, by piece) among them."""
+        segments, total = self.segments, self.total or 1.0
+        if not len(self.file_text):
+            return Scores(self.file_text, self.text)
+        best = np.maximum.reduceat(self.text, segments.firsts[:-1])
+        parts = np.maximum(segments.traits[:, 2], 1)
+        files = (
+            best / max(float(best.max()), 1e-9)
+            + FILE_TEXT * self.file_text / max(float(self.file_text.max()), 1e-9)
+            + OWN_NAME_WORDS * np.minimum(self.own_name / total, 1)
+            + OWN_NAME_COVERED * np.minimum(self.own_parts / parts, 1)
+            + FOLDER_WORDS * np.minimum(self.folders / total, 1)
+            + DEFINED_WORDS * np.minimum(self.defined_words / total, 1)
+            + DEFINED_NAME * self.defined
+        )
+        pieces = self.text / max(float(self.text.max()), 1e-9) + np.minimum(self.piece_names / total, 2)
+        if similar is not None:
+            files += np.maximum.reduceat(similar, segments.firsts[:-1])
+            pieces += similar
+        files *= discounts(segments, files > 0) * segments.live
+        return Scores(files, pieces)
+
+    def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The files of ascending pieces, each once, and where each one's first piece stands among `pieces`."""
+        owners = self.owners[pieces]
+        starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]]) if len(owners) else np.zeros(0, np.int64)
+        return owners[starts], starts
+
+
+def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
+    """Factors by file: tests and what lies deeper than other candidates count less."""
+    depth = segments.traits[:, 1].astype(np.float32)
+    depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
+    return (1 - TEST_DISCOUNT * segments.traits[:, 0]) / (1 + DEPTH_DISCOUNT * depth)
+
+
+def order_pieces(
+    scores: Scores, segments: Segments, allowed: np.ndarray | None, limit: int
+) -> list[tuple[int, float]]:
+    """(piece, score) of the best of the `allowed` pieces (bool[pieces], None for all), best first.
+
+    A file's further pieces come after the best of other files.
+    """
+    files, pieces = scores.files, scores.pieces
+    if allowed is not None:
+        keep = np.zeros(len(files), bool)
+        keep[segments.owners[allowed]] = True
+        files, pieces = np.where(keep, files, 0), np.where(allowed, pieces, -1)
+    count = int((files > 0).sum())
+    if not count:
+        return []
+    taken = (
+        np.argpartition(-files, min(limit, len(files) - 1))[: limit + 1]
+        if count > limit
+        else np.flatnonzero(files > 0)
+    )
+    ranked = []
+    for file in sorted(taken.tolist(), key=lambda file: (-files[file], file))[:limit]:
+        first, last = int(segments.firsts[file]), int(segments.firsts[file + 1])
+        own = pieces[first:last]
+        order = np.argsort(-own, kind="stable")[:limit]
+        top = max(float(own[order[0]]), 1e-9)
+        for place, piece in enumerate(order.tolist()):
+            share = float(own[piece]) / top
+            if place and share <= 0:
+                break
+            ranked.append((first + piece, float(files[file]) * (share if place else 1.0) * FURTHER_PIECES**place))
+    ranked.sort(key=lambda pair: (-pair[1], pair[0]))
+    return ranked[:limit]
+
+
+@lru_cache(maxsize=2)
+def _norms(segments: Segments) -> list[np.ndarray]:
+    """BM25's normalisation of the lengths of pieces and of files; a third of a query's time, so it is kept."""
+    pieces = segments.lengths.astype(np.float32)
+    files = np.add.reduceat(pieces, segments.firsts[:-1]) if len(pieces) else pieces
+    return [
+        K1 * (1 - B + B * lengths / max(float(lengths.sum()) / max(len(lengths), 1), 1e-9))
+        for lengths in (pieces, files)
+    ]
+
+
+def _saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
+    return counts * (K1 + 1) / (counts + norm)
+
+
+def _rarity(count: int, total: int) -> float:
+    """BM25's inverse document frequency, never negative."""
+    return float(np.log1p((total - count + 0.5) / (count + 0.5)))

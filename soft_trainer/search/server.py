@@ -1,0 +1,122 @@
+"""A search page on the loopback address: one page, its data, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from soft_trainer.errors import UserError
+from soft_trainer.search.index import CodeIndex, query_terms
+from soft_trainer.search.ranking import parse_query
+
+PAGE = Path(__file__).with_name("page.html")
+MAX_RESULTS = 50
+MAX_QUERY = 2_000
+CHECK_SECONDS = 5.0  # between two looks at whether files have changed
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page of an index at `url`, below a random path, so that another program's page cannot ask it."""
+
+    daemon_threads = True
+
+    def __init__(self, index: CodeIndex, port: int = 0, update: bool = True):
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.index, self.update = index, update
+        self.token = secrets.token_urlsafe(24)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
+        self.lock = threading.Lock()  # one search at a time: SQLite's connection is one
+        self.checked = time.monotonic()
+
+    def search(self, options: dict[str, str]) -> dict:
+        """The results of one query as the page shows them."""
+        query = options.get("q", "")[:MAX_QUERY]
+        filters = {name: options[name] for name in ("path", "language") if options.get(name)}
+        started = time.perf_counter()
+        with self.lock:
+            if self.update and time.monotonic() - self.checked > CHECK_SECONDS:
+                self.index.refresh()
+                self.checked = time.monotonic()
+            results = self.index.search(query, MAX_RESULTS, **filters)
+            notices, self.index.notices = self.index.notices[-1:], []
+        wanted = query_terms(query)
+        rows = [
+            result.as_dict() | {"lines": [number for number, _ in result.telling_lines(wanted)]} for result in results
+        ]
+        telling = [word.lower() for word in parse_query(query).words]
+        taken = 1000 * (time.perf_counter() - started)
+        return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
+
+    def about(self) -> dict:
+        """The folder and the languages that the filters offer."""
+        with self.lock:
+            rows = self.index.database.execute("SELECT language, count(*) FROM files GROUP BY 1 ORDER BY 2 DESC")
+            return {"folder": self.index.folder, "languages": [language for language, _ in rows]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:  # noqa: N802, the name that the standard library calls
+        """Answer with the page or with data; anything without token and right host is refused."""
+        address = urlsplit(self.path)
+        parts = address.path.split("/")
+        # A page elsewhere may make its own host name point here; then the header has that name.
+        port = self.server.server_address[1]
+        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            return self._send(403, "text/plain", b"wrong host")
+        if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self.server.token.encode()):
+            return self._send(404, "text/plain", b"not found")
+        options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        try:
+            if parts[2] == "":
+                nonce = secrets.token_urlsafe(16)
+                page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
+                return self._send(200, "text/html", page.encode(), nonce)
+            if parts[2] in ("search", "about"):
+                answer = self.server.search(options) if parts[2] == "search" else self.server.about()
+                return self._send(200, "application/json", json.dumps(answer).encode())
+        except UserError as error:
+            return self._send(500, "application/json", json.dumps({"error": str(error)}).encode())
+        return self._send(404, "text/plain", b"not found")
+
+    def _send(self, status: int, kind: str, body: bytes, nonce: str = "") -> None:
+        allowed = f"; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'" if nonce else ""
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header(
+            "Content-Security-Policy",
+            f"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'{allowed}",
+        )
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_) -> None:
+        """Print nothing: a line a key press helps nobody."""
+
+
+def serve_page(index: CodeIndex, port: int = 0, update: bool = True) -> int:
+    """Print the address and serve the page until the user stops it; a UserError where the port is taken."""
+    try:
+        server = PageServer(index, port, update)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"port={port}: {error}; choose another, or 0 for any that is free") from error
+    sys.stdout.write(f"{server.url}\nStop with Ctrl+C.\n")
+    sys.stdout.flush()
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.server_close()
+    return 0

@@ -1,0 +1,198 @@
+"""Bring an index up to date with its tree: what changed is read again, what is gone goes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from soft_trainer.mining.source_files import Listing, Stat, list_tree
+from soft_trainer.mining.terms import Batch, FileEntry, pieces_json, read_batch
+from soft_trainer.search.store import (
+    compact,
+    get_meta,
+    insert_postings,
+    insert_segment,
+    load_segments,
+    set_meta,
+    transaction,
+)
+
+BATCH_FILES = 64
+MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start
+SEGMENT_POSTINGS = 8_000_000  # held in memory (13 bytes each) before they are written
+
+
+@dataclass
+class Changes:
+    """The difference between a tree and its index."""
+
+    listing: Listing
+    changed: list[str]
+    removed: list[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.removed)
+
+
+def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
+    """Compare sizes and times of a tree's files with those of the index."""
+    indexed = {row[0]: row[1:] for row in database.execute("SELECT path, size, changed FROM files")}
+    skipped = {row[0]: row[1:] for row in database.execute("SELECT path, reason, size, changed FROM skipped")}
+    # those that were read and found to be no text a person wrote have a size
+    unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
+    by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
+    known = indexed | unfit
+    listing = list_tree(folder, known, by_name)
+    changed = [path for path, status in listing.files.items() if known.get(path) != status]
+    removed = [path for path in known if path not in listing.files]
+    return Changes(listing, changed, removed)
+
+
+def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
+    """Write what changed, a segment at a time: each commit leaves an index that is right for the files in it."""
+    with transaction(database):
+        _remove(database, changes.removed)
+        _note_skipped(database, changes.listing)
+    writer = _Writer(database, changes.listing)
+    for batch in _read_all(folder, changes.changed, progress):
+        writer.add(batch)
+    writer.flush()
+
+
+def tidy(database: sqlite3.Connection) -> None:
+    """Clear away what is dead, where that pays; give back pages that nobody uses, and empty SQLite's log."""
+    with transaction(database):
+        compact(database)
+    database.execute("PRAGMA incremental_vacuum").fetchall()
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
+    """Read files in batches; in several processes where there are many."""
+    batches = [paths[start : start + BATCH_FILES] for start in range(0, len(paths), BATCH_FILES)]
+    read, workers = partial(read_batch, folder), min(os.cpu_count() or 1, len(batches))
+    with ExitStack() as stack:
+        if len(paths) >= MIN_PARALLEL_FILES and workers > 1 and _may_fork():
+            pool = stack.enter_context(multiprocessing.get_context("fork").Pool(workers))
+            results: Iterable[Batch] = pool.imap(read, batches)
+        else:
+            results = map(read, batches)
+        if progress and len(paths) >= MIN_PARALLEL_FILES:
+            from tqdm import tqdm  # 50 ms, which a search need not wait for
+
+            unit = f"x{BATCH_FILES} files"
+            results = tqdm(results, "Indexing", len(batches), unit=unit, disable=None, leave=False)
+        yield from results
+
+
+def _may_fork() -> bool:
+    """True where a forked process cannot inherit a lock that another thread holds, as those of torch may."""
+    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+
+
+class _Writer:
+    """Gathers batches and writes them as segments."""
+
+    def __init__(self, database: sqlite3.Connection, listing: Listing):
+        self.database, self.listing = database, listing
+        self.numbers: dict[str, int] = {}
+        self.batches: list[tuple[list[FileEntry], np.ndarray, np.ndarray, np.ndarray]] = []
+        self.skipped: dict[str, str] = {}
+        self.touched: list[str] = []
+        self.postings = 0
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch over; files whose content is as it was only get their new time."""
+        self.skipped |= batch.skipped
+        fresh = [self._is_new(entry) for entry in batch.files]
+        self.touched += [entry.path for entry, new in zip(batch.files, fresh, strict=True) if not new]
+        pieces = np.repeat(fresh, [len(entry.pieces) for entry in batch.files]).astype(bool)
+        kept = pieces[batch.piece] if len(pieces) else np.zeros(0, bool)
+        number = np.cumsum(pieces) - 1
+        names = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in batch.vocabulary], np.int32)
+        files = [entry for entry, new in zip(batch.files, fresh, strict=True) if new]
+        term = names[batch.term[kept]] if len(names) else np.zeros(0, np.int32)
+        piece = number[batch.piece[kept]].astype(np.int32) if len(pieces) else np.zeros(0, np.int32)
+        self.batches.append((files, term, piece, batch.count[kept]))
+        self.postings += len(term)
+        if self.postings >= SEGMENT_POSTINGS:
+            self.flush()
+
+    def _is_new(self, entry: FileEntry) -> bool:
+        row = self.database.execute("SELECT digest, language FROM files WHERE path = ?", (entry.path,)).fetchone()
+        return row != (entry.digest, entry.language)
+
+    def flush(self) -> None:
+        """Write all that was gathered as one segment and commit."""
+        with transaction(self.database):
+            self._flush()
+        self.numbers, self.batches, self.skipped, self.touched, self.postings = {}, [], {}, [], 0
+
+    def _flush(self) -> None:
+        database, files = self.database, self.listing.files
+        for path in self.touched:
+            database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*files[path], path))
+        entries = [entry for batch in self.batches for entry in batch[0]]
+        _remove(database, [*self.skipped, *(entry.path for entry in entries)])
+        rows = [(path, why, *files[path]) for path, why in self.skipped.items()]
+        database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", rows)
+        if not entries:
+            return
+        segments = load_segments(database)
+        first_piece, first_file = len(segments.lengths), len(segments.languages)
+        counts = [len(entry.pieces) for entry in entries]
+        languages = _language_numbers(database, entries)
+        number = first_piece
+        for place, entry in enumerate(entries, first_file):
+            row = (place, entry.path, *files[entry.path], entry.language, number, len(entry.pieces), entry.digest)
+            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (place, pieces_json(entry.pieces), entry.text))
+            number += len(entry.pieces)
+        sizes = [sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches]
+        offsets = first_piece + np.cumsum([0, *sizes])
+        term = np.concatenate([batch[1] for batch in self.batches])
+        piece = np.concatenate([batch[2] + offset for batch, offset in zip(self.batches, offsets[:-1], strict=True)])
+        segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]
+        count = np.concatenate([batch[3] for batch in self.batches])
+        insert_postings(database, segment, list(self.numbers), term, piece, count)
+        lengths = np.array([length for entry in entries for length in entry.lengths])
+        owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
+        traits = np.array([entry.traits for entry in entries])
+        insert_segment(database, segment, lengths, owners, languages, traits)
+
+
+def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:
+    """A number for each file's language; new languages are added to the list that the index keeps."""
+    names = get_meta(database, "languages", [])
+    names += sorted({entry.language for entry in entries} - set(names))
+    set_meta(database, "languages", names)
+    return np.array([names.index(entry.language) for entry in entries])
+
+
+def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
+    """Take files out: their pieces are dead until the segments are next written."""
+    rows = [(path,) for path in paths]
+    database.executemany("INSERT INTO dead SELECT id FROM files WHERE path = ?", rows)
+    database.executemany("DELETE FROM contents WHERE file = (SELECT id FROM files WHERE path = ?)", rows)
+    database.executemany("DELETE FROM files WHERE path = ?", rows)
+    database.executemany("DELETE FROM skipped WHERE path = ?", rows)
+
+
+def _note_skipped(database: sqlite3.Connection, listing: Listing) -> None:
+    """Keep what was left out by its name: the next listing need not ask again."""
+    database.execute("DELETE FROM skipped WHERE size IS NULL")
+    rows = [(path.encode(errors="replace").decode(), reason) for path, reason in listing.skipped.items()]
+    database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", rows)
+
+
+# reasons that may be gone at the next look, without a change of the name
+_UNSTABLE = {"unreadable", "link", "not a regular file"}

@@ -1,0 +1,222 @@
+"""Embeddings of pieces: rows of a float16 file that only grows, and SQLite's word for how many of them count.
+
+A row is written before the transaction that names it, and no row that a transaction named is written again. So a
+process that is killed leaves rows that nobody reads, and a reader never sees half of one. Rows that lost their piece
+go when the file is next written anew, under another name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.encoders.lazy import LazyEncoder
+from soft_trainer.errors import UserError
+from soft_trainer.search.store import get_meta, set_meta, transaction
+
+COMMIT_TEXTS = 512  # some seconds of work, which is lost when the process is killed
+MAX_DEAD_SHARE = 0.05
+_DIGEST = 8
+PROBE = "read a configuration file and return its settings"
+
+
+def embedded_text(path: str, name: str, text: str) -> str:
+    """A piece as encoders read it: its file and name first, since a method says little without its class."""
+    return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
+
+
+# a file whose pieces have no embeddings yet
+class _Pending(NamedTuple):
+    file: int
+    language: str
+    texts: list[str]
+    digests: list[bytes]
+
+
+def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> None:
+    """Encode every piece that has no embedding. What is committed stays, so a run that was stopped goes on."""
+    from tqdm import tqdm
+
+    state = _state_for(database, index_dir, encoder)
+    slots = _known_slots(database)
+    total = database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
+    group, waiting = [], 0
+    with tqdm(total=total, desc="Encoding", unit="piece", disable=None if progress else True, leave=False) as bar:
+        for pending in _pending(database):
+            group.append(pending)
+            waiting += len(pending.texts)
+            if waiting >= COMMIT_TEXTS:
+                _commit(database, index_dir, encoder, state, slots, group)
+                bar.update(waiting)
+                group, waiting = [], 0
+        _commit(database, index_dir, encoder, state, slots, group)
+    with transaction(database):
+        database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
+    _compact(database, index_dir)
+
+
+_WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
+
+
+def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
+    """What the index knows of its embeddings; begun anew for another model, or the same name with other weights."""
+    state = get_meta(database, "vectors")
+    probe = encoder.queries([PROBE])[0]
+    if state is None or state["model"] != encoder.name or not same_weights(state["probe"], probe):
+        number = (state or {}).get("number", 0) + 1
+        state = {"model": encoder.name, "dimension": len(probe), "rows": 0, "number": number}
+        state["probe"] = [round(float(value), 5) for value in probe]
+        with transaction(database):
+            database.execute("DELETE FROM vectors")
+            set_meta(database, "vectors", state)
+    _remove_others(index_dir, state["number"])
+    return state
+
+
+def same_weights(kept: list[float], probe: np.ndarray) -> bool:
+    """True if a model still gives the embedding that it gave when the index was made."""
+    old = np.array(kept, np.float32)
+    if old.shape != probe.shape:
+        return False
+    return float(old @ probe) > 0.999 * float(np.linalg.norm(old) * np.linalg.norm(probe))
+
+
+def vector_file(index_dir: Path, number: int) -> Path:
+    """The file of the embeddings; each writing anew has the next number."""
+    return index_dir / f"vectors-{number:06d}.f16"
+
+
+def _remove_others(index_dir: Path, number: int) -> None:
+    """Remove files of embeddings that no transaction names any more; who reads one keeps it until the end."""
+    for path in index_dir.glob("vectors-*.f16"):
+        if path != vector_file(index_dir, number):
+            path.unlink(missing_ok=True)
+
+
+def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
+    """Digest -> row of every text that has been encoded, those of files that have since changed or gone among them."""
+    slots = {}
+    for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
+        numbers = np.frombuffer(rows, "<i4").tolist()
+        slots.update((digests[_DIGEST * place : _DIGEST * (place + 1)], row) for place, row in enumerate(numbers))
+    return slots
+
+
+def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
+    """Files without embeddings, their pieces' texts with them."""
+    rows = database.execute(f"SELECT id, path, language FROM files {_WITHOUT_VECTORS} ORDER BY id").fetchall()
+    for file, path, language in rows:
+        pieces, text = database.execute("SELECT pieces, text FROM contents WHERE file = ?", (file,)).fetchone()
+        lines = zlib.decompress(text).decode(errors="replace").split("\n")
+        texts = [
+            embedded_text(path, name, "\n".join(lines[start - 1 : end])) for start, end, name in json.loads(pieces)
+        ]
+        digests = [blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest() for text in texts]
+        yield _Pending(file, language, texts, digests)
+
+
+def _commit(
+    database: sqlite3.Connection,
+    index_dir: Path,
+    encoder: LazyEncoder,
+    state: dict,
+    slots: dict,
+    group: list[_Pending],
+) -> None:
+    """Encode the texts of `group` that are new, append them to the file, and name them in one transaction."""
+    new: dict[bytes, tuple[str, str]] = {}
+    for pending in group:
+        for digest, text in zip(pending.digests, pending.texts, strict=True):
+            if digest not in slots:
+                new[digest] = text, pending.language
+    if new:
+        texts, languages = zip(*new.values(), strict=True)
+        vectors = encoder.codes(list(texts), list(languages)).astype("<f2")
+        slots |= {digest: state["rows"] + place for place, digest in enumerate(new)}
+        _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
+        state["rows"] += len(vectors)
+    rows = [
+        (pending.file, b"".join(pending.digests), np.array([slots[d] for d in pending.digests], "<i4").tobytes())
+        for pending in group
+    ]
+    with transaction(database):
+        database.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
+        set_meta(database, "vectors", state)
+
+
+def _append(path: Path, row: int, vectors: np.ndarray) -> None:
+    """Write rows from number `row` on; what a killed process left behind that row is written over."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.seek(row * vectors.shape[1] * 2)
+        file.write(vectors.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _compact(database: sqlite3.Connection, index_dir: Path) -> None:
+    """Write the embeddings that are still in use into a new file, where enough of the old one is not."""
+    state = get_meta(database, "vectors")
+    rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
+    used = np.unique(np.concatenate([np.frombuffer(slots, "<i4") for _, slots in rows] or [np.zeros(0, "<i4")]))
+    if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
+        return
+    old = open_vectors(index_dir, state)
+    state |= {"number": state["number"] + 1, "rows": len(used)}
+    path = vector_file(index_dir, state["number"])
+    path.unlink(missing_ok=True)
+    for start in range(0, len(used), 65_536):
+        _append(path, start, np.asarray(old[used[start : start + 65_536]]))
+    with transaction(database):
+        moved = [(np.searchsorted(used, np.frombuffer(s, "<i4")).astype("<i4").tobytes(), file) for file, s in rows]
+        database.executemany("UPDATE vectors SET slots = ? WHERE file = ?", moved)
+        set_meta(database, "vectors", state)
+    _remove_others(index_dir, state["number"])
+
+
+def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
+    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is too short."""
+    path, shape = vector_file(index_dir, state["number"]), (state["rows"], state["dimension"])
+    if not state["rows"]:
+        return np.zeros(shape, np.float16)
+    try:
+        return np.memmap(path, "<f2", "c", shape=shape)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: the embeddings are not whole ({error}); delete {index_dir} and index again"
+        ) from error
+
+
+def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Dot products float32[rows] of all rows with a query's embedding.
+
+    torch multiplies in float16, five times as fast as NumPy, which has no such product; of that only the order of
+    near ties suffers, so the best thousand are computed again in float32.
+    """
+    import torch  # loaded already: it made the query's embedding
+
+    half = torch.from_numpy(vectors) @ torch.from_numpy(query).to(torch.float16)[:, None]
+    scores = half[:, 0].float().numpy()
+    best = np.argpartition(-scores, min(1000, len(scores) - 1))[:1000] if len(scores) else np.zeros(0, np.int64)
+    scores[best] = vectors[best].astype(np.float32) @ query
+    return scores
+
+
+def piece_slots(database: sqlite3.Connection, firsts: np.ndarray, pieces: int) -> np.ndarray:
+    """The row of each piece's embedding, -1 where there is none yet."""
+    slots = np.full(pieces, -1, np.int64)
+    rows = database.execute("SELECT file, slots FROM vectors JOIN files ON id = file ORDER BY first").fetchall()
+    if rows:
+        files = np.array([file for file, _ in rows])
+        counts = firsts[files + 1] - firsts[files]
+        starts = np.repeat(firsts[files] - (np.cumsum(counts) - counts), counts)
+        slots[starts + np.arange(counts.sum())] = np.frombuffer(b"".join(blob for _, blob in rows), "<i4")
+    return slots

@@ -1,0 +1,171 @@
+"""The commands: what they print, and with which exit code they end."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from soft_trainer.cli import search_output as output
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex, store
+from soft_trainer.search.index import SearchResult, query_terms
+from tests.search.conftest import write_tree
+
+
+def test_index_and_search(command, tree):
+    code, out, _ = command("index", tree)
+    assert code == 0 and "6 files" in out and "ignored: 2, secret: 1" in out and f"--folder {tree}" in out
+    code, out, _ = command("search", "--folder", tree, "parse", "date", "-n", 1)
+    assert code == 0 and out.startswith("src/shop/dates.py:1  parse_date  ") and "\x1b" not in out
+    code, out, _ = command("search", "--folder", tree, "parse date", "--json", "--path", "src/**")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and rows[0]["name"] == "parse_date"
+    assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text"]
+
+
+def test_a_search_sees_what_changed(command, tree):
+    command("index", tree)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    assert command("search", "--folder", tree, "brand_new_zz", "--no_update", "--name", "brand_new")[0] == 1
+    assert command("search", "--folder", tree, "brand_new")[1].startswith("new.py:1")
+
+
+def test_nothing_found_is_exit_code_1(command, tree):
+    command("index", tree)
+    assert command("search", "--folder", tree, "zzzzzz")[:2] == (1, "")
+    assert command("search", "--folder", tree, "zzzzzz", "--json")[:2] == (1, "")
+
+
+def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
+    for words in (("search", "--folder", tree, "x"), ("search", "--index_dir", tmp_path, "x")):
+        code, out, err = command(*words)
+        assert code == 2 and not out and err.count("\n") == 1 and "soft-trainer index" in err
+    assert command("index", tmp_path / "missing")[0] == 2
+    assert command("index", tree, "--model", tmp_path / "missing")[0] == 2
+    command("index", tree)
+    code, _, err = command("search", "--folder", tree, " ")
+    assert code == 2 and "empty query" in err
+    (tmp_path / "empty").mkdir()
+    code, _, err = command("index", tmp_path / "empty")
+    assert code == 1 and "no file with text" in err
+
+
+def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub, monkeypatch):
+    command("index", tree, "--model", "stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+
+    def gone(self, texts):
+        raise UserError("stub: no such folder")
+
+    monkeypatch.setattr(stub, "queries", gone)
+    code, out, err = command("search", "--folder", tree, "brand_new")
+    assert code == 0 and out.startswith("new.py:1") and "searching by words alone: stub" in err
+    place = store.default_index_dir(tree)
+    tree.rename(tree.with_name("elsewhere"))
+    code, out, err = command("search", "--index_dir", place, "parse_date", "--lexical")
+    assert code == 0 and out.startswith("src/shop/dates.py") and "folder is gone" in err
+
+
+def test_another_version_of_the_package_is_named(command, tree):
+    command("index", tree)
+    index = CodeIndex.open(store.default_index_dir(tree))
+    store.set_meta(index.database, "version", "0.0.1")
+    index.close()
+    assert "version 0.0.1 of soft_trainer made this index" in command("search", "--folder", tree, "parse_date")[2]
+    command("index", tree)
+    assert "made this index" not in command("search", "--folder", tree, "parse_date")[2]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_place_that_cannot_be_written(command, tree, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    code, _, err = command("index", tree, "--index_dir", closed / "index")
+    assert code == 2 and "choose another index_dir" in err
+
+
+def test_results_cannot_steer_the_terminal():
+    text = "def evil():\n    '\x1b]0;title\x07\x1b[31mred' # \u202e reversed \u2066\n\tx = '\x9b2J'\n"
+    result = SearchResult("a\nb\x1b[2J.py", 1, 3, "python", "evil\r", 1.0, text)
+    for colour in (False, True):
+        shown = output.format_results([result], "evil reversed", colour)
+        for code in (output._BOLD, output._GREEN, output._DIM, output._RED, output._END):
+            shown = shown.replace(code, "")
+        assert shown.isprintable() or not set("\x1b\x07\x9b\r\u202e\u2066") & set(shown)
+        assert shown.splitlines()[0] == "a\ufffdb\ufffd[2J.py:1  evil\ufffd  1.00"
+    assert "\x1b" not in json.dumps(result.as_dict())
+
+
+def test_hostile_names_and_contents(command, tree):
+    names = [
+        "a\nb.py",
+        "a\x1b[31m.py",
+        "\u202egpj.py",
+        "<img src=x>.py",
+        "'; DROP TABLE files; --.py",
+        "-n.py",
+        "--json.py",
+    ]
+    write_tree(tree, {name: f"def hostile_name():\n    return {len(name)}\n" for name in names})
+    write_tree(tree, {"long.txt": "hostile_name " + "x" * 900_000, "long.md": "hostile_name " + "y " * 450_000})
+    write_tree(tree, {".git/config": "[core]\n\tpager = touch owned\n", "index.sqlite": b"SQLite format 3\0"})
+    assert command("index", tree)[0] == 0
+    code, out, _ = command("search", "--folder", tree, "hostile_name", "-n", 20)
+    assert code == 0 and not set("\x1b\u202e") & set(out)
+    rows = [
+        json.loads(line)
+        for line in command("search", "--folder", tree, "hostile_name", "-n", 20, "--json")[1].splitlines()
+    ]
+    assert set(names) <= {row["path"] for row in rows}
+    assert not (tree / "owned").exists()
+
+
+def test_the_lines_that_matter_are_shown():
+    text = "\n".join(["def f():", *["    pass"] * 30, "    return total_price(items)", *["    pass"] * 30])
+    result = SearchResult("a.py", 10, 71, "python", "f", 1.0, text)
+    lines = result.telling_lines(query_terms("total price"))
+    assert lines[0] == (10, "def f():") and (41, "    return total_price(items)") in lines
+
+
+@pytest.mark.slow
+def test_a_lexical_search_imports_neither_torch_nor_transformers(tree, tmp_path):
+    CodeIndex.build(tree, tmp_path / "index").close()
+    code = (
+        "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
+        "search.add_arguments(p);"
+        f"assert search.run(p.parse_args(['parse date', '--index_dir', {str(tmp_path / 'index')!r}])) == 0;"
+        "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm', 'pathspec'} & set(sys.modules), sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_path):
+    rows = [
+        {"repo": "tree", "query": "parse date", "relevant": ["src/shop/dates.py"], "category": "words"},
+        {"repo": "tree", "query": "zzzzz", "relevant": ["README.md"], "secondary": [], "category": "none"},
+    ]
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = command(
+        "evaluate-search", "--queries", queries, "--trees", tmp_path, "--output", tmp_path / "out.jsonl"
+    )
+    assert code == 0 and "| all" in out and "0.500" in out and "category words" in out
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert written[0]["paths"][0] == "src/shop/dates.py" and written[1]["paths"] == []
+    code, out, _ = command("evaluate-search", "--folder", tree)
+    assert code == 0 and "language python" in out
+    assert command("evaluate-search", "--folder", tmp_path / "tree" / "build")[0] == 2
+    assert command("evaluate-search", "--queries", queries)[0] == 2
+    queries.write_text("{}\n")
+    assert command("evaluate-search", "--queries", queries, "--trees", tmp_path)[0] == 2
+
+
+def test_ndcg_is_that_of_the_judged_queries():
+    from soft_trainer.cli.evaluate_search import ndcg, reciprocal_rank
+
+    targets = frozenset({"a", "b"})
+    assert ndcg(["a", "b"], targets) == 1 and ndcg([], targets) == 0
+    assert ndcg(["a", "a", "b"], targets) == pytest.approx(1.5 / (1 + 1 / 1.584962500721156))
+    assert reciprocal_rank(["c", "b"], targets) == 0.5 and reciprocal_rank(["c"], targets) == 0

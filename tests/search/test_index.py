@@ -1,0 +1,353 @@
+"""Building, updating and searching an index."""
+
+import os
+import sqlite3
+import stat
+
+import numpy as np
+import pytest
+
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex, store, updating, vectors
+from tests.search.conftest import write_tree
+
+
+def paths(results):
+    return [result.path for result in results]
+
+
+@pytest.fixture
+def index(tree):
+    return CodeIndex.build(tree)
+
+
+def test_finds_by_symbol_words_and_sentence(index):
+    best = index.search("ShoppingCart")[0]
+    assert (best.path, best.name, best.language, best.start_line) == ("src/shop/cart.py", "ShoppingCart", "python", 5)
+    assert best.text.startswith("class ShoppingCart:") and best.end_line > best.start_line
+    assert index.search("parse date")[0].name == "parse_date"
+    assert index.search("how are the prices of items summed up?")[0].name == "ShoppingCart.total_price"
+    assert index.search("ListenAndServe")[0].name == "Server.ListenAndServe"
+    assert index.search("payment provider")[0].path == "README.md"
+
+
+def test_scores_fall_and_one_file_does_not_fill_the_list(index):
+    results = index.search("cart item price date", limit=20)
+    assert [result.score for result in results] == sorted((result.score for result in results), reverse=True)
+    assert len(set(paths(results)[:3])) == 3
+    assert len(index.search("cart item price date", limit=2)) == 2
+
+
+def test_tests_come_after_what_they_test(index):
+    found = paths(index.search("total_price"))
+    assert found.index("src/shop/cart.py") < found.index("tests/test_cart.py")
+
+
+def test_filters(index):
+    assert set(paths(index.search("date cart", path="src/**"))) == {"src/shop/cart.py", "src/shop/dates.py"}
+    assert set(paths(index.search("date cart server", path="*.go"))) == {"src/server.go"}
+    assert set(paths(index.search("port", language="go"))) == {"src/server.go"}
+    assert [result.name for result in index.search("date", name="parse_date")] == ["parse_date"]
+    assert {result.name for result in index.search("date", name="*_date")} == {"parse_date", "format_date"}
+    assert index.search("date", name="nothing") == [] and index.search("date", language="cobol") == []
+
+
+@pytest.mark.parametrize("query", ["", "  ", "?!", "zzzzzz", '"', "'; DROP TABLE files; --", "NEAR(", "a" * 100_000])
+def test_queries_that_find_nothing(index, query):
+    assert index.search(query) == []
+
+
+def test_a_query_of_ten_thousand_words(index):
+    assert index.search("parse_date " * 10_000)[0].name == "parse_date"
+    assert isinstance(index.search(" ".join(f"word{number}" for number in range(10_000))), list)
+
+
+def test_secrets_and_ignored_files_are_not_found(index):
+    assert index.search("secret_parse_date") and ".env" not in paths(index.search("secret parse date PASSWORD"))
+    assert index.search("parse_date_generated", limit=50) and "build/out.py" not in paths(
+        index.search("generated", limit=50)
+    )
+    assert index.statistics()["skipped"] == {"ignored": 2, "secret": 1}
+
+
+def test_update_reads_only_what_changed(index, tree, monkeypatch):
+    assert index.update() is False
+    read = []
+    original = updating.read_batch
+    monkeypatch.setattr(updating, "read_batch", lambda root, names: read.extend(names) or original(root, names))
+    write_tree(
+        tree, {"src/shop/dates.py": "def parse_time(text):\n    return text\n", "new.py": "def brand_new(): pass\n"}
+    )
+    (tree / "README.md").unlink()
+    assert index.update() is True
+    assert sorted(read) == ["new.py", "src/shop/dates.py"]
+    assert index.search("brand_new")[0].path == "new.py" and index.search("parse_time")
+    assert "README.md" not in paths(index.search("payment provider"))
+    assert "parse_date" not in [result.name for result in index.search("parse_date")]
+
+
+def test_a_touched_file_is_not_indexed_again(index, tree):
+    before = index.database.execute("SELECT id FROM files WHERE path = 'README.md'").fetchone()
+    os.utime(tree / "README.md", (1, 1))
+    assert index.update() is True
+    assert index.database.execute("SELECT id FROM files WHERE path = 'README.md'").fetchone() == before
+    assert index.update() is False
+
+
+def test_an_updated_index_answers_as_a_fresh_one(tree, tmp_path):
+    index = CodeIndex.build(tree)
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        name = f"src/module_{rng.integers(6)}.py"
+        write_tree(tree, {name: f"def function_{number}(cart):\n    return parse_date(cart) + {number}\n" * 30})
+        if number % 5 == 4:
+            (tree / name).unlink()
+        index.update()
+    fresh = CodeIndex.build(tree, tmp_path / "fresh")
+    for query in ("parse_date", "cart", "how are prices summed up", "function_19"):
+        old, new = index.search(query, 30), fresh.search(query, 30)
+        assert {(r.path, r.start_line) for r in old} == {(r.path, r.start_line) for r in new}
+    sizes = [one.statistics()["bytes"] for one in (index, fresh)]
+    assert sizes[0] <= 1.1 * sizes[1] + 32_768  # pages of 4 KiB: a few more or less in an index so small
+
+
+def test_many_files_are_read_in_several_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(updating, "_may_fork", lambda: True)  # torch has been imported here, and does nothing
+    monkeypatch.setattr(updating, "MIN_PARALLEL_FILES", 10)
+    monkeypatch.setattr(updating, "BATCH_FILES", 8)
+    monkeypatch.setattr(updating, "SEGMENT_POSTINGS", 400)
+    tree = write_tree(
+        tmp_path / "tree", {f"m{n}.py": f"def func_{n}(x):\n    return helper_{n % 7}(x)\n" for n in range(100)}
+    )
+    index = CodeIndex.build(tree)
+    assert index.database.execute("SELECT count(*) FROM segments").fetchone()[0] in range(1, store.MAX_SEGMENTS + 1)
+    for n in (0, 50, 99):
+        assert index.search(f"func_{n}")[0].path == f"m{n}.py"
+    callers = {f"m{n}.py" for n in range(100) if n % 7 == 3}
+    assert set(paths(index.search("helper_3", limit=len(callers)))) == callers
+
+
+def test_the_index_lies_in_the_cache_and_is_private(index, cache, tree):
+    assert index.index_dir.parent == cache
+    assert stat.S_IMODE(index.index_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((index.index_dir / store.DATABASE).stat().st_mode) == 0o600
+    assert store.find_index_dir(tree / "src") == index.index_dir
+
+
+def test_an_index_in_the_tree_is_refused(tree, tmp_path):
+    for place in (tree, tree / "index"):
+        with pytest.raises(UserError, match="lies in the tree"):
+            CodeIndex.build(tree, place)
+    (tmp_path / "link").symlink_to(tree)
+    with pytest.raises(UserError, match="lies in the tree"):
+        CodeIndex.build(tree, tmp_path / "link" / "index")
+
+
+def test_a_link_in_the_place_of_the_database_is_not_followed(tree, tmp_path):
+    target = tmp_path / "place"
+    target.mkdir()
+    (target / store.DATABASE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="not trusted"):
+        CodeIndex.build(tree, target)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
+    with pytest.raises(UserError, match="no index there"):
+        CodeIndex.open(tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        CodeIndex.build(tmp_path / "missing")
+    with pytest.raises(UserError, match="it is the index of"):
+        CodeIndex.build(write_tree(tmp_path / "other", {"a.py": "x = 1"}), index.index_dir)
+    index.database.execute("PRAGMA user_version = 99")
+    with pytest.raises(UserError, match="newer version"):
+        CodeIndex.open(index.index_dir)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / store.DATABASE).write_bytes(b"no database" * 1000)
+    with pytest.raises(UserError, match="index again"):
+        CodeIndex.open(broken)
+
+
+def test_an_older_format_is_made_anew(tree, index):
+    index.database.execute("PRAGMA user_version = 0")
+    index.database.execute("DROP TABLE postings")
+    index.close()
+    assert CodeIndex.build(tree).search("parse_date")
+
+
+def test_a_folder_without_text(tmp_path):
+    (tmp_path / "empty").mkdir()
+    index = CodeIndex.build(tmp_path / "empty")
+    assert index.search("parse_date") == [] and index.statistics()["files"] == 0
+
+
+def test_a_folder_that_is_gone(tree, index):
+    tree.rename(tree.with_name("elsewhere"))
+    with pytest.raises(UserError, match="folder is gone"):
+        index.update()
+    assert index.search("parse_date")
+
+
+def test_a_full_disk_leaves_the_old_index(tree, index):
+    index.database.execute(f"PRAGMA max_page_count = {index.database.execute('PRAGMA page_count').fetchone()[0]}")
+    rng = np.random.default_rng(0)
+    write_tree(tree, {"big.py": "\n".join(f"name_{number} = 1" for number in rng.integers(1e9, size=20_000))})
+    with pytest.raises(UserError, match="full"):
+        index.update()
+    assert CodeIndex.open(index.index_dir).search("parse_date")[0].name == "parse_date"
+
+
+def test_a_reader_sees_the_old_index_until_the_new_one_is_committed(tree, index):
+    other = CodeIndex.open(index.index_dir)
+    assert other.search("parse_date")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    index.update()
+    assert other.search("brand_new")[0].path == "new.py"
+
+
+def test_an_update_is_left_to_the_process_that_does_it(tree, index):
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    with store.write_lock(index.index_dir):
+        assert index.update(wait=False) is False
+    assert "another process" in index.notices[0]
+    assert index.update(wait=False) is True
+
+
+class TestWithEncoder:
+    def test_both_count(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub")
+        assert index.model == "stub" and index.statistics()["encoded"] == index.statistics()["pieces"]
+        assert index.search("parse date")[0].name == "parse_date"
+        assert len(index.search("zzz mmm nnn")) and not index.search("zzz mmm nnn", lexical=True)
+
+    def test_only_new_texts_are_encoded(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub")
+        stub.encoded.clear()
+        assert index.update() is False and not stub.encoded
+        with open(tree / "src/shop/dates.py", "a") as file:
+            file.write("\n\ndef brand_new(): return 1\n")
+        (tree / "src/server.go").touch()
+        index.update()
+        assert len(stub.encoded) == 1 and "brand_new" in stub.encoded[0]
+
+    def test_a_renamed_file_is_not_encoded_again_though_the_index_is_tidied(self, tree, stub, monkeypatch):
+        text = "\n\n\n\n".join(f"def f{k}(x):\n    y = x + {k}\n    return y" for k in range(200))
+        write_tree(tree, {"many.py": text})
+        index = CodeIndex.build(tree, model="stub")
+        stub.encoded.clear()
+        monkeypatch.setattr(vectors, "embedded_text", lambda path, name, text: text)
+        write_tree(tree, {"many.py": text + "\n\n\n\ndef g(x):\n    return x\n"})
+        index.update()
+        again = len(stub.encoded)
+        stub.encoded.clear()
+        (tree / "many.py").rename(tree / "other.py")
+        index.update()
+        assert again == 201 and not stub.encoded
+        assert index.database.execute("SELECT count(*) FROM dead").fetchone() == (0,)
+
+    def test_a_stopped_run_goes_on(self, tree, stub, monkeypatch):
+        monkeypatch.setattr(vectors, "COMMIT_TEXTS", 1)
+        original, calls = stub.codes, []
+
+        def stopping(self, texts, languages):
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            calls.append(texts)
+            return original(self, texts, languages)
+
+        monkeypatch.setattr(stub, "codes", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            CodeIndex.build(tree, model="stub")
+        index = CodeIndex.open(store.default_index_dir(tree))
+        assert 0 < index.statistics()["encoded"] < index.statistics()["pieces"]
+        assert index.search("parse date")[0].name == "parse_date"
+        monkeypatch.setattr(stub, "codes", original)
+        assert index.update() is False
+        assert index.statistics()["encoded"] == index.statistics()["pieces"]
+        assert len(stub.encoded) == len(set(stub.encoded))
+
+    def test_another_model_and_other_weights_are_noticed(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub")
+        count = len(stub.encoded)
+        CodeIndex.build(tree, model="another")
+        assert len(stub.encoded) == 2 * count and index.model == "another"
+        stub.weights = 5.0
+        assert index.search("parse date") and "has changed" in index.notices[-1]
+        CodeIndex.build(tree, model="another")
+        assert len(stub.encoded) == 3 * count
+        assert len(list(index.index_dir.glob("vectors-*"))) == 1
+
+    def test_a_model_that_is_gone_leaves_words(self, tree, stub, monkeypatch):
+        index = CodeIndex.build(tree, model="stub")
+
+        def gone(self, texts):
+            raise UserError("stub: no such folder")
+
+        monkeypatch.setattr(stub, "queries", gone)
+        assert index.search("parse date")[0].name == "parse_date"
+        assert index.notices == ["searching by words alone: stub: no such folder"]
+
+    def test_the_file_of_embeddings_does_not_grow(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub")
+        for number in range(20):
+            text = "\n\n\n\n".join(f"def f{number}_{k}(x):\n    y = x + {number}\n    return y" for k in range(30))
+            write_tree(tree, {"src/many.py": text})
+            index.update()
+        files = list(index.index_dir.glob("vectors-*"))
+        assert len(files) == 1
+        assert files[0].stat().st_size <= 1.1 * index.statistics()["pieces"] * 16 * 2 + 16 * 32
+        similarity = index._similarity  # every piece still has its own embedding
+        with index._snapshot():
+            values = similarity("def f19_3(x):\n    y = x + 19\n    return y")
+            live = index._segments.live[index._segments.owners]
+        assert not np.isnan(values[live]).any()
+
+    def test_rows_past_the_committed_ones_are_written_over(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub")
+        file = next(index.index_dir.glob("vectors-*"))
+        size = file.stat().st_size
+        with open(file, "ab") as handle:
+            handle.write(b"\xff" * 999)
+        write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+        index.update()
+        assert index.search("brand_new")[0].path == "new.py" and file.stat().st_size >= size
+
+    def test_embeddings_that_are_cut_short_are_named(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub")
+        next(index.index_dir.glob("vectors-*")).write_bytes(b"")
+        with pytest.raises(UserError, match="index again"):
+            CodeIndex.open(index.index_dir).search("parse date")
+
+
+def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_path, tree):
+    from soft_trainer.hub.export import export_encoder
+
+    export_encoder(model, tokenizer, profile, tmp_path / "encoder")
+    index = CodeIndex.build(tree, model=tmp_path / "encoder")
+    assert index.model == str(tmp_path / "encoder")
+    assert index.search("parse a date") and not index.notices
+    with pytest.raises(UserError):
+        CodeIndex.build(tree, model=tmp_path / "missing")
+
+
+def test_similarities_are_those_of_float32():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3000, 32)).astype(np.float16)
+    query = rng.normal(size=32).astype(np.float32)
+    exact = rows.astype(np.float32) @ query
+    scores = vectors.similarities(rows, query)
+    assert np.argsort(-scores)[:50].tolist() == np.argsort(-exact)[:50].tolist()
+    assert np.abs(scores - exact).max() < 0.05
+
+
+def test_postings_are_packed_in_as_few_bytes_as_they_need():
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB)")
+    expected = {"a": [5], "b": [0, 255, 400], "c": [7, 70_007, 5_000_000], "d": [1, 60_000]}
+    term = np.repeat([0, 1, 2, 3], [1, 3, 3, 2]).astype(np.int32)
+    piece = np.array(sum(expected.values(), []), np.int32)
+    store.insert_postings(database, 0, list(expected), term, piece, np.arange(1, 10, dtype=np.uint8))
+    rows = database.execute("SELECT term, width, pieces FROM postings").fetchall()
+    assert {name: store.unpack(width, blob).tolist() for name, width, blob in rows} == expected
+    assert {name: width for name, width, _ in rows} == {"a": 1, "b": 1, "c": 4, "d": 2}

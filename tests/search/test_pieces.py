@@ -1,0 +1,84 @@
+"""Files to pieces."""
+
+import time
+
+import pytest
+
+from soft_trainer.dataflow.grammars import PARSED_LANGUAGES
+from soft_trainer.mining.pieces import MAX_LINES, language_of, split
+
+SOURCES = {
+    "ruby": ("class Cart\n  def add(item)\n    @items << item\n  end\nend\n", {"Cart", "add"}),
+    "python": ("LIMIT = 3\n\n\n\n\nclass Cart:\n    def add(self, item):\n        pass\n", {"LIMIT", "Cart", "add"}),
+    "java": ("class Cart {\n  int add(int i) {\n    return i;\n  }\n}\n", {"Cart", "add"}),
+    "javascript": (
+        "class Cart {\n  add(i) {\n    return i\n  }\n}\nexports.f = function () {\n}\n",
+        {"Cart", "add", "f"},
+    ),
+    "php": ("<?php\nclass Cart {\n  function add($i) {\n    return $i;\n  }\n}\n", {"Cart", "add"}),
+    "go": ("package a\n\n\n\n\ntype Cart struct {\n}\n\nfunc (c *Cart) Add() {\n}\n", {"Cart", "Add"}),
+    "typescript": ("interface Cart {\n  n: number\n}\nexport const add = (n: number) => n\n", {"Cart", "add"}),
+    "tsx": ("export function View(p: P) {\n  return <div>{p.a}</div>\n}\ntype P = { a: string }\n", {"View", "P"}),
+    "c": ("struct cart {\n  int n;\n};\nstatic int *add(int n)\n{\n  return 0;\n}\n", {"cart", "add"}),
+    "cpp": (
+        "namespace shop {\nclass Cart {\n int add() { return 1; }\n};\n}\n"
+        "int Cart::more() { return 2; }\n",
+        {"shop", "Cart", "add", "more"},
+    ),
+    "csharp": ("namespace N;\nclass Cart {\n  public int Add(int n) {\n    return n;\n  }\n}\n", {"Cart", "Add"}),
+    "rust": ("struct Cart {\n}\nimpl Cart {\n  fn add(&self) {\n  }\n}\n", {"Cart", "add"}),
+    "kotlin": ("class Cart {\n  fun add(n: Int): Int {\n    return n\n  }\n}\n", {"Cart", "add"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", PARSED_LANGUAGES)
+def test_definitions_of_every_language(language):
+    source, names = SOURCES[language]
+    pieces = split(source.encode(), language)
+    assert names <= {name for piece in pieces for name in piece.defines}
+
+
+@pytest.mark.parametrize("language", PARSED_LANGUAGES)
+def test_every_line_with_a_word_is_in_one_piece(language):
+    lines = SOURCES[language][0].split("\n")
+    covered = [
+        line for piece in split("\n".join(lines).encode(), language) for line in range(piece.start, piece.end + 1)
+    ]
+    assert len(covered) == len(set(covered))
+    assert {number for number, line in enumerate(lines, 1) if any(map(str.isalnum, line))} <= set(covered)
+
+
+def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
+    source = "class A:\n    x = 1\n\n    # doubles\n    @cached\n    def f(self):\n        return 2\n"
+    assert [(piece.start, piece.end, piece.name) for piece in split(source.encode(), "python")] == [
+        (1, 2, "A"),
+        (4, 7, "A.f"),
+    ]
+
+
+def test_long_functions_are_cut_and_keep_their_name():
+    source = "def f():\n" + "    x = 1\n" * (3 * MAX_LINES)
+    pieces = split(source.encode(), "python")
+    assert len(pieces) > 3 and {piece.name for piece in pieces} == {"f"}
+    assert max(piece.end - piece.start + 1 for piece in pieces) <= MAX_LINES
+    assert [piece.defines for piece in pieces if piece.defines] == [["f"]]
+
+
+def test_other_texts_are_blocks_of_lines():
+    pieces = split(b"# Title\n\ntext\n" * 50, "markdown")
+    assert len(pieces) == 3 and pieces[0].start == 1 and not any(piece.name for piece in pieces)
+    assert split(b"", "text") == [] and split(b"\n \n", "text") == []
+
+
+def test_languages():
+    assert language_of("a/b.RS", b"") == "rust" and language_of("Makefile", b"") == "text"
+    assert language_of("a.h", b"int f(void);") == "c" and language_of("a.h", b"namespace a {") == "cpp"
+
+
+@pytest.mark.parametrize("text", [b"(function(){" * 40_000, b"'`" * 100_000, b"[{" * 100_000, b"<a " * 50_000])
+@pytest.mark.parametrize("language", ["javascript", "python", "cpp"])
+@pytest.mark.slow
+def test_files_made_to_be_slow_end_in_time(text, language):
+    started = time.perf_counter()
+    assert split(text, language)
+    assert time.perf_counter() - started < 15

@@ -1,0 +1,523 @@
+"""Options and arguments of `Trainer` that people combine: each works as in any trainer."""
+
+import contextlib
+import copy
+import math
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
+from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
+from transformers.trainer_utils import BestRun, HPSearchBackend
+
+from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.data.global_batches import STRATEGIES
+from soft_trainer.errors import UserError
+from soft_trainer.simcse import SimCSETrainer
+from soft_trainer.training.guard import DelayedNumber, NotFiniteError
+
+
+@pytest.fixture
+def train(trainer_of):
+    def run(**options):
+        trainer = trainer_of(**options)
+        trainer.train()
+        return trainer
+
+    return run
+
+
+def losses_of(trainer) -> list[float]:
+    """The logged losses."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+# ---- Batches ----
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains(train, strategy):
+    losses = losses_of(train(train_sampling_strategy=strategy))
+    assert len(losses) == 3 and all(map(math.isfinite, losses))
+
+
+def test_no_duplicates_trains_rows_with_duplicates(train, rows):
+    twins = Dataset.from_list([*rows[:12], *({**row, "url": row["url"] + "-2"} for row in rows[:12])])
+    taken = []
+
+    class Recorder(TrainerCallback):
+        def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+            taken.extend(batch.rows.tolist() for batch in train_dataloader)
+
+    arguments = {"train_dataset": twins, "callbacks": [EstimatorCallback(BM25Estimator()), Recorder()]}
+    train(train_sampling_strategy="no_duplicates", arguments=arguments)
+    assert len(taken) == 3 and all(len({row % 12 for row in batch}) == len(batch) for batch in taken)
+
+
+@pytest.mark.parametrize("cached", [None, 2])
+def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of, cached):
+    trainer = trainer_of(
+        per_device_train_batch_size=8, dataloader_drop_last=False, gradient_cache_chunk_size=cached, estimator=None
+    )
+    batches = trainer._train_batches()
+    passes = []
+    for rank in range(4):
+        batches.rank, batches.world_size = rank, 4
+        batch = batches.__getitems__([5, 1, 7])
+        passes.append((len(batch.query.chunks), len(batch.code.chunks)))
+        assert batch.sizes == (1, 1, 1, 0) and batch.loss_scale(1) == 4 / 3
+        embeddings = trainer.embeddings(trainer.model, batch.query)
+        assert len(embeddings) == len(batch.rows) == (rank < 3)
+        loss = trainer._block_loss(embeddings, torch.randn(3, 32), batch, slice(0, 8))
+        assert math.isfinite(loss.item()) and (rank < 3 or loss.item() == 0)
+        loss.backward()
+    assert len(set(passes)) == 1
+
+
+def test_weights_leave_the_workers_in_float32(trainer_of):
+    trainer = trainer_of()
+    trainer.estimator.fit(trainer.train_dataset)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert {tensor.dtype for tensor in batch.loss_inputs.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_columns_of_a_pair_are_kept(train, columns):
+    assert len(losses_of(train(plain=True, remove_unused_columns=columns))) == 3
+
+
+def test_the_seed_of_the_data_decides_the_batches(trainer_of):
+    def order(**options):
+        return [batch.rows.tolist() for batch in trainer_of(estimator=None, **options).get_train_dataloader()]
+
+    assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=1)
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_made_smaller(trainer_of, monkeypatch):
+    trainer = trainer_of(per_device_train_batch_size=12, auto_find_batch_size=True)
+    step, sizes = trainer.training_step, []
+
+    def short_of_memory(model, inputs, num_items_in_batch=None):
+        sizes.append(len(inputs.rows))
+        if len(inputs.rows) > 10:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return step(model, inputs, num_items_in_batch)
+
+    monkeypatch.setattr(trainer, "training_step", short_of_memory)
+    before = signal.getsignal(signal.SIGTERM)
+    trainer.train()
+    assert sizes == [12, 10, 10, 10] and trainer.global_batch_size == 10
+    assert trainer.state.global_step == 3 and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_a_batch_that_became_too_small_for_the_weights_is_refused(trainer_of, monkeypatch):
+    trainer = trainer_of(per_device_train_batch_size=6, auto_find_batch_size=True)
+
+    def out_of_memory(*_):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(trainer, "training_step", out_of_memory)
+    with pytest.raises(UserError, match="the smallest N that works is 5"):
+        trainer.train()
+
+
+# ---- Rows ----
+
+
+def test_a_list_of_dicts_is_a_data_set(train, rows):
+    arguments = {"train_dataset": rows, "eval_dataset": rows[:4], "codebase": rows}
+    trainer = train(arguments=arguments)
+    assert len(losses_of(trainer)) == 3 and trainer.evaluate()["eval_pool_size"] == 24
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset", "codebase"])
+def test_a_stream_of_rows_is_refused(trainer_of, rows, name):
+    with pytest.raises(UserError, match=f"{name}: a datasets.Dataset .* not IterableDataset"):
+        trainer_of(arguments={name: IterableDataset.from_generator(lambda: iter(rows))})
+
+
+@pytest.mark.parametrize("value", [[], {}, "rows.jsonl"])
+def test_what_has_no_rows_is_refused(trainer_of, value):
+    with pytest.raises(UserError, match="eval_dataset"):
+        trainer_of(arguments={"eval_dataset": value})
+
+
+def test_a_missing_corpus_or_url_is_found_before_the_first_step(trainer_of, dataset):
+    for arguments, words in (
+        ({"codebase": None}, "evaluation needs a corpus"),
+        ({"codebase": dataset.select(range(10))}, "module_10.py"),
+        ({"eval_dataset": {"a": dataset, "b": dataset}, "codebase": {"a": dataset}}, "no corpus for 'b'"),
+    ):
+        trainer = trainer_of(eval_strategy="steps", eval_steps=2, arguments=arguments)
+        with pytest.raises(UserError, match=words):
+            trainer.train()
+        assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_evaluation_before_the_first_step(train, plain):
+    trainer = train(plain=plain, eval_on_start=True, eval_strategy="steps", eval_steps=3)
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry] == [0, 3]
+
+
+# ---- Evaluation ----
+
+
+def test_several_evaluation_sets_are_measured_apart_and_their_mean_chooses(trainer_of, dataset):
+    sets = {"a": dataset.select(range(6)), "b": dataset.select(range(6, 20))}
+    corpora = {"a": dataset.select(range(8)), "b": dataset}
+    trainer = trainer_of(
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        learning_rate=0.0,
+        arguments={
+            "eval_dataset": sets,
+            "codebase": corpora,
+            "callbacks": [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(2)],
+        },
+    )
+    trainer.train()
+    # With a learning rate of 0 the first evaluation stays the best, and two without improvement stop the run.
+    assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
+    apart = [trainer.predict(sets[key], corpora[key]).metrics["test_mrr"] for key in sets]
+    metrics = trainer.evaluate()
+    assert [metrics["eval_a_mrr"], metrics["eval_b_mrr"]] == pytest.approx(apart, abs=1e-12)
+    assert trainer.state.best_metric == metrics["eval_mrr"] == pytest.approx(np.mean(apart), abs=1e-12)
+    assert metrics["eval_a_pool_size"] == 8 and "eval_pool_size" not in metrics
+
+
+def test_one_of_several_evaluation_sets_can_choose(train, dataset):
+    sets = {"a": dataset.select(range(6)), "b": dataset}
+    trainer = train(
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="b_recall@5",
+        arguments={"eval_dataset": sets},
+        save_strategy="best",
+    )
+    measured = [entry["eval_b_recall@5"] for entry in trainer.state.log_history if "eval_b_recall@5" in entry]
+    assert trainer.state.best_metric == max(measured)
+
+
+def test_compute_metrics_gets_ranks_top_codes_and_targets(trainer_of, dataset):
+    seen = []
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        seen.append(prediction)
+        ranks, top = prediction.predictions
+        return {"worst": float(ranks.max()), "eval_hits": float((top[:, 0] == prediction.label_ids).mean())}
+
+    trainer = trainer_of(
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="worst",
+        greater_is_better=False,
+        arguments={"compute_metrics": compute_metrics, "eval_dataset": dataset.select(range(5))},
+    )
+    trainer.train()
+    metrics = trainer.evaluate()
+    ranks, top = seen[-1].predictions
+    assert ranks.shape == (5,) and top.shape == (5, 10) and seen[-1].label_ids.tolist() == list(range(5))
+    assert metrics["eval_worst"] == ranks.max() and metrics["eval_hits"] == metrics["eval_recall@1"]
+    assert metrics["eval_mrr"] == pytest.approx((1 / ranks).mean())
+    assert len(seen) == 4 and trainer.state.best_metric is not None
+
+
+def test_a_schedule_that_watches_a_metric_steps_on_it(train):
+    trainer = train(
+        eval_strategy="steps",
+        eval_steps=1,
+        learning_rate=1e-9,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"mode": "max", "patience": 0, "eps": 0.0},
+        max_steps=4,
+    )
+    # Nothing is learnt at such a rate, so every evaluation after the first lowers it.
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates == sorted(rates, reverse=True) and rates[-1] < 0.5 * rates[0]
+
+
+def test_an_optimizer_with_two_sets_of_weights_is_asked_for_those_of_evaluation(trainer_of, model):
+    class TwoSets(torch.optim.SGD):
+        modes = []
+
+        def train(self):
+            self.modes.append("train")
+
+        def eval(self):
+            self.modes.append("eval")
+
+    for cached in (None, 4):
+        optimizer = TwoSets(model.parameters(), lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        arguments = {"optimizers": (optimizer, scheduler)}
+        trainer = trainer_of(max_steps=1, gradient_cache_chunk_size=cached, arguments=arguments)
+        trainer.train()
+        assert TwoSets.modes[-1] == "train"
+        trainer.evaluate()
+        assert TwoSets.modes[-1] == "eval"
+
+
+# ---- Loss and weights ----
+
+
+def test_a_loss_that_is_not_finite_is_noticed_without_urls(trainer_of, rows):
+    nameless = Dataset.from_list([{k: v for k, v in row.items() if k != "url"} for row in rows])
+    trainer = trainer_of(plain=True, max_steps=6, arguments={"train_dataset": nameless, "callbacks": [Breaker()]})
+    with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+"):
+        trainer.train()
+
+
+def test_simcse_is_guarded_too(trainer_of):
+    arguments = {"codebase": None, "callbacks": [Breaker()]}
+    trainer = trainer_of(plain=True, kind=SimCSETrainer, estimator=None, max_steps=6, arguments=arguments)
+    with pytest.raises(NotFiniteError, match="loss of step 2 is nan"):
+        trainer.train()
+
+
+class Breaker(TrainerCallback):
+    """Spoils the weights after the first step."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        with torch.no_grad():
+            model.embeddings.word_embeddings.weight.fill_(torch.nan)
+
+
+def test_a_number_is_read_when_it_has_been_copied():
+    number = torch.tensor(2.5)
+    delayed = DelayedNumber(number)
+    number.fill_(7.0)
+    assert float(delayed) == 2.5
+
+
+def test_an_estimator_that_is_added_later_weighs(trainer_of):
+    trainer = trainer_of(estimator=None)
+    assert trainer.objective.loss == "info_nce"
+    trainer.add_callback(EstimatorCallback(BM25Estimator()))
+    assert trainer.objective.loss == "soft_info_nce"
+    trainer.train()
+    assert trainer.state.log_history[0]["weight_min"] < 1
+
+
+def test_two_estimators_are_refused(trainer_of):
+    trainer = trainer_of()
+    with pytest.raises(UserError, match="MixtureEstimator"):
+        trainer.add_callback(EstimatorCallback(BM25Estimator()))
+    with pytest.raises(UserError, match="MixtureEstimator"):
+        trainer_of(arguments={"callbacks": [EstimatorCallback(BM25Estimator()) for _ in range(2)]})
+
+
+@pytest.mark.parametrize("options", [{"logging_strategy": "epoch"}, {"logging_first_step": True, "logging_steps": 50}])
+def test_weights_are_logged_whenever_a_loss_is(train, options):
+    logged = [entry for entry in train(**options).state.log_history if "loss" in entry]
+    assert logged and all("weight_min" in entry for entry in logged)
+
+
+@pytest.mark.parametrize("kind", ["all", "non_padding"])
+def test_tokens_are_counted(trainer_of, kind):
+    trainer = trainer_of(include_num_input_tokens_seen=kind, per_device_train_batch_size=24, max_steps=1)
+    trainer.train()
+    lengths = sum(int(trainer._tokens(trainer.train_dataset, side).lengths.sum()) for side in ("query", "code"))
+    counted = trainer.state.num_input_tokens_seen
+    assert counted == lengths if kind == "non_padding" else counted > lengths
+
+
+# ---- Model and options ----
+
+
+def test_a_model_is_made_anew_for_every_training(trainer_of, model):
+    made = []
+
+    def model_init():
+        made.append(copy.deepcopy(model))
+        return made[-1]
+
+    trainer = trainer_of(arguments={"model": None, "model_init": model_init}, learning_rate=1e-2)
+    weights = []
+    for _ in range(2):
+        trainer.train()
+        assert trainer.model is made[-1]
+        weights.append(trainer.model.state_dict())
+    assert len(made) == 3
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+class Search:
+    """A search that tries two values, as the searches of `transformers` call the trainer."""
+
+    name = "wandb"
+    default_hp_space = None
+
+    def ensure_available(self):
+        pass
+
+    def run(self, trainer, n_trials, direction, **kwargs):
+        assert direction == "maximize"
+        results = []
+        for trial in (
+            {"alpha": 0.0, "per_device_train_batch_size": 8},
+            {"alpha": 1.4, "per_device_train_batch_size": 6},
+        ):
+            trainer.train(resume_from_checkpoint=None, trial=trial)
+            batch = next(iter(trainer.get_train_dataloader()))
+            assert len(batch.rows) == trial["per_device_train_batch_size"]
+            assert trainer.objective.alpha == trainer.weigher.objective.alpha == trial["alpha"]
+            results.append((trainer.compute_objective(trainer.evaluate()), trial))
+        best, trial = max(results, key=lambda result: result[0])
+        return BestRun("0", best, trial)
+
+
+def test_a_search_of_hyperparameters_changes_options_and_maximises_the_metric(trainer_of, model, monkeypatch):
+    monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, HPSearchBackend.WANDB, Search)
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(id="0")))
+    trainer = trainer_of(arguments={"model": None, "model_init": lambda trial: copy.deepcopy(model)}, beta=0.5)
+    best = trainer.hyperparameter_search(backend="wandb", hp_space=lambda trial: trial, n_trials=2)
+    assert 0 < best.objective <= 1
+
+
+def test_options_may_change_after_the_constructor(trainer_of):
+    trainer = trainer_of()
+    trainer.args.alpha, trainer.args.gather_negatives = 0.0, False
+    trainer.train()
+    assert {entry["weight_min"] for entry in trainer.state.log_history if "loss" in entry} == {1.0}
+    for name, value in (("alpha", -1.0), ("learning_rate", math.nan), ("label_smoothing_factor", 0.1)):
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)
+        with pytest.raises(UserError, match=name):
+            trainer.train()
+        setattr(trainer.args, name, before)
+
+
+def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, tokenizer):
+    # The trainer makes its own collator from the options of the moment.
+    trainer = trainer_of(chunk_by_length=False)
+    trainer.args.gradient_cache_chunk_size = 3
+    trainer.estimator.fit(trainer.train_dataset)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert max(len(chunk["input_ids"]) for chunk in batch.code.chunks) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_named(trainer_of, model, capsys, dtype):
+    trainer = trainer_of(arguments={"model": model.to(dtype)}, estimator=None)
+    assert trainer.precision == str(dtype).removeprefix("torch.")
+    if dtype is torch.bfloat16:
+        trainer.train()
+        printed = capsys.readouterr().err
+        assert "the weights themselves are bfloat16" in printed and "--bf16 true" in printed
+
+
+def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
+    train(arguments={"encoder": profile.replace(score_scale=1.0)})
+    assert "set score_scale (20 is usual)" in capsys.readouterr().err
+    train()
+    assert "score_scale" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_activation_checkpointing_changes_no_gradient(train, model):
+    before = copy.deepcopy(model.state_dict())
+    weights = []
+    for options in ({}, {"activation_checkpointing": True}, {"gradient_checkpointing": True}):
+        model.load_state_dict(before)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        weights.append(copy.deepcopy(train(max_steps=1, learning_rate=1e-3, **options).model.state_dict()))
+        model.gradient_checkpointing_disable()
+    for other in weights[1:]:
+        for name, value in other.items():
+            torch.testing.assert_close(value, weights[0][name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model):
+    before, logged = copy.deepcopy(model.state_dict()), []
+    for options in ({}, {"neftune_noise_alpha": 5.0}, {"neftune_noise_alpha": 5.0, "gradient_cache_chunk_size": 8}):
+        model.load_state_dict(before)
+        logged.append(losses_of(train(chunk_by_length=False, **options)))
+    assert logged[0] != pytest.approx(logged[1], abs=1e-4)
+    assert logged[2] == pytest.approx(logged[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_bfloat16_on_a_cpu_is_near_float32(train, _model):
+    logged = []
+    for options in ({}, {"bf16": True}, {"bf16": True, "gradient_cache_chunk_size": 8}):
+        # A copy each time: accelerate prepares a model once.
+        logged.append(losses_of(train(arguments={"model": copy.deepcopy(_model)}, **options)))
+    for losses in logged[1:]:
+        assert losses == pytest.approx(logged[0], rel=0.1) and losses != logged[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "rmsprop", "adagrad", "adamw_torch_fused"])
+def test_other_optimizers(train, optimizer):
+    assert all(map(math.isfinite, losses_of(train(optim=optimizer, max_steps=2))))
+
+
+def test_an_optimizer_of_ones_own(train):
+    trainer = train(arguments={"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.5})})
+    assert trainer.optimizer.param_groups[0]["momentum"] == 0.5
+
+
+@pytest.mark.slow
+def test_hidden_losses_stop_the_run_too(trainer_of):
+    trainer = trainer_of(plain=True, logging_nan_inf_filter=True, max_steps=6, arguments={"callbacks": [Breaker()]})
+    with pytest.raises(NotFiniteError, match="step 2"):
+        trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only_model", [True, False])
+def test_training_resumes_from_the_last_checkpoint(trainer_of, only_model):
+    options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": only_model, "max_steps": 5}
+    trainer_of(**options).train()
+    for last in ("last", True):
+        trainer = trainer_of(**options)
+        shutil.rmtree(Path(trainer.args.output_dir, "checkpoint-5"))
+        trainer.train(resume_from_checkpoint=last)
+        assert trainer.state.global_step == 5
+        assert len({entry["step"] for entry in trainer.state.log_history if "loss" in entry}) == 5
+
+
+@pytest.mark.slow
+def test_early_stopping_resumes_where_it_was(trainer_of):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 8}
+    for checkpoint in (None, "checkpoint-3"):
+        callbacks = [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(3)]
+        trainer = trainer_of(learning_rate=0.0, save_total_limit=9, arguments={"callbacks": callbacks}, **options)
+        trainer.train(checkpoint and str(Path(trainer.args.output_dir, checkpoint)))
+        # With a learning rate of 0 the first evaluation stays the best, and three without improvement stop the run.
+        assert trainer.state.global_step == 4
+
+
+def test_an_unplaced_model_is_placed_for_the_time_of_an_evaluation(trainer_of, monkeypatch):
+    # FSDP and DeepSpeed place the model when training begins. "meta" stands for their device.
+    trainer, devices = trainer_of(), []
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
+    monkeypatch.setattr(type(trainer.model), "to", lambda model, device: devices.append(str(device)))
+    monkeypatch.setattr(trainer.args, "main_process_first", lambda **_: contextlib.nullcontext())
+    embedded = trainer.embed_rows(trainer.eval_dataset, "query")
+    assert devices == ["meta", "cpu"] and embedded.shape == (24, 32)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_as_a_plain_one(train, _model):
+    logged = []
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        logged.append(losses_of(train(arguments={"model": copy.deepcopy(_model)}, **options)))
+    assert logged[1] == pytest.approx(logged[0], abs=1e-3)
