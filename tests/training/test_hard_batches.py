@@ -395,6 +395,16 @@ def test_resumed_in_the_second_epoch_to_the_bit(make_trainer, options, tmp_path)
         whole.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
 
 
+def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_trainer):
+    trainer = make_trainer(initial(), num_train_epochs=1, learning_rate=0.1)
+    trainer.train()
+    scores = trainer.estimator.similarity(range(24), range(24))
+    trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)  # auto_find_batch_size
+    assert torch.equal(trainer.estimator.similarity(range(24), range(24)), scores)
+    trainer.train()
+    assert not torch.allclose(trainer.estimator.similarity(range(24), range(24)), scores, atol=0.1)
+
+
 # ---- Bad input ----
 
 
