@@ -15,6 +15,7 @@ alone, for a machine that is busy with other work.
 """
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -110,14 +111,15 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     batches = first_batches(soft, pairs)
     drawing = seconds(lambda: list(loader.batch_sampler), 3) / len(loader)
     width = soft.model.config.hidden_size
-    added = loss_seconds(soft, batches[0], width) - loss_seconds(plain, batches[0], width)
+    unweighted = [dataclasses.replace(batch, loss_inputs=None) for batch in batches]
+    added = loss_seconds(soft, batches[0], width) - loss_seconds(plain, unweighted[0], width)
     rows = batches[0].rows
     positives, negatives = batches[0].positives, batches[0].negatives
     worker = seconds(lambda: soft.weigher(rows, batches[0].code_rows, positives, negatives), 50)
     times = []
-    for place, batch in enumerate(batches):
-        order = (plain, soft) if place % 2 else (soft, plain)
-        taken = {id(trainer): step(trainer, batch) for trainer in order}
+    for place, (without, batch) in enumerate(zip(unweighted, batches, strict=True)):
+        order = ((plain, without), (soft, batch))
+        taken = {id(trainer): step(trainer, given) for trainer, given in (order if place % 2 else order[::-1])}
         times.append((taken[id(plain)], taken[id(soft)]))
     whole = statistics.median(before for before, _ in times)
     ratios = [after / before for before, after in times]

@@ -104,6 +104,9 @@ class EstimatorCallback(TrainerCallback):
         """Fits the estimator on the training rows, unless `fit` was called for this training."""
         if not self._fitted:
             self.fit()
+
+    def begin(self) -> None:
+        """Begins a new training, for which the estimator is fitted once, also if `Trainer` has to start it again."""
         self._fitted = False
 
     def prepare(self, rows) -> None:

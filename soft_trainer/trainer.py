@@ -193,6 +193,8 @@ class SoftInfoNCETrainer(BatchTrainer):
         """Reads or mines own negatives, finds neighbours and fits the estimator if they need it."""
         callback, strategy, seed = self.estimator_callback, self.args.train_sampling_strategy, data_seed(self.args)
         fit = None if callback is None else callback.fit
+        if callback is not None:
+            callback.begin()
         rows = prepare_rows(self.options, strategy, self.train_dataset, self.encoder, self.estimator, fit, seed)
         if self.objective.needs_similarity:
             check_code_only(self.estimator, len(rows.rows) - len(self.train_dataset))

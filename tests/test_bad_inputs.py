@@ -1,4 +1,4 @@
-"""Sixty things that people get wrong: each is one line and exit code 2, before the model is loaded."""
+"""A hundred things that people get wrong: each is one line and exit code 2, before the model is loaded."""
 
 import os
 import shutil
@@ -115,6 +115,26 @@ BAD = [
     ({"estimator": "bm25+bm25", "mixture_shares": "1"}, "shares"),
     ({"bm25_scope": "world"}, "corpus"),
     ({"bm25_document_column": "words"}, "words"),
+    # Hard batches.
+    ({"weighting": "positive_aware"}, "initial_model"),
+    ({"weighting": "hard"}, "positive_aware"),
+    ({"weighting": "positive_aware", "bm25_document_column": "code_tokens", "margin": "nan"}, "margin"),
+    ({"estimator": "initial_model"}, "from_scratch"),
+    ({"duplicates": "drop"}, "positives"),
+    ({"order_loss_weight": -1}, "order_loss_weight"),
+    ({"order_loss_weight": 1, "order_loss_scale": "nan"}, "order_loss_scale"),
+    ({"train_sampling_strategy": "similar", "estimator": "none"}, "similar_by"),
+    ({"train_sampling_strategy": "similar", "group_size": 0}, "group_size"),
+    ({"train_sampling_strategy": "similar", "random_share": "nan"}, "random_share"),
+    ({"train_sampling_strategy": "similar", "nearest_apart": -1}, "nearest_apart"),
+    ({"negatives_per_query": -1}, "negatives_per_query"),
+    ({"negatives_per_query": 1, "estimator": "none"}, "estimator"),
+    ({"negatives_per_query": 1, "negatives": "nowhere.jsonl"}, "nowhere.jsonl"),
+    ({"negatives_per_query": 1, "negatives": "{file}"}, "{file}"),
+    ({"negatives_per_query": 1, "negatives": "column"}, "column"),
+    ({"negatives_per_query": 1, "negative_ranks": "3"}, "FIRST,LAST"),
+    ({"negatives_per_query": 1, "negative_temperature": -1}, "negative_temperature"),
+    ({"negatives": "column"}, "negatives_per_query"),
     # Files and folders.
     ({"config": "nowhere.yaml"}, "nowhere.yaml"),
     ({"config": "{empty}"}, "{empty}"),

@@ -40,6 +40,8 @@ CHOICES = {
     "similar_by": ("estimator", "bm25"),
     "negatives_meet": ("own", "all"),
 }
+# Option -> its smallest value.
+LEAST = {"negatives_per_query": 0, "negative_candidates": 1, "neighbours": 1, "group_size": 1, "nearest_apart": 0}
 
 
 def banner(trainer) -> str:
@@ -191,8 +193,11 @@ def _check_hard_batches(args, estimator, train_dataset) -> None:
                 f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
                 "trained_model or initial_model, or --similar_by bm25"
             )
-    if options.negatives_per_query < 0 or options.negative_candidates < 1 or options.neighbours < 1:
-        raise UserError("negatives_per_query must be 0 or more, negative_candidates and neighbours 1 or more")
+    for name, least in LEAST.items():
+        if getattr(options, name) < least:
+            raise UserError(f"{name}={getattr(options, name)}: must be {least} or more")
+    if not 0 <= options.random_share <= 1:
+        raise UserError(f"random_share={options.random_share}: must be from 0 to 1")
     if not options.negatives_per_query:
         if options.negatives is not None:
             raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")

@@ -61,6 +61,18 @@ def test_other_columns_are_left_out_and_token_text_is_split(write_folder, rows):
     assert train[0]["docstring_tokens"] == ["sort", "a", "list"]
 
 
+def test_negatives_are_one_text_or_several_and_the_column_is_there_only_with_values(write_folder, rows):
+    values = ["def f(): pass", ["u", "def g(x): return x"], None, []]
+    train = [row | {"negatives": value} for row, value in zip(rows[:4], values, strict=True)]
+    data = load_folder(write_folder(train=train))
+    assert data["train"]["negatives"][:] == [["def f(): pass"], values[1], None, []]
+    assert "negatives" not in data["valid"].column_names
+    train[1]["negatives"] = ["u", 5]
+    assert "train.jsonl, row 2: negatives holds a value that is not text" in error_of(
+        load_folder, write_folder(train=train)
+    )
+
+
 def test_blank_lines_and_odd_line_separators_inside_a_text_are_no_rows(write_folder, rows):
     codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]
     lines = [json.dumps(row | {"code": code}, ensure_ascii=False) for row, code in zip(rows, codes, strict=False)]

@@ -395,6 +395,16 @@ def test_resumed_in_the_second_epoch_to_the_bit(make_trainer, options, tmp_path)
         whole.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
 
 
+def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_trainer):
+    trainer = make_trainer(initial(), num_train_epochs=1, learning_rate=0.1)
+    trainer.train()
+    scores = trainer.estimator.similarity(range(24), range(24))
+    trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)  # auto_find_batch_size
+    assert torch.equal(trainer.estimator.similarity(range(24), range(24)), scores)
+    trainer.train()
+    assert not torch.allclose(trainer.estimator.similarity(range(24), range(24)), scores, atol=0.1)
+
+
 # ---- Bad input ----
 
 
@@ -502,11 +512,16 @@ def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_p
     common = {"data_dir": write_folder(train=train), "language": "python", "use_cpu": True, "max_steps": 1}
     common |= {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "lexical": False}
     common |= {"per_device_train_batch_size": 8, "model_card": False, "output_dir": tmp_path / "run", "examples": 0}
-    code, said = script(**common, bm25_document_column="code_tokens", negatives_per_query=1)
+    weights = {"weighting": "positive_aware", "margin": 0.5, "duplicates": "positives"}
+    code, said = script(**common, **weights, bm25_document_column="code_tokens", negatives_per_query=1)
     assert code == 0, said
     assert any(line.startswith("own negatives: 0.9 candidates a row, 1 of 8 rows") for line in said)
-    losses = json.loads((tmp_path / "run" / "run.json").read_text())["options"]
-    assert losses["negatives_per_query"] == 1
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["options"]["negatives_per_query"] == record["training"]["own negatives per query"] == 1
+    assert record["training"]["duplicates"] == "positives"
+    names = ("loss", "weighting", "margin", "temperature")
+    assert [record["loss"][name] for name in names] == ["soft_info_nce", "positive_aware", 0.5, 1.0]
+    assert "alpha" not in record["loss"]
     for options, says in (
         ({"negatives_per_query": 1}, "no training rows"),
         ({"negatives_per_query": 3, "bm25_document_column": "code_tokens"}, "no row has more than 1"),
