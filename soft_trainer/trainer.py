@@ -160,21 +160,9 @@ class SoftInfoNCETrainer(BatchTrainer):
         return Weigher(self.objective, self.estimator)
 
     @property
-    def gathers(self) -> bool:
-        """True if the codes of every process are negatives."""
-        gather = self.options.gather_negatives
-        return self.args.world_size > 1 and (gather is None or gather)
-
-    @property
     def global_batch_size(self) -> int:
         """N, the number of codes that each query meets."""
         return self._train_batch_size * (self.args.world_size if self.gathers else 1)
-
-    @property
-    def precision(self) -> str:
-        """The number format of the forward pass, chosen by the launcher, the arguments or the model."""
-        mixed = self.accelerator.mixed_precision
-        return str(self.model.dtype).removeprefix("torch.") if mixed == "no" else mixed
 
     # ---- Batches ----
 

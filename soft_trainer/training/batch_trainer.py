@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from soft_trainer import distributed
+from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.data.batches import Batch
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import SIDES
@@ -12,7 +13,25 @@ from soft_trainer.training.retrieval import RetrievalTrainer
 
 
 class BatchTrainer(RetrievalTrainer):
-    """A `Trainer` that takes `Batch` objects from its data loader."""
+    """A `Trainer` that takes `Batch` objects from its data loader.
+
+    Attributes:
+        options: the options of the loss; a subclass has them.
+    """
+
+    options: SoftInfoNCEOptions
+
+    @property
+    def gathers(self) -> bool:
+        """True if the codes of every process are negatives."""
+        gather = self.options.gather_negatives
+        return self.args.world_size > 1 and (gather is None or gather)
+
+    @property
+    def precision(self) -> str:
+        """The number format of the forward pass, chosen by the launcher, the arguments or the model."""
+        mixed = self.accelerator.mixed_precision
+        return str(self.model.dtype).removeprefix("torch.") if mixed == "no" else mixed
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves the batch to this process's device; with a user's collator, equalises the forward passes too."""
