@@ -410,7 +410,7 @@ def test_the_metric_that_chooses_is_the_mean_of_those_that_are_reported(script, 
     code, lines = script(**options, do_train="true", lexical="false")
     assert code == 0, lines
     state = json.loads((tmp_path / "out/trainer_state.json").read_text())
-    results = json.loads((tmp_path / "out/all_results.json").read_text())["results"]
+    results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     reported = [results[f"valid-{language}"]["trained"] for language in ("ruby", "go")]
     assert [metrics["pool_size"] for metrics in reported] == [24, 16]
     assert state["best_metric"] == pytest.approx(sum(metrics["mrr"] for metrics in reported) / 2, abs=1e-9)

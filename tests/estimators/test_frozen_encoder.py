@@ -156,12 +156,12 @@ from pathlib import Path
 from accelerate import PartialState
 from datasets import Dataset
 from soft_trainer import SimCSEEstimator, distributed
-from soft_trainer.estimators import encoded
+from soft_trainer.estimators import frozen_encoder
 PartialState(cpu=True)
 folder, rows, encoder = sys.argv[1:]
 rank = distributed.rank_and_world_size()[0]
-built, build = [], encoded.embed_sharded
-encoded.embed_sharded = lambda *a, **k: built.append(1) or build(*a, **k)
+built, build = [], frozen_encoder.embed_sharded
+frozen_encoder.embed_sharded = lambda *a, **k: built.append(1) or build(*a, **k)
 dataset = Dataset.from_list(json.loads(Path(rows).read_text()))
 found = []
 for places in (("a", "a"), ("a", "b"), ("a", "b"), ("c", "b")):
