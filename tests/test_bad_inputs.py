@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
@@ -228,21 +229,26 @@ AS_PROCESSES = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", AS_PROCESSES, ids=lambda options: "-".join(options))
-def test_a_bad_input_is_one_line_of_a_process(places, data_dir, tmp_path, options):
-    [word] = [word for bad, word in BAD if bad == options]
-    words = as_argv(arguments(places, data_dir, options))
-    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def ended(places, data_dir, tmp_path_factory) -> list[subprocess.CompletedProcess]:
+    """The script started with each of these options, two processes at a time."""
+    folder = tmp_path_factory.mktemp("processes")
+    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONPATH": str(SCRIPT.parent)}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+
+    def start(options: dict) -> subprocess.CompletedProcess:
+        command = [sys.executable, str(SCRIPT), *as_argv(arguments(places, data_dir, options))]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(start, AS_PROCESSES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(AS_PROCESSES)))
+def test_a_bad_input_is_one_line_of_a_process(ended, places, number):
+    [word] = [word for bad, word in BAD if bad == AS_PROCESSES[number]]
+    done = ended[number]
     assert done.returncode == 2 and done.stdout == ""
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and done.stderr.splitlines()[-1] == errors[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import gc
 import importlib
 import itertools
@@ -60,9 +61,8 @@ class CommandParser(argparse.ArgumentParser):
 
 def overview() -> argparse.ArgumentParser:
     """The parser that lists the commands, of which it imports none but one that a shell completes."""
-    parser = CommandParser(
-        PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # for the longest name
+    parser = CommandParser(PROGRAM, description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     completed = os.environ.get("COMP_LINE", "").split()[1:2]

@@ -222,7 +222,7 @@ def compact(database: sqlite3.Connection) -> None:
     old = np.array(files, np.int64).reshape(-1, 3)
     counts, total = old[:, 2], int(old[:, 2].sum())
     number = database.execute("SELECT count(*) FROM segments").fetchone()[0]
-    if number <= MAX_SEGMENTS and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE) + 50:
+    if number <= MAX_SEGMENTS and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
         return
     firsts = np.cumsum(counts) - counts
     taken = np.repeat(old[:, 1] - firsts, counts) + np.arange(total)

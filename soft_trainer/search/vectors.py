@@ -67,7 +67,7 @@ _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
 
 
 def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
-    """What the index knows of its embeddings; begun anew for another model, or the same name with other weights."""
+    """The state of an index's embeddings. It starts anew for another model, or for other weights of the same name."""
     state = get_meta(database, "vectors")
     probe = encoder.queries([PROBE])[0]
     if state is None or state["model"] != encoder.name or not same_weights(state["probe"], probe):

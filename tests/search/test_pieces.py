@@ -80,5 +80,5 @@ def test_languages():
 @pytest.mark.slow
 def test_files_made_to_be_slow_end_in_time(text, language):
     started = time.perf_counter()
-    assert split(text, language)
+    split(text, language)
     assert time.perf_counter() - started < 15

@@ -280,8 +280,9 @@ def test_a_loss_that_is_not_finite_is_noticed_without_urls(trainer_of, rows):
         trainer.train()
 
 
-def test_simcse_is_guarded_too(trainer_of):
-    arguments = {"codebase": None, "callbacks": [Breaker()]}
+def test_simcse_is_guarded_too(trainer_of, dataset):
+    queries = dataset.select_columns("docstring_tokens")
+    arguments = {"codebase": None, "train_dataset": queries, "eval_dataset": queries, "callbacks": [Breaker()]}
     trainer = trainer_of(plain=True, kind=SimCSETrainer, estimator=None, max_steps=6, arguments=arguments)
     with pytest.raises(NotFiniteError, match="loss of step 2 is nan"):
         trainer.train()
