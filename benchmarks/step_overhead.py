@@ -147,10 +147,12 @@ def first_batches(trainer: SoftInfoNCETrainer, number: int) -> list[Batch]:
 def measure_own_negatives(own: SoftInfoNCETrainer, pairs: SoftInfoNCETrainer, number: int) -> list:
     """A row of the table: steps with own negatives, and steps of random pairs with as many codes."""
     times = []
-    for place, batches in enumerate(zip(first_batches(own, number), first_batches(pairs, number), strict=True)):
+    for place, batches in enumerate(zip(*(first_batches(way, number + 1) for way in (own, pairs)), strict=True)):
         order = ((own, 0), (pairs, 1)) if place % 2 else ((pairs, 1), (own, 0))
         taken = {side: step(trainer, batches[side]) for trainer, side in order}
-        times.append((taken[0], taken[1], len(batches[0].rows), len(batches[0].code_rows), len(batches[1].code_rows)))
+        if place:  # the first step allocates memory
+            sizes = len(batches[0].rows), len(batches[0].code_rows), len(batches[1].code_rows)
+            times.append((taken[0], taken[1], *sizes))
     with_own, of_pairs, queries, codes, pair_codes = map(statistics.median, zip(*times, strict=True))
     low, high = interval([first / second for first, second, *_ in times])
     ratio = statistics.median(first / second for first, second, *_ in times)
