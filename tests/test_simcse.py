@@ -90,6 +90,7 @@ def test_a_query_finds_itself_under_another_dropout(make_trainer):
     assert torch.equal(*(trainer.embeddings(trainer.model, getattr(batch, side)) for side in ("query", "code")))
 
 
+@pytest.mark.slow
 def test_training_spreads_the_queries_and_measuring_does_not_disturb_it(make_trainer, model):
     start = {name: value.clone() for name, value in model.state_dict().items()}
     weights = []
@@ -120,6 +121,7 @@ def test_a_model_without_dropout_is_refused(make_trainer, model):
         make_trainer()
 
 
+@pytest.mark.slow
 def test_the_command_leaves_an_encoder_and_what_it_measured(encoder_dir, data_dir, dataset, tmp_path):
     assert run_command(["simcse", *options(encoder_dir, data_dir, tmp_path)]) == 0
     results = json.loads((tmp_path / "run.json").read_text())

@@ -47,6 +47,7 @@ def fitted(trainer):
     return trainer
 
 
+@pytest.mark.slow
 def test_every_parameter_moves_and_the_loss_falls(make_trainer, model):
     before = copy.deepcopy(model.state_dict())
     trainer = make_trainer(max_steps=30, learning_rate=5e-3)
@@ -57,6 +58,7 @@ def test_every_parameter_moves_and_the_loss_falls(make_trainer, model):
     assert sum(logged[-5:]) < 0.7 * sum(logged[:5])
 
 
+@pytest.mark.slow
 def test_the_log_tells_of_the_weights(make_trainer):
     trainer = make_trainer(per_device_train_batch_size=24, max_steps=1)
     trainer.train()
@@ -69,6 +71,7 @@ def test_the_log_tells_of_the_weights(make_trainer):
     assert entry["weight_at_floor"] == pytest.approx(float((negatives <= 0.1).float().mean()), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_plain_training_arguments_mean_soft_info_nce_with_an_estimator_and_info_nce_without(make_trainer):
     with_estimator = make_trainer(plain=True)
     assert with_estimator.objective.loss == "soft_info_nce"
@@ -112,6 +115,7 @@ def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(make_trainer, 
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_accumulating_two_batches_is_not_one_batch_of_twice_the_size(make_trainer):
     # Negatives are those of a batch: accumulation averages two losses over 7 negatives, not one over 15.
     logged = []
@@ -153,6 +157,7 @@ def test_several_data_sets_are_ranked_in_their_own_codebases(make_trainer, datas
     assert metrics["eval_small_pool_size"] == 8 and metrics["eval_large_pool_size"] == 24
 
 
+@pytest.mark.slow
 def test_the_best_model_and_early_stopping_work_as_in_any_trainer(make_trainer):
     trainer = make_trainer(
         max_steps=6,
@@ -171,6 +176,7 @@ def test_the_best_model_and_early_stopping_work_as_in_any_trainer(make_trainer):
     assert trainer.state.best_metric == trainer.evaluate()["eval_mrr"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(make_trainer, model, tmp_path):
     options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5, "num_train_epochs": 3}
     whole = make_trainer(trainer_model=copy.deepcopy(model), **options)
@@ -181,6 +187,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(make_traine
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_a_short_last_batch_trains_with_weights_of_one(make_trainer, dataset):
     # 24 rows in batches of 22 leave 2: one negative a query, too few for alpha 1.5 and beta 0.5.
     trainer = make_trainer(per_device_train_batch_size=22, dataloader_drop_last=False, max_steps=2)
@@ -225,6 +232,7 @@ def test_what_cannot_work_is_refused_before_training(make_trainer, options, says
         make_trainer(**options)
 
 
+@pytest.mark.slow
 def test_the_smallest_batch_that_is_named_works(make_trainer):
     make_trainer(per_device_train_batch_size=5, max_steps=1).train()
 

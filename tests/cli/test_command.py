@@ -97,6 +97,7 @@ def test_the_version_is_that_of_the_package(capsys):
 # ---- Wrong words ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, says",
     [
@@ -203,6 +204,7 @@ SHORT = {"per_device_train_batch_size": 8, "max_steps": 1, "save_strategy": "no"
 HERE = {"use_cpu": "true", "lexical": "false", "disable_tqdm": "true", "output_dir": "out"}
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_another_run_is_refused(script, data_dir, own_cache, tmp_path):
     options = SMALL | SHORT | HERE | {"data_dir": data_dir}
     assert script(**options)[0] == 0
@@ -226,6 +228,7 @@ def test_a_folder_that_holds_another_run_is_refused(script, data_dir, own_cache,
     assert "its record is not that of a training run" in script(**options)[1][-1]
 
 
+@pytest.mark.slow
 def test_the_files_of_a_run_hold_flat_numbers_and_its_record(script, data_dir, own_cache, tmp_path):
     assert script(**SMALL | SHORT | HERE | {"data_dir": data_dir, "lexical": "true"})[0] == 0
 

@@ -32,6 +32,7 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(
     assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
 
 
+@pytest.mark.slow
 def test_results_and_ranks_are_written_and_are_those_of_the_trainer(
     encoder_dir, data_dir, own_cache, tmp_path, capsys
 ):

@@ -73,6 +73,7 @@ def test_functions_of_a_source_tree_are_further_codes(folder, rows, tmp_path):
     assert [row["url"] for row in read(output, rows).code_only] == ["sorting.py#L1-L3"]
 
 
+@pytest.mark.slow
 def test_an_encoder_mines_and_training_reads_the_file(folder, _model, tokenizer, profile, rows, tmp_path, script):
     export_encoder(_model, tokenizer, profile, tmp_path / "encoder")
     output = tmp_path / "negatives.jsonl"

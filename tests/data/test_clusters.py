@@ -45,6 +45,7 @@ def test_the_generator_alone_decides():
     assert all(type(row) is int for row in flat(batches()))
 
 
+@pytest.mark.slow
 def test_every_row_is_left_out_in_some_epoch_only():
     assert {row for seed in range(10) for row in flat(batches(seed))} == set(range(ROWS))
 

@@ -66,6 +66,7 @@ def test_a_column_in_memory_pickles_with_its_values():
         assert lists(pickle.loads(pickle.dumps(column))) == RAGGED
 
 
+@pytest.mark.slow
 def test_graphs_on_disk_pickle_as_their_path(write_folder, rows, tokenizer):
     many = [row | {"code": f"{row['code']} + {number}"} for number in range(100) for row in rows]
     train = load_folder(write_folder(train=many))["train"]

@@ -140,6 +140,7 @@ def test_hub_out_of_reach(here):
 # ---- Faults while pushing ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [{"commit": 1}, {"commit": 3}, {"upload": 2}, {"preupload": 1}, {"cut_upload": 1}], ids=str
 )

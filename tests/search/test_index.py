@@ -189,6 +189,7 @@ def test_a_folder_that_is_gone(tree, index):
     assert index.search("parse_date")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_index(tree, index):
     index.database.execute(f"PRAGMA max_page_count = {index.database.execute('PRAGMA page_count').fetchone()[0]}")
     rng = np.random.default_rng(0)
@@ -288,6 +289,7 @@ class TestWithEncoder:
         assert index.search("parse date")[0].name == "parse_date"
         assert index.notices == ["searching by words alone: stub: no such folder"]
 
+    @pytest.mark.slow
     def test_the_file_of_embeddings_does_not_grow(self, tree, stub):
         index = CodeIndex.build(tree, model="stub")
         for number in range(20):

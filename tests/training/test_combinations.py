@@ -119,6 +119,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
     return trainer.objective(scores, positives, similarity, negatives).item()
 
 
+@pytest.mark.slow
 @quick(max_examples=12)
 @given(combination=COMBINATIONS)
 def test_a_training_has_the_plain_loss_or_is_refused(trainer_of, _model, rows, combination):
@@ -153,6 +154,7 @@ def trainer_is_refused(trainer_of, model, rows, combination) -> bool:
     return False
 
 
+@pytest.mark.slow
 @quick(max_examples=15)
 @given(combination=COMBINATIONS)
 def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(trainer_of, _model, rows, combination):

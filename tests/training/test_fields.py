@@ -207,6 +207,7 @@ def test_an_option_without_effect_is_named_when_training_starts(trainer_of, caps
     assert IGNORED[name].reason in line
 
 
+@pytest.mark.slow
 def test_nothing_is_named_without_cause(trainer_of, capsys):
     for plain in (True, False):
         trainer_of(plain=plain, max_steps=1).train()

@@ -62,6 +62,7 @@ def test_cached_gradients_are_those_of_a_whole_batch(trained, loss, accumulated)
         torch.testing.assert_close(weights[name], value, atol=1e-10, rtol=0)
 
 
+@pytest.mark.slow
 def test_cancellation_and_duplicate_masks_go_by_blocks_too(trained):
     expected_losses, expected = trained(None, cancel="top_k", cancel_k=1)
     losses, weights = trained(3, cancel="top_k", cancel_k=1)

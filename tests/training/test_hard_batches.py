@@ -371,6 +371,7 @@ def test_defaults_of_the_weights_are_the_estimators(make_trainer):
 # ---- Resume ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [OWN, SIMILAR, OWN | SIMILAR | {"dataloader_num_workers": 1}],
@@ -395,6 +396,7 @@ def test_resumed_in_the_second_epoch_to_the_bit(make_trainer, options, tmp_path)
         whole.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
 
 
+@pytest.mark.slow
 def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_trainer):
     trainer = make_trainer(initial(), num_train_epochs=1, learning_rate=0.1)
     trainer.train()
@@ -452,6 +454,7 @@ def test_what_the_rows_do_not_allow_is_refused_before_the_first_step(make_traine
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_estimator_without_vectors_mines_by_comparing_all_pairs_but_makes_no_clusters(make_trainer):
     class SameLength:
         def fit(self, dataset):
@@ -479,6 +482,7 @@ def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
         make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=1).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", [BM25Estimator, lambda: MixtureEstimator([BM25Estimator(), bm25()])])
 def test_codes_without_a_query_need_an_estimator_that_reads_codes(make_trainer, rows, estimator):
     column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
@@ -506,6 +510,7 @@ def test_a_collator_of_ones_own_sees_pairs_only(make_trainer):
 # ---- The script ----
 
 
+@pytest.mark.slow
 def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_path):
     further = "def further(x): return x.away()"
     train = [row | {"negatives": further if number % 2 else [rows[0]["url"]]} for number, row in enumerate(rows[:8])]

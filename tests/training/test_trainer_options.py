@@ -100,6 +100,7 @@ def test_the_seed_of_the_data_decides_the_batches(trainer_of):
     assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=1)
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_in_memory_is_made_smaller(trainer_of, monkeypatch):
     trainer = trainer_of(per_device_train_batch_size=12, auto_find_batch_size=True)
     step, sizes = trainer.training_step, []
@@ -171,6 +172,7 @@ def test_evaluation_before_the_first_step(train, plain):
 # ---- Evaluation ----
 
 
+@pytest.mark.slow
 def test_several_evaluation_sets_are_measured_apart_and_their_mean_chooses(trainer_of, dataset):
     sets = {"a": dataset.select(range(6)), "b": dataset.select(range(6, 20))}
     corpora = {"a": dataset.select(range(8)), "b": dataset}
@@ -198,6 +200,7 @@ def test_several_evaluation_sets_are_measured_apart_and_their_mean_chooses(train
     assert metrics["eval_a_pool_size"] == 8 and "eval_pool_size" not in metrics
 
 
+@pytest.mark.slow
 def test_one_of_several_evaluation_sets_can_choose(train, dataset):
     sets = {"a": dataset.select(range(6)), "b": dataset}
     trainer = train(
@@ -249,6 +252,7 @@ def test_a_schedule_that_watches_a_metric_steps_on_it(train):
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.5 * rates[0]
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_two_sets_of_weights_is_asked_for_those_of_evaluation(trainer_of, model):
     class TwoSets(torch.optim.SGD):
         modes = []
@@ -338,6 +342,7 @@ def test_tokens_are_counted(trainer_of, kind):
 # ---- Model and options ----
 
 
+@pytest.mark.slow
 def test_a_model_is_made_anew_for_every_training(trainer_of, model):
     made = []
 
@@ -380,6 +385,7 @@ class Search:
         return BestRun("0", best, trial)
 
 
+@pytest.mark.slow
 def test_a_search_of_hyperparameters_changes_options_and_maximises_the_metric(trainer_of, model, monkeypatch):
     monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, HPSearchBackend.WANDB, Search)
     monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: True)
@@ -421,6 +427,7 @@ def test_a_model_in_half_precision_is_named(trainer_of, model, capsys, dtype):
         assert "the weights themselves are bfloat16" in printed and "--bf16 true" in printed
 
 
+@pytest.mark.slow
 def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
     train(arguments={"encoder": profile.replace(score_scale=1.0)})
     assert "set score_scale (20 is usual)" in capsys.readouterr().err
