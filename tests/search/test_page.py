@@ -18,7 +18,7 @@ def server(tree):
         tree, {"<script>alert(1)</script>.py": "def evil():\n    return '</script><img src=x onerror=alert(1)>'\n"}
     )
     server = PageServer(CodeIndex.build(tree))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
