@@ -1,4 +1,4 @@
-"""What holds of the losses and what does not, numbered as in `docs/theory.md`; float64 throughout."""
+"""Claims about the losses, true and false ones, numbered as in `docs/theory.md`; float64 throughout."""
 
 from math import log
 from types import SimpleNamespace

@@ -241,7 +241,7 @@ def _rank_block(
     buffer = centred.new_empty(min(size, len(corpus.rows)) + _CHUNK, len(queries))  # new memory is slow to touch
     for start in range(0, len(corpus.rows), size):
         scores = _multiply(corpus.block(slice(start, start + size)), centred, buffer)
-        maxima = scores.amax(1)
+        maxima = _maxima(scores)
         chunks = maxima >= low
         if chunks.count_nonzero() > chunks.numel() // 8:  # then counting in all is faster than looking into these
             above, below = _count("greater", scores, high), _count("less", scores, low)
@@ -276,13 +276,24 @@ def _multiply(codes: Tensor, queries: Tensor, buffer: Tensor) -> Tensor:
     return scores.view(-1, _CHUNK, len(queries))
 
 
+def _maxima(scores: Tensor) -> Tensor:
+    """The largest score in each chunk, Tensor[N / chunk, B]."""
+    # On the CPU, NumPy needs half of torch's time for this, and a third for the counts below.
+    return torch.from_numpy(scores.numpy().max(1)) if scores.device.type == "cpu" else scores.amax(1)
+
+
 def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
     """The number of scores in each chunk that are "greater" or "less" than a query's bound: Tensor[N / chunk, B]."""
-    library = torch
-    if scores.device.type == "cpu":  # there NumPy needs a third of torch's time
-        library, scores, bounds = np, scores.numpy(), bounds.numpy()
-    true = getattr(library, compare)(scores, bounds).view(library.uint8)
-    return torch.as_tensor(true.sum(1, dtype=library.uint8))
+    if scores.device.type != "cpu":
+        return getattr(torch, compare)(scores, bounds).sum(1, dtype=torch.uint8)
+    scores, bounds, compare = scores.numpy(), bounds.numpy(), getattr(np, compare)
+    counts = np.empty((len(scores), scores.shape[2]), np.uint8)
+    true = np.empty((2, *scores.shape[1:]), bool)  # two chunks at a time stay in the processor's cache
+    for start in range(0, len(scores), 2):
+        some = scores[start : start + 2]
+        held = compare(some, bounds, out=true[: len(some)]).view(np.uint8)
+        np.add.reduce(held, axis=1, dtype=np.uint8, out=counts[start : start + 2])
+    return torch.from_numpy(counts)
 
 
 def _pick(scores: Tensor, chunks: Tensor, low: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:

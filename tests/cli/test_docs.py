@@ -35,7 +35,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def ours(words: list[str]) -> list[str] | None:
-    """What a command gives to `soft-trainer`, None for another program.
+    """The words that a command gives to `soft-trainer`, None for another program.
 
     Raises:
         AssertionError: a program, module or script that is not known here.

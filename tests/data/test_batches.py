@@ -1,4 +1,4 @@
-"""What a process gets of a global batch: its own queries, the codes they meet, and which of those count."""
+"""A process gets its own queries of a global batch, the codes they meet, and the pairs that count."""
 
 import numpy as np
 import pytest

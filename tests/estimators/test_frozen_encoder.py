@@ -10,7 +10,7 @@ from soft_trainer.errors import UserError
 
 @pytest.fixture
 def count_encodings(monkeypatch):
-    """How many texts have been encoded since."""
+    """Counts the texts that have been encoded since."""
     import soft_trainer.estimators.frozen_encoder as encoded
 
     counted = []

@@ -1,4 +1,4 @@
-"""What a real run leaves is what the report and the comparison read."""
+"""The report and the comparison read the folder that a real run leaves."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a run measures beside its own splits, and what it leaves in its folder."""
+"""A run measures more than its own splits, and leaves its records in its folder."""
 
 import json
 import math

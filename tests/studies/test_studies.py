@@ -93,7 +93,7 @@ class Here:
         return read_study(self.folder / "study.yaml", changes)
 
     def calls(self) -> list[list[str]]:
-        """What was started since the last question, as the words after the launcher."""
+        """The commands that were started since the last question, as the words after the launcher."""
         path = self.folder / "calls.txt"
         calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         path.unlink(missing_ok=True)
