@@ -45,7 +45,8 @@ from soft_trainer.terminal import table
 FAST_STEP = 0.030  # seconds
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 clock = time.perf_counter
-SIMILAR = {"train_sampling_strategy": "similar", "weighting": "positive_aware"}
+# The frozen encoders have random weights: neighbours by them would be the longest codes, so they come from BM25.
+SIMILAR = {"train_sampling_strategy": "similar", "similar_by": "bm25", "weighting": "positive_aware"}
 
 
 def seconds(function, repetitions: int) -> float:
@@ -151,13 +152,23 @@ def measure_own_negatives(own: SoftInfoNCETrainer, pairs: SoftInfoNCETrainer, nu
         order = ((own, 0), (pairs, 1)) if place % 2 else ((pairs, 1), (own, 0))
         taken = {side: step(trainer, batches[side]) for trainer, side in order}
         if place:  # the first step allocates memory
-            sizes = len(batches[0].rows), len(batches[0].code_rows), len(batches[1].code_rows)
-            times.append((taken[0], taken[1], *sizes))
-    with_own, of_pairs, queries, codes, pair_codes = map(statistics.median, zip(*times, strict=True))
+            times.append((taken[0], taken[1], *(of(batch) for batch in batches for of in (count_codes, count_tokens))))
+    with_own, of_pairs, codes, tokens, pair_codes, pair_tokens = map(statistics.median, zip(*times, strict=True))
     low, high = interval([first / second for first, second, *_ in times])
     ratio = statistics.median(first / second for first, second, *_ in times)
-    shown = f"{1e3 * with_own:.0f}", f"{1e3 * of_pairs:.0f}", f"{ratio:.3f} ({low:.3f} to {high:.3f})"
-    return [int(queries), int(codes), shown[0], int(pair_codes), shown[1], shown[2]]
+    row = [own.args.per_device_train_batch_size, int(codes), int(tokens), f"{1e3 * with_own:.0f}"]
+    row += [int(pair_codes), int(pair_tokens), f"{1e3 * of_pairs:.0f}"]
+    return [*row, f"{ratio:.3f} ({low:.3f} to {high:.3f})"]
+
+
+def count_codes(batch: Batch) -> int:
+    """The number of codes of a batch."""
+    return len(batch.code_rows)
+
+
+def count_tokens(batch: Batch) -> int:
+    """The number of tokens of a batch, padding included."""
+    return batch.count_tokens(padding=True)
 
 
 def live_encoding(estimator, rows: Dataset):
@@ -186,7 +197,7 @@ def main() -> None:
     global clock
     clock = CLOCKS[options.clock]
     rows = load_folder(options.data_dir)["train"]
-    profile = EncoderProfile(query_length=128, code_length=256)
+    profile = EncoderProfile(query_length=128, code_length=256, score_function="cosine", score_scale=20.0)
     texts = (" ".join(tokens) for column in ("docstring_tokens", "code_tokens") for tokens in rows[column])
     tokenizer = train_tokenizer(texts, profile, 16384)
     torch.manual_seed(0)
@@ -216,20 +227,16 @@ def main() -> None:
             case = {"name": name.replace("Estimator", ""), "plain": plain, "soft": soft, "live": live}
             results.append(measure(case, batch_size, options.pairs))
             sys.stderr.write(f"{results[-1]}\n")
-        own = make(batch_size, estimators[-1], folder, negatives_per_query=1, weighting="positive_aware")
-        double = make(2 * batch_size, estimators[-1], folder, weighting="positive_aware")
+        terms = BM25Estimator(document_column="code_tokens")
+        own = make(batch_size, terms, folder, negatives_per_query=1, weighting="positive_aware")
+        double = make(2 * batch_size, terms, folder, weighting="positive_aware")
+        terms.fit(rows)
         own_negatives.append(measure_own_negatives(own, double, options.pairs))
         sys.stderr.write(f"{own_negatives[-1]}\n")
     headers = ["estimator", "batch", "InfoNCE step, ms", "added, ms", "of the step", "of 30 ms", "paired ratio (95 %)"]
     headers += ["in the worker, ms", "drawing, ms", "without cache, of the step"]
-    own_headers = [
-        "queries",
-        "codes with own negatives",
-        "step, ms",
-        "codes of random pairs",
-        "step, ms",
-        "ratio (95 %)",
-    ]
+    own_headers = ["queries", "codes with own negatives", "tokens", "step, ms"]
+    own_headers += ["codes of random pairs", "their tokens", "their step, ms", "ratio (95 %)"]
     threads = torch.get_num_threads()
     print(f"torch {torch.__version__}, {threads} threads, RoBERTa {options.size}, {options.clock} time\n")
     print(table(headers, results), "\n")
