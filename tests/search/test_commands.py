@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from trees import write_tree
 
 from soft_trainer.cli import search_output as output
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, store
 from soft_trainer.search.index import SearchResult, query_terms
-from tests.search.conftest import write_tree
 
 
 def test_index_and_search(command, tree):

@@ -6,10 +6,10 @@ import stat
 
 import numpy as np
 import pytest
+from trees import write_tree
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, store, updating, vectors
-from tests.search.conftest import write_tree
 
 
 def paths(results):

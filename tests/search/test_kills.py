@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
+from trees import write_tree
 
 from soft_trainer.search import CodeIndex, store
-from tests.search.conftest import write_tree
 
 # Embeds slowly and in small commits, so that kills fall into every part of the work.
 WRITER = """

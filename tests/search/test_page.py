@@ -6,10 +6,10 @@ import threading
 from urllib.parse import quote
 
 import pytest
+from trees import write_tree
 
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.server import PAGE, PageServer
-from tests.search.conftest import write_tree
 
 
 @pytest.fixture

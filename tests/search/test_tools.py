@@ -6,9 +6,10 @@ import pytest
 
 mcp = pytest.importorskip("mcp")
 
+from trees import write_tree  # noqa: E402
+
 from soft_trainer.errors import UserError  # noqa: E402
 from soft_trainer.search import CodeIndex, tools  # noqa: E402
-from tests.search.conftest import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

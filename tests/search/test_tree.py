@@ -4,9 +4,9 @@ import os
 import socket
 
 import pytest
+from trees import write_tree
 
 from soft_trainer.mining.source_files import MAX_DEPTH, MAX_FILE_BYTES, list_tree, read_text
-from tests.search.conftest import write_tree
 
 
 def skipped(folder):
