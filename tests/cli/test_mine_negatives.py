@@ -129,7 +129,7 @@ def test_what_cannot_be_mined_is_one_line(folder, tmp_path, words, says):
 def test_further_codes_need_an_estimator_that_reads_code(folder, tmp_path):
     codes = tmp_path / "more.jsonl"
     codes.write_text(json.dumps(FURTHER) + "\n")
-    words = ["--estimator", "tests.cli.test_mine_negatives:Queries", "--codes", str(codes)]
+    words = ["--estimator", "test_mine_negatives:Queries", "--codes", str(codes)]
     with pytest.raises(UserError, match=r"no training rows \(1 of them\)"):
         run_command(["mine-negatives", str(tmp_path / "negatives.jsonl"), *folder, *words])
 
