@@ -23,9 +23,10 @@ from soft_trainer.errors import UserError
 DATABASE, LOCK = "index.sqlite", "lock"
 FORMAT = 1
 TRAITS = ("test", "depth", "name_parts")  # of each file: 1 for a test; folders above it; parts of its own name
-# more dead postings than this are cleared away, and more segments than this are joined
+# more dead postings than this are cleared away, and more segments than these are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
+SEGMENT_PIECES = 2000  # an index of fewer has one segment
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, changed INTEGER, language TEXT,
@@ -222,7 +223,9 @@ def compact(database: sqlite3.Connection) -> None:
     old = np.array(files, np.int64).reshape(-1, 3)
     counts, total = old[:, 2], int(old[:, 2].sum())
     number = database.execute("SELECT count(*) FROM segments").fetchone()[0]
-    if number <= MAX_SEGMENTS and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
+    # Each segment repeats the words that it holds: in a small index a few segments double its size.
+    few = number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
+    if few and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
         return
     firsts = np.cumsum(counts) - counts
     taken = np.repeat(old[:, 1] - firsts, counts) + np.arange(total)

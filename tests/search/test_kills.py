@@ -21,7 +21,7 @@ updating.SEGMENT_POSTINGS, vectors.COMMIT_TEXTS = 300, 8
 class Stub(vectors.LazyEncoder):
     def queries(self, texts): return np.array([[1, len(t) % 7, len(t) % 5] for t in texts], np.float32)
     def codes(self, texts, languages):
-        time.sleep(0.01)
+        time.sleep(0.04)
         return self.queries(texts)
 vectors.LazyEncoder = Stub
 print("ready", flush=True)
@@ -47,7 +47,7 @@ def test_killed_twenty_times(tmp_path):
         arguments = [sys.executable, "-c", WRITER, str(tree), str(place)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
             process.stdout.readline()
-            time.sleep(generator.uniform(0, 0.6))
+            time.sleep(generator.uniform(0, 0.45))
             process.send_signal(signal.SIGKILL)
         killed += process.returncode == -signal.SIGKILL
         index = CodeIndex.open(place)
