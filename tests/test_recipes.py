@@ -1,6 +1,7 @@
 """Every recipe is read and, on tiny rows, trains for two steps."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -79,4 +80,4 @@ def test_a_recipe_trains(path, script, data_dir, tmp_path):
     code, lines = script(config=path, **options)
     assert code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
-    assert "| test         | trained encoder" in "\n".join(lines)
+    assert any(re.match(r"\| test +\| trained encoder", line) for line in lines)
