@@ -15,12 +15,9 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from types import NoneType
-from typing import get_args, get_type_hints
-
-from transformers.hf_argparser import string_to_bool
 
 from soft_trainer.arguments import CODESEARCHNET, DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.terminal import print_on_main
 
 # The options that training has too, with the same names, help and defaults.
@@ -42,16 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless a folder or a tree is named."
     )
-    for options, names in SHARED.items():
-        hints, fields = get_type_hints(options), options.__dataclass_fields__
-        for name in names:
-            kind = next(kind for kind in get_args(hints[name]) or (hints[name],) if kind is not NoneType)
-            parser.add_argument(
-                f"--{name}",
-                type=string_to_bool if kind is bool else kind,
-                default=fields[name].default,
-                help=fields[name].metadata["help"].replace("%", "%%"),
-            )
+    add_shared_options(parser, SHARED)
 
 
 def run(arguments: argparse.Namespace) -> None:

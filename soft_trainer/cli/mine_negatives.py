@@ -16,12 +16,9 @@ import dataclasses
 import sys
 import tempfile
 from pathlib import Path
-from types import NoneType
-from typing import get_args, get_type_hints
-
-from transformers.hf_argparser import string_to_bool
 
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions
+from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
 
 # The options that training has too, with the same names, help and defaults.
@@ -43,16 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--codes", help="JSON lines with `code` (and `url`): further code, beside that of the training rows"
     )
     parser.add_argument("--code_dir", help="source tree in --language: its functions are further code")
-    for options, names in SHARED.items():
-        hints, fields = get_type_hints(options), options.__dataclass_fields__
-        for name in names:
-            kind = next(kind for kind in get_args(hints[name]) or (hints[name],) if kind is not NoneType)
-            parser.add_argument(
-                f"--{name}",
-                type=string_to_bool if kind is bool else kind,
-                default=fields[name].default,
-                help=fields[name].metadata["help"].replace("%", "%%"),
-            )
+    add_shared_options(parser, SHARED)
 
 
 def run(arguments: argparse.Namespace) -> None:
