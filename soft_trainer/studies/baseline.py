@@ -154,8 +154,9 @@ def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: 
     device = str(args.device)
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
         export_encoder(model, tokenizer, profile, folder)
-        student = SentenceTransformer(folder, device=device)
-        guide = SentenceTransformer(baseline.guide_model or folder, device=device)
+        settings = {"device": device, "model_kwargs": {"attn_implementation": model.config._attn_implementation}}
+        student = SentenceTransformer(folder, **settings)
+        guide = SentenceTransformer(baseline.guide_model or folder, **settings)
     start = time.monotonic()
     if baseline.mined_negatives:
         pairs = mine_hard_negatives(
@@ -168,6 +169,8 @@ def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: 
             output_format="n-tuple",
             batch_size=args.per_device_eval_batch_size,
         )
+        if len(pairs) < args.per_device_train_batch_size:
+            raise UserError(f"mined_negatives: {len(pairs)} rows have enough; lower guide_margin or raise mined_ranks")
     seconds = time.monotonic() - start
     scale = profile.score_scale
     if baseline.baseline == "gist":
