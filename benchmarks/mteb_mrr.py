@@ -1,0 +1,85 @@
+"""Compares the MRR of mteb with ours, on the same encoder and rows.
+
+    python benchmarks/mteb_mrr.py --model MODEL --data_dir DIR --language ruby
+
+A code that scores the same as a query's own counts against us; mteb orders such codes by their ids. So the second line
+leaves out the queries whose own code ties with another.
+"""
+
+import argparse
+import logging
+
+import mteb
+import numpy as np
+
+from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.pooling import comparable
+from soft_trainer.evaluation.evaluation_sets import EvaluationSet
+from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
+from soft_trainer.evaluation.retrieval import target_rows
+from soft_trainer.mteb import EvaluationSetTask, MtebEncoder
+from soft_trainer.mteb.results import measure
+from soft_trainer.terminal import table
+
+
+class KeepingEncoder(MtebEncoder):
+    """Encodes each text once."""
+
+    def __init__(self, encoder):
+        super().__init__(encoder)
+        self.kept = {}
+
+    def encode(self, inputs, *, prompt_type=None, **options):
+        """Computes the embeddings, or returns those of the same texts."""
+        texts = [text for batch in inputs for text in batch["text"]]
+        key = prompt_type, tuple(texts)
+        if key not in self.kept:
+            self.kept[key] = super().encode([{"text": texts}], prompt_type=prompt_type, **options)
+        return self.kept[key]
+
+
+def ranked(encoder: KeepingEncoder, task: EvaluationSetTask, rows: EvaluationSet):
+    """Our ranks, and True for each query whose own code ties with another."""
+    sides = [
+        next(embeddings for (kind, texts), embeddings in encoder.kept.items() if kind == side and len(texts) == number)
+        for side, number in (("query", len(rows.queries)), ("document", len(rows.codebase)))
+    ]
+    queries, codes = (comparable(encoder.encoder.profile, side) for side in sides)
+    targets = target_rows(rows.queries, rows.codebase)
+    # Codes with the same embedding tie to the last bit.
+    _, groups, counts = np.unique(codes.numpy(), axis=0, return_inverse=True, return_counts=True)
+    return rank_codes(queries, codes, targets).ranks, counts[groups.reshape(-1)][targets.numpy()] > 1
+
+
+def main():
+    """Print the table of one data set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data_dir", required=True)
+    parser.add_argument("--language", required=True)
+    arguments = parser.parse_args()
+    logging.getLogger("mteb").setLevel(logging.ERROR)
+    data = load_folder(arguments.data_dir, ("test", "codebase"))
+    encoder = KeepingEncoder(load_encoder(arguments.model, device="cpu"))
+    profile, lines = encoder.encoder.profile, []
+    rows, kept = EvaluationSet("test", data["test"], data["codebase"]), np.ones(len(data["test"]), bool)
+    for label in ("all queries", "queries without a tie"):
+        chosen = EvaluationSet("test", rows.queries.select(np.flatnonzero(kept)), rows.codebase)
+        task = EvaluationSetTask(chosen, profile, f"{arguments.language}-test", arguments.language)
+        ((_, _, scores),) = measure(encoder, task).scores()
+        if label == "all queries":
+            ranks, ties = ranked(encoder, task, rows)
+        ours = retrieval_metrics(ranks[kept], len(rows.codebase), max_rank=1000)["mrr"]
+        whole = retrieval_metrics(ranks[kept], len(rows.codebase))["mrr"]
+        counts = [len(chosen.queries), len(rows.codebase)]
+        lines.append(
+            [arguments.language, label, *counts, whole, ours, scores["mrr_at_1000"], scores["mrr_at_1000"] - ours]
+        )
+        kept = ~ties
+    headers = ["rows", "queries", "number", "codes", "ours", "ours, max_rank=1000", "mteb", "mteb - ours"]
+    print(f"mteb {mteb.__version__}\n{table(headers, lines, '.7f')}")
+
+
+if __name__ == "__main__":
+    main()
