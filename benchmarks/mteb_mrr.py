@@ -11,6 +11,7 @@ import logging
 
 import mteb
 import numpy as np
+from mteb.types import PromptType
 
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.loading import load_encoder
@@ -24,32 +25,26 @@ from soft_trainer.terminal import table
 
 
 class KeepingEncoder(MtebEncoder):
-    """Encodes each text once."""
+    """Encodes the corpus once, and keeps the first embeddings of both sides."""
 
     def __init__(self, encoder):
         super().__init__(encoder)
         self.kept = {}
 
     def encode(self, inputs, *, prompt_type=None, **options):
-        """Computes the embeddings, or returns those of the same texts."""
-        texts = [text for batch in inputs for text in batch["text"]]
-        key = prompt_type, tuple(texts)
-        if key not in self.kept:
-            self.kept[key] = super().encode([{"text": texts}], prompt_type=prompt_type, **options)
-        return self.kept[key]
+        """Computes the embeddings, or returns those of the corpus."""
+        if prompt_type == PromptType.document and prompt_type in self.kept:
+            return self.kept[prompt_type]
+        embeddings = super().encode(inputs, prompt_type=prompt_type, **options)
+        self.kept.setdefault(prompt_type, embeddings)
+        return embeddings
 
-
-def ranked(encoder: KeepingEncoder, task: EvaluationSetTask, rows: EvaluationSet):
-    """Our ranks, and True for each query whose own code ties with another."""
-    sides = [
-        next(embeddings for (kind, texts), embeddings in encoder.kept.items() if kind == side and len(texts) == number)
-        for side, number in (("query", len(rows.queries)), ("document", len(rows.codebase)))
-    ]
-    queries, codes = (comparable(encoder.encoder.profile, side) for side in sides)
-    targets = target_rows(rows.queries, rows.codebase)
-    # Codes with the same embedding tie to the last bit.
-    _, groups, counts = np.unique(codes.numpy(), axis=0, return_inverse=True, return_counts=True)
-    return rank_codes(queries, codes, targets).ranks, counts[groups.reshape(-1)][targets.numpy()] > 1
+    def ranks_and_ties(self, rows: EvaluationSet):
+        """Our ranks, and True for each query whose own code has the embedding of another."""
+        queries, codes = (comparable(self.encoder.profile, self.kept[side]) for side in PromptType)
+        targets = target_rows(rows.queries, rows.codebase)
+        _, groups, counts = np.unique(codes.numpy(), axis=0, return_inverse=True, return_counts=True)
+        return rank_codes(queries, codes, targets).ranks, counts[groups.reshape(-1)][targets.numpy()] > 1
 
 
 def main():
@@ -69,7 +64,7 @@ def main():
         task = EvaluationSetTask(chosen, profile, f"{arguments.language}-test", arguments.language)
         ((_, _, scores),) = measure(encoder, task).scores()
         if label == "all queries":
-            ranks, ties = ranked(encoder, task, rows)
+            ranks, ties = encoder.ranks_and_ties(rows)
         ours = retrieval_metrics(ranks[kept], len(rows.codebase), max_rank=1000)["mrr"]
         whole = retrieval_metrics(ranks[kept], len(rows.codebase))["mrr"]
         counts = [len(chosen.queries), len(rows.codebase)]

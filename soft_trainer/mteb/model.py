@@ -113,7 +113,7 @@ def language_code(language: str | None) -> str:
 
 
 def _model_meta(name: str, revision: str | None, encoder: Encoder) -> ModelMeta:
-    """What mteb writes down about the model. A folder is called `local/FOLDER`, as mteb wants an owner."""
+    """The model's name, size and score for mteb's files. mteb wants an owner, so a folder is `local/FOLDER`."""
     profile, published = encoder.profile, published_name(name)
     on_hub = published.count("/") == 1 and not Path(published).exists()
     known = {
