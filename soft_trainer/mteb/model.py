@@ -33,15 +33,16 @@ class MtebEncoder:
         revision: branch, tag or commit on the Hub.
         device: where to run; by default the accelerator if there is one, else the CPU.
         bf16: compute in bfloat16. Embeddings are float32 anyway.
+        **options: further options of `load_encoder`.
 
     Raises:
         UserError: that of `load_encoder`.
     """
 
     def __init__(
-        self, encoder: Encoder | str | Path, revision: str | None = None, *, device=None, bf16: bool = False
+        self, encoder: Encoder | str | Path, revision: str | None = None, *, device=None, bf16: bool = False, **options
     ) -> None:
-        self.encoder = encoder if isinstance(encoder, Encoder) else load_encoder(encoder, revision, device)
+        self.encoder = encoder if isinstance(encoder, Encoder) else load_encoder(encoder, revision, device, **options)
         name = encoder.model.config._name_or_path if isinstance(encoder, Encoder) else encoder
         self.mteb_model_meta = _model_meta(str(name), revision, self.encoder)
         self._bf16 = bf16

@@ -15,7 +15,7 @@ from mteb.results import TaskResult
 from soft_trainer.errors import UserError
 from soft_trainer.files import reporting_disk_errors, write_json, written_aside
 from soft_trainer.mteb.model import MtebEncoder
-from soft_trainer.mteb.tasks import load
+from soft_trainer.mteb.tasks import EvaluationSetTask, load
 from soft_trainer.terminal import table
 
 # mteb cuts every ranking at 1,000 codes.
@@ -30,7 +30,7 @@ class Measured:
     Args:
         task: the task.
         result: as mteb returns it.
-        pool_sizes: (subset, split) -> codes in the corpus. Empty for a task without a corpus.
+        pool_sizes: (subset, split) -> codes in the corpus. Empty for a task that does not rank a corpus.
     """
 
     task: AbsTask
@@ -55,7 +55,8 @@ def measure(model: MtebEncoder, task: AbsTask, batch_size: int = 64, progress: b
     if isinstance(task, AbsTaskRetrieval):
         task.convert_v1_dataset_format_to_v2(None)
         parts = ((subset, *part) for subset, splits in task.dataset.items() for part in splits.items())
-        sizes = {(subset, split): len(data["corpus"]) for subset, split, data in parts}
+        # With `top_ranked`, a query is ranked against its own few candidates.
+        sizes = {(subset, split): len(data["corpus"]) for subset, split, data in parts if data["top_ranked"] is None}
     results = mteb.evaluate(
         model,
         task,
@@ -113,6 +114,7 @@ def eval_results(results: Iterable[Measured]) -> list[EvalResult]:
     entries = []
     for measured in results:
         metadata = measured.task.metadata
+        published = not isinstance(measured.task, EvaluationSetTask)
         for subset, split, scores in measured.scores():
             size = measured.pool_sizes.get((subset, split))
             over = f" over {size:,} codes" if size else ""
@@ -124,7 +126,7 @@ def eval_results(results: Iterable[Measured]) -> list[EvalResult]:
                     dataset_name=metadata.name + ("" if subset == "default" else f" ({subset})"),
                     dataset_config=subset,
                     dataset_split=split,
-                    dataset_revision=metadata.dataset["revision"],
+                    dataset_revision=metadata.dataset["revision"] if published else None,
                     metric_type=metric,
                     metric_name=f"{title}{over}",
                     metric_value=round(float(scores[metric]), 4),
