@@ -7,6 +7,7 @@ leaves out the queries whose own code ties with another.
 """
 
 import argparse
+import dataclasses
 import logging
 
 import mteb
@@ -53,11 +54,13 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--data_dir", required=True)
     parser.add_argument("--language", required=True)
+    parser.add_argument("--code_length", type=int, help="tokens of a code; few make codes tie")
     arguments = parser.parse_args()
     logging.getLogger("mteb").setLevel(logging.ERROR)
     data = load_folder(arguments.data_dir, ("test", "codebase"))
-    encoder = KeepingEncoder(load_encoder(arguments.model, device="cpu"))
-    profile, lines = encoder.encoder.profile, []
+    loaded = load_encoder(arguments.model, device="cpu")
+    profile, lines = loaded.profile.replace(code_length=arguments.code_length), []
+    encoder = KeepingEncoder(dataclasses.replace(loaded, profile=profile))
     rows, kept = EvaluationSet("test", data["test"], data["codebase"]), np.ones(len(data["test"]), bool)
     for label in ("all queries", "queries without a tie"):
         chosen = EvaluationSet("test", rows.queries.select(np.flatnonzero(kept)), rows.codebase)
@@ -67,7 +70,7 @@ def main():
             ranks, ties = encoder.ranks_and_ties(rows)
         whole, ours = (retrieval_metrics(ranks[kept], len(rows.codebase), cut)["mrr"] for cut in (None, 1000))
         theirs, sizes = scores["mrr_at_1000"], (len(chosen.queries), len(rows.codebase))
-        lines.append([arguments.language, label, *sizes, whole, ours, theirs, f"{abs(theirs - ours):.0e}"])
+        lines.append([arguments.language, label, *sizes, whole, ours, theirs, abs(theirs - ours)])
         kept = ~ties
     headers = ["rows", "queries", "number", "codes", "ours", "ours, max_rank=1000", "mteb", "difference"]
     print(f"mteb {mteb.__version__}\n{table(headers, lines, '.7f')}")
