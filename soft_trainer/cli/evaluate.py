@@ -139,7 +139,7 @@ def _measure_with_mteb(
     from soft_trainer.mteb.tasks import check_data, find_tasks, split_names
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_name
 
-    if distributed.rank_and_world_size()[1] > 1:
+    if args.world_size > 1:
         raise UserError("--mteb measures in one process: start it without `accelerate launch`")
     distributed.use_the_cores()
     tasks = find_tasks(split_names(names))
