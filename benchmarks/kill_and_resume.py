@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from soft_trainer.arguments import as_argv
 from soft_trainer.terminal import table
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
@@ -42,17 +43,21 @@ OPTIONS = {
 }
 
 
-def start(folder: Path, data: dict, processes: int, resume: bool) -> psutil.Popen:
-    """Starts the script."""
+def argv_of(folder: Path, data: dict, processes: int, resume: bool) -> list[str]:
+    """The script with its options; makes its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     batch = data["batch_size"] // processes
     options = OPTIONS | {"data_dir": data["data_dir"], "output_dir": folder, "per_device_train_batch_size": batch}
     if resume:
         options["resume_from_checkpoint"] = "last"
-    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    return [str(SCRIPT), *as_argv(options)]
+
+
+def start(folder: Path, data: dict, processes: int, resume: bool) -> psutil.Popen:
+    """Starts the script."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), *words]
+    command = [sys.executable, *(launcher if processes > 1 else []), *argv_of(folder, data, processes, resume)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
-    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "log.txt", "a") as log:
         return psutil.Popen(command, stdout=log, stderr=log, env=environment)
 

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,14 +13,14 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Workers and the processes that tests start share the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 # What is cached stays out of the home folder.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="soft_trainer-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
 
+import forked
 import pytest
-import torch
-
-torch.set_num_threads(1)
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 
@@ -52,6 +50,12 @@ PAIRS = [
     ("merge two dictionaries", "def merge(a, b): return {**a, **b}"),
     ("sleep for some seconds", "def pause(seconds): time.sleep(seconds)"),
 ]
+
+
+def pytest_xdist_auto_num_workers(config) -> int:
+    """Shares the whole suite among the cores; files and tests that are named run in this process."""
+    whole = config.args_source is config.ArgsSource.TESTPATHS
+    return min(os.cpu_count() or 1, 4) if whole else 0
 
 
 def pytest_unconfigure():
@@ -103,6 +107,9 @@ def tokenizer(rows, profile):
 
 @pytest.fixture(scope="session")
 def _model(tokenizer, profile):
+    # Imported here, since the process that only hands out the tests need not wait for torch.
+    import torch
+
     from soft_trainer.encoders.scratch import small_roberta
 
     torch.manual_seed(0)
@@ -155,39 +162,24 @@ def script(script_module, monkeypatch, tmp_path, capsys):
 
 
 @pytest.fixture(scope="session")
-def launch():
-    """Runs a script as several processes of one training, each with its rank in the environment.
+def launch(tmp_path_factory):
+    """Runs a script as one process, or as several of one training, each with its rank in the environment.
 
     It ends them all after `timeout` seconds, since a process that waits for another one would wait for ever.
     """
 
     def run(argv: list, processes: int, timeout: float, each=lambda rank: {}, **environment) -> list[str]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        common = os.environ | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
-        common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent)} | environment
-        started, logs = [], []
-        for rank in range(processes):
-            logs.append(tempfile.TemporaryFile("w+"))
-            own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | each(rank)
-            command = [sys.executable, *map(str, argv)]
-            started.append(subprocess.Popen(command, env=own, stdout=logs[-1], stderr=logs[-1], text=True))
+        logs = [tmp_path_factory.mktemp("launched") / "log" for _ in range(processes)]
+        started = forked.start_training(argv, logs, each, **environment)
         end = time.monotonic() + timeout
         try:
             for process in started:
-                process.wait(max(end - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            pass
+                process.join(max(end - time.monotonic(), 0.1))
         finally:
             for process in started:
                 process.kill()
-        said = []
-        for log in logs:
-            log.seek(0)
-            said.append(log.read())
-        codes = [process.wait() for process in started]
+                process.join()
+        said, codes = [log.read_text() for log in logs], [process.exitcode for process in started]
         assert codes == [0] * processes, f"exit codes {codes}:\n" + "\n----\n".join(text[-3000:] for text in said)
         return said
 

@@ -3,11 +3,10 @@
 import os
 import shutil
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
+import forked
 import pytest
 
 from soft_trainer.arguments import as_argv
@@ -231,17 +230,11 @@ AS_PROCESSES = [
 
 @pytest.fixture(scope="module")
 def ended(places, data_dir, tmp_path_factory) -> list[subprocess.CompletedProcess]:
-    """The script started with each of these options, two processes at a time."""
+    """The script started with each of these options."""
     folder = tmp_path_factory.mktemp("processes")
-    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    environment |= {"PYTHONPATH": str(SCRIPT.parent)}
-
-    def start(options: dict) -> subprocess.CompletedProcess:
-        command = [sys.executable, str(SCRIPT), *as_argv(arguments(places, data_dir, options))]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(start, AS_PROCESSES))
+    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache")}
+    lines = [[SCRIPT, *as_argv(arguments(places, data_dir, options))] for options in AS_PROCESSES]
+    return [forked.run(line, environment, folder, timeout=120) for line in lines]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from soft_trainer import distributed
 
 ROOT = Path(__file__).parents[1]
-ALONE = [str(ROOT / "run_codesearch.py")]
+SCRIPT = ROOT / "run_codesearch.py"
 FSDP = ["--config_file", str(ROOT / "recipes" / "accelerate" / "fsdp.yaml"), "--mixed_precision", "no"]
 SHARDED = ["-m", "accelerate.commands.launch", *FSDP, str(ROOT / "tests" / "sharded.py")]
 BASE = {
@@ -55,27 +55,32 @@ def folder(_model, tokenizer, profile, data_dir, tmp_path_factory):
     return folder
 
 
+def start_sharded(words: list[str], environment: dict[str, str]) -> str:
+    """Starts two processes with `accelerate launch`; returns what they print."""
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true"} | environment
+    command = [sys.executable, *SHARDED, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
 @pytest.fixture(scope="module")
-def train(folder):
+def train(folder, launch):
     """Processes, global batch, options -> weights of the trained encoder, losses, test metrics and what was said."""
 
-    def run(processes: int, joined: int, start: list[str] | None = None, **options) -> dict:
+    def run(processes: int, joined: int, sharded: bool = False, **options) -> dict:
         output = folder / f"out-{processes}"
         options = BASE | {"model_name_or_path": folder / "encoder", "data_dir": folder, "output_dir": output} | options
         options |= {"per_device_train_batch_size": joined // processes, "estimator_cache_dir": folder / "rows"}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *ALONE]
-        command = [sys.executable, *(start or (torchrun if processes > 1 else ALONE)), *words]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
-        environment["HF_DATASETS_CACHE"] = str(folder / "cache")
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
+        cache = {"HF_DATASETS_CACHE": str(folder / "cache")}
+        said = start_sharded(words, cache) if sharded else launch([SCRIPT, *words], processes, 300, **cache)
         log = json.loads((output / "trainer_state.json").read_text())["log_history"]
         return {
             "weights": load_file(output / "model.safetensors"),
             "losses": [entry["loss"] for entry in log if "loss" in entry],
             "metrics": json.loads((output / "run.json").read_text())["results"]["test"]["trained"],
-            "said": done.stderr,
+            "said": "".join(said),
         }
 
     return run
@@ -112,7 +117,7 @@ def test_two_processes_train_as_one_on_the_joined_batch(train, folder, options):
 
 @pytest.mark.slow
 def test_sharded_weights_train_as_whole_ones(train):
-    sharded = train(2, 12, SHARDED, save_strategy="steps", save_steps=4)
+    sharded = train(2, 12, sharded=True, save_strategy="steps", save_steps=4)
     assert "2 (FSDP)" in sharded["said"]
     check_equal(train(1, 12), sharded)
 

@@ -1,17 +1,65 @@
 """Killed at any moment, resumed, and nothing is different in the end."""
 
-import subprocess
+import importlib.util
+import os
+import signal
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "kill_and_resume.py"
 
 
+class ForkedRun:
+    """The processes of a run, as the benchmark handles the `psutil.Popen` of a launcher."""
+
+    def __init__(self, argv: list[str], processes: int, log: Path):
+        self.processes = forked.start_training(argv, [log] * processes)
+
+    def poll(self) -> int | None:
+        codes = [process.exitcode for process in self.processes]
+        return None if None in codes else max(map(abs, codes))
+
+    def wait(self) -> int:
+        for process in self.processes:
+            process.join(200)
+        return self.poll()
+
+    def children(self, recursive: bool) -> list:
+        return []
+
+    def suspend(self) -> None:
+        for process in self.processes:
+            os.kill(process.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+@pytest.fixture
+def benchmark(monkeypatch, tmp_path):
+    """The benchmark as a module; its runs are forks, below `tmp_path`."""
+    spec = importlib.util.spec_from_file_location("kill_and_resume", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def start(folder, data, processes, resume):
+        return ForkedRun(module.argv_of(folder, data, processes, resume), processes, folder / "log.txt")
+
+    monkeypatch.setattr(module, "start", start)
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    return module
+
+
 @pytest.mark.slow
-def test_three_kills_leave_the_weights_of_a_run_that_was_never_stopped(data_dir):
+def test_three_kills_leave_the_weights_of_a_run_that_was_never_stopped(benchmark, data_dir, monkeypatch, capsys):
     options = ["--data_dir", str(data_dir), "--batch_size", "8", "--kills", "3", "--on_two", "1"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert done.stdout.count("equal") == 3
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
+    with pytest.raises(SystemExit) as stopped:
+        benchmark.main()
+    printed = capsys.readouterr()
+    assert not stopped.value.code, stopped.value.code
+    assert printed.out.count("equal") == 3, printed

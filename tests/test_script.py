@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import forked
 import pytest
 import torch
 
@@ -170,11 +171,14 @@ def test_settings_that_cannot_work_stop_before_anything_is_ranked(fails, data_di
 
 
 def start(*argv: str, folder: Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(SCRIPT.parent)
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *argv], cwd=folder, env=environment, text=True, capture_output=True, timeout=300
-    )
+    return forked.run([SCRIPT, *argv], os.environ | {"HF_DATASETS_CACHE": str(folder / "cache")}, folder)
+
+
+def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
+    """The script in a new interpreter, which has nothing imported and hashes texts in another order."""
+    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "PYTHONPATH": str(SCRIPT.parent)}
+    command = [sys.executable, str(SCRIPT), *argv]
+    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=300)
 
 
 @pytest.mark.slow
@@ -201,7 +205,7 @@ def finished(data_dir, tmp_path_factory):
     recipe = folder / "recipe.yaml"
     recipe.write_text("".join(f"{name}: {value}\n" for name, value in TINY.items()))
     argv = ["--config", str(recipe), "--data_dir", str(data_dir), "--output_dir", "out", "--examples", "2"]
-    done = start(*argv, "--score_function", "cosine", "--score_scale", "20", folder=folder)
+    done = start_interpreter(*argv, "--score_function", "cosine", "--score_scale", "20", folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stderr, folder / "out"
 

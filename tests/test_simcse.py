@@ -170,7 +170,7 @@ def test_recipes_parse(recipe):
 
 @pytest.mark.slow
 def test_two_processes_leave_a_folder_for_sentence_transformers(encoder_dir, data_dir, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29653"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += ["-m", "soft_trainer.cli", "simcse", *options(encoder_dir, data_dir, tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPES.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

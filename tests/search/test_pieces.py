@@ -79,6 +79,6 @@ def test_languages():
 @pytest.mark.parametrize("language", ["javascript", "python", "cpp"])
 @pytest.mark.slow
 def test_files_made_to_be_slow_end_in_time(text, language):
-    started = time.perf_counter()
+    started = time.process_time()
     split(text, language)
-    assert time.perf_counter() - started < 15
+    assert time.process_time() - started < 15

@@ -1,0 +1,87 @@
+"""Starts scripts as processes that have torch and transformers imported already.
+
+A new interpreter needs five seconds of a core for these imports, and the slow tests start about a hundred processes. A
+fork server of `multiprocessing` imports them once. Each process is a fork of it, with an environment, a folder and
+files of its own. Tests of what a new interpreter does (imports, variables read at import, launchers) use `subprocess`.
+"""
+
+import multiprocessing
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "run_codesearch",
+        "soft_trainer.trainer",
+        "soft_trainer.studies.run",
+        "soft_trainer.training.building",
+        "soft_trainer.data.sources",
+        "soft_trainer.estimators.registry",
+        "soft_trainer.evaluation.evaluation_sets",
+        "transformers.models.roberta.modeling_roberta",
+    ]
+)
+
+
+def _run(argv: list[str], environment: dict[str, str], folder: str, stdout: str, stderr: str) -> None:
+    """Does what a new Python does with these words."""
+    import datasets
+
+    for path, stream in ((stdout, 1), (stderr, 2)):
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    # Read from the environment at import, so it is that of the server.
+    datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
+    path = [entry for entry in sys.path if not Path(entry).is_relative_to(TESTS)]
+    sys.argv, sys.path[:] = argv, [str(Path(argv[0]).parent), *path]
+    runpy.run_path(argv[0], run_name="__main__")
+
+
+def start(argv, environment: dict[str, str], folder, stdout, stderr):
+    """Starts a script: `argv` is its path and its options. Its output is added to the two files.
+
+    Returns a process of `multiprocessing`: `join(timeout)`, `kill()`, `exitcode`.
+    """
+    arguments = (list(map(str, argv)), dict(environment), str(folder), str(stdout), str(stderr))
+    process = _context.Process(target=_run, args=arguments)
+    process.start()
+    return process
+
+
+def run(argv, environment: dict[str, str], folder=None, timeout: float = 300) -> subprocess.CompletedProcess:
+    """Runs a script to its end, as `subprocess.run` does with `text` and `capture_output`."""
+    with tempfile.TemporaryDirectory() as kept:
+        files = [Path(kept, name) for name in ("stdout", "stderr")]
+        process = start(argv, environment, folder or os.getcwd(), *files)
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(argv, timeout)
+        return subprocess.CompletedProcess(argv, process.exitcode, *(path.read_text() for path in files))
+
+
+def start_training(argv, logs, each=lambda rank: {}, **environment: str) -> list:
+    """Starts a script as one process or as several of one training, each with its rank in the environment.
+
+    There is one process for each path of `logs`, which gets its output; `each` gives it more environment.
+    """
+    common, world_size = os.environ | {"ACCELERATE_USE_CPU": "true"} | environment, str(len(logs))
+    if len(logs) == 1:
+        return [start(argv, common | each(0), os.getcwd(), logs[0], logs[0])]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common |= {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} | each(rank) for rank in range(len(logs))]
+    return [start(argv, common | rank, os.getcwd(), log, log) for rank, log in zip(ranks, logs, strict=True)]
