@@ -14,6 +14,8 @@ from pathlib import Path
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from soft_trainer.encoders.lora import LoraOptions
+from soft_trainer.encoders.matryoshka import parse_dims
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest
@@ -32,7 +34,7 @@ def option(default, help: str, **metadata):
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(LoraOptions):
     """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
     model_name_or_path: str | None = option(
@@ -56,6 +58,7 @@ class ModelArguments:
     code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
 
     def __post_init__(self):
+        super().__post_init__()
         if self.vocabulary_size < SMALLEST_VOCABULARY:
             raise UserError(f"vocabulary_size={self.vocabulary_size}: must be {SMALLEST_VOCABULARY} or more")
 
@@ -211,6 +214,9 @@ class SoftInfoNCEOptions:
         "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
     )
     chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
+    matryoshka_dims: str | None = option(
+        None, "Train the first dimensions of the embeddings too, numbers by comma such as 768,256,64; sum the losses."
+    )
 
 
 @dataclass
@@ -242,12 +248,14 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
+    merge_lora: bool = option(False, "Save the encoder with its adapter merged; the adapter is in its folder adapter.")
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):
             self.do_train = self.do_eval = self.do_predict = True
         if self.mask_duplicates is not None:
             self.duplicates = "mask" if self.mask_duplicates else "ignore"
+        parse_dims(self.matryoshka_dims)
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
             _check_json(name, getattr(self, name, None))

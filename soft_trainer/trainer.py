@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -15,14 +17,18 @@ from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
 from soft_trainer.data.tokens import SIDES
+from soft_trainer.encoders.adapters import plain_encoder
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
+from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.dimensions import shorter_metric
 from soft_trainer.files import last_checkpoint
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.adapters import check_adapter, check_checkpoint
 from soft_trainer.training.batch_trainer import BatchTrainer
 from soft_trainer.training.checks import (
     banner,
@@ -49,7 +55,8 @@ class SoftInfoNCETrainer(BatchTrainer):
     """Fine-tunes a code-search encoder with Soft-InfoNCE (Eq. 3) or one of the paper's other losses.
 
     Args:
-        model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`.
+        model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
+            adapter (`model.add_adapter`); a `PeftModel` gives the encoder inside.
         args: `SoftInfoNCETrainingArguments`, or plain `transformers.TrainingArguments`. The latter mean Soft-InfoNCE
             with an estimator and InfoNCE without.
         train_dataset: rows in CodeSearchNet's columns, a `Dataset` or a list of dicts. A row's number is its position.
@@ -85,6 +92,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
+        model = plain_encoder(model)
         self.estimator_callback = find_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")
         self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
@@ -107,6 +115,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         name = self.model.config._name_or_path
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
         register_prefix_tokens(processing_class, self.encoder)
+        self.check_encoder()
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
         self._overflows = OverflowCounter(self.accelerator.scaler) if self.accelerator.scaler else None
@@ -158,6 +167,21 @@ class SoftInfoNCETrainer(BatchTrainer):
     def weigher(self) -> Weigher:
         """The object that turns rows into the weights of a batch."""
         return Weigher(self.objective, self.estimator)
+
+    @property
+    def matryoshka_dims(self) -> tuple[int, ...]:
+        """The numbers of first dimensions that are trained as embeddings, the largest first; () for all at once."""
+        return parse_dims(self.options.matryoshka_dims)
+
+    @property
+    def evaluated_dims(self) -> tuple[int, ...]:
+        """The numbers of first dimensions that are evaluated beside all of them."""
+        return self.matryoshka_dims or self.encoder.matryoshka_dims
+
+    @property
+    def profile_to_save(self) -> EncoderProfile:
+        """The encoder's profile, with the dimensions that were trained."""
+        return dataclasses.replace(self.encoder, matryoshka_dims=self.matryoshka_dims)
 
     @property
     def global_batch_size(self) -> int:
@@ -238,7 +262,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         """The part of a block of queries in this process's loss, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
-        objective, scores = self.objective, score(self.encoder, queries, codes)
+        objective, scores = self.objective, self._scores(queries, codes)
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
@@ -248,9 +272,14 @@ class SoftInfoNCETrainer(BatchTrainer):
         else:
             inputs = {}
         if "weights" in inputs and block.start == 0:
-            self.estimator_callback.observe(inputs["weights"], objective.floor, scores, positives)
-        loss = objective(scores, positives, negatives=negatives, also=also, **inputs)
+            self.estimator_callback.observe(inputs["weights"], objective.floor, scores[0], positives)
+        loss = sum(objective(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
         return loss * batch.loss_scale(len(queries))
+
+    def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
+        """The scores Tensor[B, N] by the first dimensions of the embeddings, for each number of `matryoshka_dims`."""
+        sides = ([shorten(self.encoder, side, dim) for side in (queries, codes)] for dim in self.matryoshka_dims)
+        return [score(self.encoder, *each) for each in sides] or [score(self.encoder, queries, codes)]
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """A step of any `Trainer`, or one with gradient caching; the loss must be finite."""
@@ -297,8 +326,14 @@ class SoftInfoNCETrainer(BatchTrainer):
 
     def check_settings(self) -> None:
         """Refuses settings that cannot work. They may change between the constructor and `train`, so both call it."""
-        metrics = None if self.compute_metrics else measured_metrics(self.METRICS, self.eval_dataset)
+        names = (*self.METRICS, *map(shorter_metric, parse_dims(self.options.matryoshka_dims)))
+        metrics = None if self.compute_metrics else measured_metrics(names, self.eval_dataset)
         check_run(self.args, self.estimator, self.train_dataset, metrics=metrics)
+
+    def check_encoder(self) -> None:
+        """Refuses an encoder that cannot be trained or saved as the settings say."""
+        check_adapter(self.model, self.args)
+        check_dims(self.matryoshka_dims, self.model.config.hidden_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         """Trains, after a table that says what will be trained.
@@ -312,8 +347,10 @@ class SoftInfoNCETrainer(BatchTrainer):
             SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
         """
         self.check_settings()
+        self.check_encoder()
         self.check_evaluation()
         checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        check_checkpoint(self.model, checkpoint)
         if checkpoint and self.estimator_callback is not None:
             self.estimator_callback.check_resumed(self.state.global_step)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))

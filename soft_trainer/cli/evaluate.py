@@ -24,7 +24,8 @@ from soft_trainer.terminal import print_on_main
 SHARED = {
     DataArguments: ("data_dir", "source_dir", "eval_data_dir", "language", "split_urls", "filters", "mining_keep")
     + ("lexical",),
-    SoftInfoNCETrainingArguments: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm"),
+    SoftInfoNCETrainingArguments: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm")
+    + ("matryoshka_dims",),
     ModelArguments: ("model_revision", "profile", "pooling", "query_prefix", "code_prefix", "query_length")
     + ("code_length", "data_flow_length", "score_function", "score_scale", "query_columns", "code_columns"),
 }

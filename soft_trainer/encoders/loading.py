@@ -15,7 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from soft_trainer.dataflow.grammars import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_features
+from soft_trainer.encoders.adapters import has_adapter, load_adapter, merge_adapter
 from soft_trainer.encoders.encoding import embed, tokenize
+from soft_trainer.encoders.lora import import_peft, saved_adapter
+from soft_trainer.encoders.matryoshka import check_dims, shorten
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import no_tokenizer, reading, repository_file
@@ -29,6 +32,7 @@ class Encoder:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     profile: EncoderProfile
+    truncate_dim: int | None = None
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
         """Computes the embeddings of natural-language queries.
@@ -70,22 +74,28 @@ class Encoder:
 
     def _embed(self, token_ids: Sequence, batch_size: int, progress: bool) -> Tensor:
         label = "Encoding" if progress else None
-        return embed(self.model, self.profile, token_ids, self.tokenizer.pad_token_id, batch_size, label)
+        embeddings = embed(self.model, self.profile, token_ids, self.tokenizer.pad_token_id, batch_size, label)
+        return shorten(self.profile, embeddings, self.truncate_dim)
 
 
 def load_encoder(
-    name_or_path: str | Path, revision: str | None = None, device: str | torch.device | None = None
+    name_or_path: str | Path,
+    revision: str | None = None,
+    device: str | torch.device | None = None,
+    truncate_dim: int | None = None,
 ) -> Encoder:
     """Loads a fine-tuned encoder from a folder or the Hub, ready to encode queries and codes.
 
     Args:
         name_or_path: a folder or `USER/NAME` on the Hub: one of ours, of sentence-transformers, or a plain encoder.
+            An adapter is loaded with its base and merged into it.
         revision: branch, tag or commit on the Hub.
         device: where to run; by default the accelerator if there is one, else the CPU.
+        truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it.
 
     Raises:
-        UserError: there is no such folder or repository, no tokenizer or no safetensors weights in it, or no profile
-            can express its pooling.
+        UserError: there is no such folder or repository, no tokenizer or no safetensors weights in it, no profile
+            can express its pooling, or it is an adapter whose base is missing.
 
     Example:
         >>> encoder = load_encoder("USER/NAME")
@@ -97,8 +107,11 @@ def load_encoder(
     profile = resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision)
     model = load_model(name_or_path, profile, revision)
+    if has_adapter(model):
+        merge_adapter(model)
+    check_dims([truncate_dim] if truncate_dim is not None else [], model.config.hidden_size, "truncate_dim")
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    return Encoder(model.to(device).eval(), tokenizer, profile)
+    return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None) -> Path | None:
@@ -117,9 +130,24 @@ def _own_snapshot(name_or_path: str | Path, revision: str | None) -> Path | None
 def load_model(name_or_path: str | Path, profile: EncoderProfile, revision: str | None = None) -> PreTrainedModel:
     """Loads the weights from safetensors in float32 or higher, with a pooler only if `profile` pools with it.
 
+    An adapter is loaded into its base, ready to be trained on.
+
     Raises:
-        UserError: there is no such folder or repository, or no safetensors weights in it.
+        UserError: there is no such folder or repository, or no safetensors weights in it, or the base of an adapter
+            is missing.
     """
+    adapter = saved_adapter(name_or_path, revision)
+    if adapter is not None:
+        import_peft()
+        try:
+            model = load_model(adapter.base, profile, adapter.revision)
+        except UserError as error:
+            raise UserError(
+                f"{name_or_path}: it is an adapter, and its base cannot be loaded: {error}; "
+                "base_model_name_or_path in adapter_config.json names the base"
+            ) from error
+        load_adapter(model, name_or_path, revision)
+        return model
     with reading(name_or_path, revision):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision or "main")
         return AutoModel.from_pretrained(

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from soft_trainer.encoders.lora import base_of
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
@@ -32,6 +33,7 @@ class EncoderProfile:
         score_scale: factor on every score (the inverse of a softmax temperature).
         query_columns, code_columns: columns to read the text from; the first that a data set has is read. A list
             of tokens is joined by single spaces.
+        matryoshka_dims: the numbers of first dimensions that were trained as embeddings, largest first; () for none.
 
     Raises:
         UserError: a value is none of those named here.
@@ -49,6 +51,7 @@ class EncoderProfile:
     score_scale: float = 1.0
     query_columns: tuple[str, ...] = ("docstring_tokens", "docstring")
     code_columns: tuple[str, ...] = ("code_tokens", "code")
+    matryoshka_dims: tuple[int, ...] = ()
 
     def __post_init__(self):
         for field, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):
@@ -124,6 +127,9 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
         return EncoderProfile.load(path)
     if repository_file(name_or_path, "modules.json", revision):
         return _sentence_transformers_profile(name_or_path, revision)
+    base, base_revision = base_of(name_or_path, revision)
+    if base != name_or_path:
+        return resolve_profile(base, revision=base_revision)
     return PROFILES[KNOWN_ENCODERS.get(published_name(name_or_path).rsplit("/", 1)[-1], "auto")]
 
 

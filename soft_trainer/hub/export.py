@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +10,15 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from soft_trainer.encoders.adapters import has_adapter, merge_adapter, save_adapter
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import reporting_disk_errors, write_json
+from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
 
+MERGED_ADAPTER = "adapter"  # the folder of an adapter whose merged encoder stands beside it
 _LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+FORMS = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 _MODULE = "sentence_transformers.models."
 
 
@@ -23,14 +28,19 @@ def export_encoder(
     profile: EncoderProfile,
     folder: str | Path,
     state_dict: Mapping[str, Tensor] | None = None,
+    merge: bool = False,
 ) -> Path:
     """Writes weights, configuration, tokenizer, profile and the files of sentence-transformers into `folder`.
+
+    A model with an adapter is written as the adapter, which needs its base to load; or merged, and the adapter into
+    the folder `adapter` beside it.
 
     Everything is first written into a directory inside `folder`, then each file is renamed into place. A full disk or
     an interruption while writing leaves the earlier files as they were.
 
     Args:
         state_dict: weights to save in place of the model's own; sharded training gathers them first.
+        merge: merge the adapter.
 
     Returns:
         `folder` as a path.
@@ -42,16 +52,27 @@ def export_encoder(
     with reporting_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
-            _write(model, tokenizer, profile, Path(aside), state_dict)
-            for path in [path for path in Path(aside).rglob("*") if path.is_file()]:
-                target = folder / path.relative_to(aside)
-                target.parent.mkdir(exist_ok=True)
-                path.replace(target)
+            _write(model, tokenizer, profile, Path(aside), state_dict, merge)
+            written = {path.relative_to(aside) for path in Path(aside).rglob("*") if path.is_file()}
+            for path in written:
+                (folder / path).parent.mkdir(exist_ok=True)
+                (Path(aside) / path).replace(folder / path)
+        for pattern in FORMS:  # AutoModel would load an adapter onto weights that an earlier run left there
+            for path in folder.glob(pattern):
+                if path.relative_to(folder) not in written:
+                    path.unlink()
     return folder
 
 
-def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict) -> None:
-    model.save_pretrained(aside, state_dict=state_dict)
+def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
+    if not has_adapter(model):
+        model.save_pretrained(aside, state_dict=state_dict)
+    elif merge:
+        merge_adapter(copy.deepcopy(model)).save_pretrained(aside)
+        (aside / MERGED_ADAPTER).mkdir()
+        save_adapter(model, aside / MERGED_ADAPTER)
+    else:
+        save_adapter(model, aside, state_dict)
     # Otherwise the file keeps the length of the tokenizer's last call.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()

@@ -9,7 +9,9 @@ from transformers import AutoConfig
 
 from soft_trainer.arguments import ModelArguments
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.lora import base_of
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import published_name, reading
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
@@ -49,6 +51,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
     if not arguments.from_scratch:
         name, revision = model_name(arguments), arguments.model_revision
         tokenizer = load_tokenizer(name, profile, revision)
+        name, revision = base_of(name, revision)
         with reading(name, revision):
             _check_lengths(AutoConfig.from_pretrained(name, revision=revision or "main"), profile)
         return tokenizer
@@ -61,10 +64,17 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
 
 
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
-    """Loads the pretrained model, or makes one with random weights."""
+    """Loads the pretrained model, with a new adapter if the arguments ask for one, or makes one with random weights.
+
+    Raises:
+        UserError: a model that cannot be loaded, or a target module of LoRA that is not in it.
+    """
     if arguments.from_scratch:
         return small_roberta(arguments.from_scratch, tokenizer, profile)
-    return load_model(model_name(arguments), profile, arguments.model_revision)
+    model = load_model(model_name(arguments), profile, arguments.model_revision)
+    if arguments.lora_r is not None:
+        add_lora(model, arguments, arguments.model_revision)
+    return model
 
 
 def _check_lengths(config, profile: EncoderProfile) -> None:

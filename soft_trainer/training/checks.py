@@ -19,14 +19,18 @@ from soft_trainer.arguments import (
 from soft_trainer.data.codesearchnet import by_language
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
+from soft_trainer.encoders.matryoshka import parse_dims
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
+from soft_trainer.training.adapters import adapter_settings, check_lora_options
+from soft_trainer.training.building import model_name
 from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
 from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 
@@ -67,6 +71,9 @@ def banner(trainer) -> str:
         ("score", f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"),
         ("precision", trainer.precision),
     ]
+    rows += adapter_settings(trainer.model).items()
+    if trainer.matryoshka_dims:
+        rows.append(("trained dimensions", ", ".join(map(str, trainer.matryoshka_dims))))
     return table(("training", ""), rows)
 
 
@@ -83,6 +90,12 @@ def warnings_of(trainer) -> list[str]:
             f"warning: the weights themselves are {trainer.precision}, so small updates are lost: load the model in "
             "float32 and use --bf16 true instead"
         )
+    dims, size = getattr(trainer, "matryoshka_dims", ()), trainer.model.config.hidden_size
+    if dims and dims[0] < size:
+        warnings.append(
+            f"warning: matryoshka_dims leaves {size} out, so the dimensions after the first {dims[0]} do not learn: "
+            f"add {size}, unless only shorter embeddings are wanted"
+        )
     return warnings
 
 
@@ -98,7 +111,7 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     """
     if model is None and arguments.get("model_init") is None:
         raise UserError("model: pass a PreTrainedModel encoder, or model_init= that makes one")
-    # Adapters of peft are no PreTrainedModel, but have the config of theirs.
+    # A PeftModel is no PreTrainedModel, but has one inside.
     if not (model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
     if processing_class is None:
@@ -123,7 +136,13 @@ def check_before_loading(
     Raises:
         UserError: the setting that cannot work, and values that do.
     """
-    metrics = measured_metrics(METRICS, by_language(data.get("valid"), data_args.languages))
+    check_lora_options(
+        model_args, args.merge_lora, None if model_args.from_scratch else model_name(model_args),
+        model_args.model_revision,
+    )  # fmt: skip
+    dims = parse_dims(args.matryoshka_dims) or profile.matryoshka_dims
+    names = (*METRICS, *map(shorter_metric, dims))
+    metrics = measured_metrics(names, by_language(data.get("valid"), data_args.languages))
     check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
     check_initial_model(estimator, model_args.from_scratch)
     if args.do_train:
@@ -290,7 +309,7 @@ def _check_metric(args, measured: Sequence[str]) -> None:
         nearest = difflib.get_close_matches(name, measured, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(measured)}"
         raise UserError(f"metric_for_best_model={metric!r}: evaluation does not measure it; {hint}")
-    if name.endswith(tuple(METRICS)) and not args.greater_is_better:
+    if name.endswith((*METRICS, *shorter_titles(measured))) and not args.greater_is_better:
         raise UserError(f"greater_is_better=False: {name} is better when larger")
 
 
