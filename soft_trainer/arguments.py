@@ -47,6 +47,9 @@ class ModelArguments:
     pooling: str | None = option(None, f"One embedding from token vectors: {', '.join(POOLINGS)}.")
     query_prefix: str | None = option(None, "Text before every query, special tokens included.")
     code_prefix: str | None = option(None, "Text before every code, special tokens included.")
+    query_prompt: str | None = option(None, "Text before every query, after special tokens that the encoder needs.")
+    code_prompt: str | None = option(None, "Text before every code, after special tokens that the encoder needs.")
+    include_prompt: bool | None = option(None, "Pool the tokens of prompts and prefixes too. Default: yes.")
     query_length: int | None = option(None, "Tokens kept of a query, special tokens included.")
     code_length: int | None = option(None, "Tokens kept of a code, special tokens included.")
     data_flow_length: int | None = option(None, "Data-flow nodes after the code tokens (GraphCodeBERT).")
@@ -56,6 +59,9 @@ class ModelArguments:
     code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
 
     def __post_init__(self):
+        for side in ("query", "code"):
+            if getattr(self, f"{side}_prompt") is not None and getattr(self, f"{side}_prefix") is not None:
+                raise UserError(f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too")
         if self.vocabulary_size < SMALLEST_VOCABULARY:
             raise UserError(f"vocabulary_size={self.vocabulary_size}: must be {SMALLEST_VOCABULARY} or more")
 

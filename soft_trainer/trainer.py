@@ -15,7 +15,7 @@ from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.encoding import encode
+from soft_trainer.encoders.encoding import encode, prompt_length
 from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
@@ -203,6 +203,10 @@ class SoftInfoNCETrainer(BatchTrainer):
             own_negatives=prepared.own_negatives,
         )
 
+    def prompted_side(self, side: str) -> str:
+        """The side whose prompt stands before the texts of `side` of a batch."""
+        return side
+
     def _batches(self, tokens: dict, **inputs) -> TrainBatches:
         rank, world_size = distributed.rank_and_world_size()
         if self._own_collator:
@@ -211,6 +215,7 @@ class SoftInfoNCETrainer(BatchTrainer):
                 self.processing_class.pad_token_id,
                 cost if self.options.chunk_by_length else None,
                 self.options.gradient_cache_chunk_size,
+                {side: prompt_length(self.processing_class, self.encoder, self.prompted_side(side)) for side in SIDES},
             )
         return TrainBatches(
             tokens, self.data_collator, gather=self.gathers, rank=rank, world_size=world_size, **inputs

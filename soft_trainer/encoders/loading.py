@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from soft_trainer.dataflow.grammars import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_features
-from soft_trainer.encoders.encoding import embed, tokenize
+from soft_trainer.encoders.encoding import embed, prompt_length, tokenize
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import no_tokenizer, reading, repository_file
@@ -38,7 +38,7 @@ class Encoder:
         """
         profile = self.profile
         ids = tokenize(self.tokenizer, queries, profile.query_prefix, profile.query_length) if len(queries) else []
-        return self._embed(ids, batch_size, progress)
+        return self._embed(ids, "query", batch_size, progress)
 
     def encode_codes(
         self, codes: Sequence[str], language: str | None = None, batch_size: int = 64, progress: bool = False
@@ -57,20 +57,20 @@ class Encoder:
         profile = self.profile
         if not profile.data_flow_length:
             ids = tokenize(self.tokenizer, codes, profile.code_prefix, profile.code_length) if len(codes) else []
-            return self._embed(ids, batch_size, progress)
+            return self._embed(ids, "code", batch_size, progress)
         if language is None:
             raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
         lengths = profile.code_length, profile.data_flow_length
         graphs = [graph_features(code, language, self.tokenizer, *lengths) for code in codes]
-        return self._embed(graphs, batch_size, progress)
+        return self._embed(graphs, "code", batch_size, progress)
 
     def score(self, queries: Tensor, codes: Tensor) -> Tensor:
         """Computes the scores Tensor[B, N] of query embeddings Tensor[B, d] against code embeddings Tensor[N, d]."""
         return score(self.profile, queries, codes)
 
-    def _embed(self, token_ids: Sequence, batch_size: int, progress: bool) -> Tensor:
-        label = "Encoding" if progress else None
-        return embed(self.model, self.profile, token_ids, self.tokenizer.pad_token_id, batch_size, label)
+    def _embed(self, token_ids: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
+        label, prompt = "Encoding" if progress else None, prompt_length(self.tokenizer, self.profile, side)
+        return embed(self.model, self.profile, token_ids, self.tokenizer.pad_token_id, batch_size, label, prompt)
 
 
 def load_encoder(

@@ -13,7 +13,7 @@ from torch import Tensor
 from soft_trainer import distributed
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
-from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
@@ -81,6 +81,7 @@ class EncodedRowsEstimator(Estimator):
                     encoder.tokenizer.pad_token_id,
                     self.batch_size,
                     progress=f"{type(self).__name__}: encoding {side}",
+                    prompt_length=prompt_length(encoder.tokenizer, encoder.profile, side),
                 )
             embeddings = comparable(encoder.profile, embeddings)
             largest = float(embeddings.abs().max()) if len(embeddings) else 0.0

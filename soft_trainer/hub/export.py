@@ -13,7 +13,11 @@ from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import reporting_disk_errors, write_json
 
-_LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+_LEGACY_POOLING = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "last_token": "pooling_mode_lasttoken",
+}
 _MODULE = "sentence_transformers.models."
 
 
@@ -85,7 +89,7 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
             **modes,
-            "include_prompt": True,
+            "include_prompt": profile.include_prompt,
         }
     if profile.normalize:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))

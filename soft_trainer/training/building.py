@@ -37,7 +37,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
     for columns in (f"{side}_columns" for side in SIDES):
         if changes[columns] is not None:
             changes[columns] = tuple(name.strip() for name in changes[columns].split(","))
-    return profile.replace(**changes)
+    return profile.replace(**changes).with_prompts(arguments.query_prompt, arguments.code_prompt)
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):

@@ -129,10 +129,10 @@ def test_unbounded_dot_products_are_not_scaled(tmp_path):
     [
         {"pooling": {"pooling_mode_max_tokens": True}},
         {"pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}},
-        {"pooling": {"pooling_mode": "mean", "include_prompt": False}},
+        {"pooling": {"pooling_mode": "weightedmean"}},
         {"similarity_fn_name": "euclidean"},
     ],
-    ids=["max", "mean and cls", "prompt left out", "euclidean"],
+    ids=["max", "mean and cls", "weighted mean", "euclidean"],
 )
 def test_what_no_profile_expresses_is_refused(tmp_path, changes):
     with pytest.raises(UserError, match="more than a profile expresses"):
