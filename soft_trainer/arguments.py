@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from soft_trainer.encoders.options import PretrainedOptions
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest
@@ -32,7 +33,7 @@ def option(default, help: str, **metadata):
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(PretrainedOptions):
     """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
     model_name_or_path: str | None = option(
@@ -59,6 +60,7 @@ class ModelArguments:
     code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
 
     def __post_init__(self):
+        super().__post_init__()
         for side in ("query", "code"):
             if getattr(self, f"{side}_prompt") is not None and getattr(self, f"{side}_prefix") is not None:
                 raise UserError(f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too")

@@ -16,9 +16,11 @@ from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import encode, prompt_length
-from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
+from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.tokenizers import prepare_tokenizer
+from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
 from soft_trainer.files import last_checkpoint
 from soft_trainer.objective import Objective
@@ -106,7 +108,8 @@ class SoftInfoNCETrainer(BatchTrainer):
         )
         name = self.model.config._name_or_path
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
-        register_prefix_tokens(processing_class, self.encoder)
+        prepare_tokenizer(processing_class, self.encoder)
+        check_model(self.model, self.encoder)
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
         self._overflows = OverflowCounter(self.accelerator.scaler) if self.accelerator.scaler else None

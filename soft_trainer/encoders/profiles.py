@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from soft_trainer.encoders.positions import most_tokens
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
@@ -180,6 +181,8 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
     length = length if length and length < _NO_LENGTH else None
+    if length and (most := most_tokens(read("config.json"))):
+        length = min(length, most)
     code_prefix = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
     # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.
     bounded = similarity == "cosine" or "Normalize" in modules

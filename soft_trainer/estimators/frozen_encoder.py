@@ -35,12 +35,20 @@ class EncodedRowsEstimator(Estimator):
         model_name_or_path: folder or Hub name of the encoder; `NAME@REVISION` pins a revision.
         cache_dir: the folder that keeps row embeddings for the next run; None keeps them in memory only.
         batch_size: the number of texts encoded at once.
+        trust_remote_code: run the code that comes with the encoder.
     """
 
     in_workers = True
 
-    def __init__(self, model_name_or_path: str, cache_dir: str | Path | None = DEFAULT_FOLDER, batch_size: int = 64):
+    def __init__(
+        self,
+        model_name_or_path: str,
+        cache_dir: str | Path | None = DEFAULT_FOLDER,
+        batch_size: int = 64,
+        trust_remote_code: bool = False,
+    ):
         self.model_name_or_path, self.cache_dir, self.batch_size = str(model_name_or_path), cache_dir, batch_size
+        self.trust_remote_code = trust_remote_code
 
     def __getstate__(self) -> dict:
         """The state with the paths of memory-mapped rows in their place, so that a worker maps them too."""
@@ -56,7 +64,7 @@ class EncodedRowsEstimator(Estimator):
     def load(self) -> Encoder:
         """The frozen encoder."""
         name, _, revision = self.model_name_or_path.partition("@")
-        return load_encoder(name, revision=revision or None, device=distributed.device())
+        return load_encoder(name, revision or None, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
         """Embeddings of one side of every row, [rows, d], comparable by dot product; from the cache if possible.

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.transformer import pooling_layer
 from soft_trainer.files import reporting_disk_errors, write_json
 
 _LEGACY_POOLING = {
@@ -56,9 +56,9 @@ def export_encoder(
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict) -> None:
     model.save_pretrained(aside, state_dict=state_dict)
-    # Otherwise the file keeps the length of the tokenizer's last call.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
+    if tokenizer.is_fast:  # otherwise the file keeps the length of the tokenizer's last call
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(aside)
     for file, content in sentence_transformers_files(model, profile).items():
         (aside / file).parent.mkdir(exist_ok=True)
