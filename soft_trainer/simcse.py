@@ -23,7 +23,7 @@ from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
-from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
@@ -103,6 +103,10 @@ class SimCSETrainer(SoftInfoNCETrainer):
     def prepare_rows(self) -> None:
         """Prepares nothing: a query has no negatives of its own."""
 
+    def prompted_side(self, side: str) -> str:
+        """The query, on both sides."""
+        return "query"
+
     def _train_batches(self) -> TrainBatches:
         queries = self._tokens(self.train_dataset, "query")
         return self._batches({side: queries for side in SIDES})
@@ -124,7 +128,8 @@ class SimCSETrainer(SoftInfoNCETrainer):
         tokens = self._tokens(self.eval_dataset if eval_dataset is None else eval_dataset, "query")
         pad, size = self.processing_class.pad_token_id, self.args.per_device_eval_batch_size
         with self.accelerator.autocast():
-            embeddings = embed_sharded(self.model, self.encoder, tokens, pad, size)
+            prompt = prompt_length(self.processing_class, self.encoder, "query")
+            embeddings = embed_sharded(self.model, self.encoder, tokens, pad, size, prompt_length=prompt)
             views = self._dropout_views(tokens)
         metrics = {"alignment": alignment(*views), "uniformity": uniformity(embeddings)}
         metrics = {name: float(value) for name, value in metrics.items()}

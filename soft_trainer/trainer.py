@@ -18,11 +18,13 @@ from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.adapters import plain_encoder
-from soft_trainer.encoders.encoding import encode
-from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
+from soft_trainer.encoders.encoding import encode, prompt_length
+from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.tokenizers import prepare_tokenizer
+from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.dimensions import shorter_metric
 from soft_trainer.files import last_checkpoint
@@ -114,7 +116,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         )
         name = self.model.config._name_or_path
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
-        register_prefix_tokens(processing_class, self.encoder)
+        prepare_tokenizer(processing_class, self.encoder)
         self.check_encoder()
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
@@ -227,6 +229,10 @@ class SoftInfoNCETrainer(BatchTrainer):
             own_negatives=prepared.own_negatives,
         )
 
+    def prompted_side(self, side: str) -> str:
+        """The side whose prompt stands before the texts of `side` of a batch."""
+        return side
+
     def _batches(self, tokens: dict, **inputs) -> TrainBatches:
         rank, world_size = distributed.rank_and_world_size()
         if self._own_collator:
@@ -235,6 +241,7 @@ class SoftInfoNCETrainer(BatchTrainer):
                 self.processing_class.pad_token_id,
                 cost if self.options.chunk_by_length else None,
                 self.options.gradient_cache_chunk_size,
+                {side: prompt_length(self.processing_class, self.encoder, self.prompted_side(side)) for side in SIDES},
             )
         return TrainBatches(
             tokens, self.data_collator, gather=self.gathers, rank=rank, world_size=world_size, **inputs
@@ -332,6 +339,7 @@ class SoftInfoNCETrainer(BatchTrainer):
 
     def check_encoder(self) -> None:
         """Refuses an encoder that cannot be trained or saved as the settings say."""
+        check_model(self.model, self.encoder)
         check_adapter(self.model, self.args)
         check_dims(self.matryoshka_dims, self.model.config.hidden_size)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,6 +84,25 @@ def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str 
     """Returns name and revision of an adapter's base; those of any other model as they are."""
     adapter = saved_adapter(name_or_path, revision)
     return (name_or_path, revision) if adapter is None else (adapter.base, adapter.revision)
+
+
+@contextmanager
+def reading_base(name_or_path: str | Path) -> Iterator[None]:
+    """Says of an error from reading a base that it is the base of an adapter.
+
+    Args:
+        name_or_path: the adapter.
+
+    Raises:
+        UserError: reading failed.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"{name_or_path}: it is an adapter, and its base cannot be loaded: {error}; base_model_name_or_path in "
+            f"{CONFIG} names the base"
+        ) from error
 
 
 def import_peft():

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.lora import base_of
+from soft_trainer.encoders.positions import most_tokens
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
 
-POOLINGS = ("mean", "cls", "pooler")
+POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
 PROFILE_FILE = "soft_trainer.json"
+_SPECIAL_TOKEN = r"<[^<>\s]+>"
+_HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,10 @@ class EncoderProfile:
 
     Args:
         name: a key of `PROFILES`, or "auto" for any other encoder.
-        pooling: "mean" over the tokens, "cls" (first token) or "pooler" (the model's `pooler_output`).
+        pooling: "mean" over the tokens, "cls" (first token), "last_token" or "pooler" (the model's `pooler_output`).
         normalize: scale embeddings to length one.
-        query_prefix, code_prefix: text put before every query or code, special tokens included.
+        query_prefix, code_prefix: text put before every query or code: special tokens, then the prompt.
+        include_prompt: False leaves the tokens of the prefixes out of the pooling, as sentence-transformers does.
         query_length, code_length: tokens kept on each side, special tokens included.
         data_flow_length: data-flow nodes that follow the code tokens (GraphCodeBERT), 0 for none.
         score_function: "dot" or "cosine".
@@ -44,6 +48,7 @@ class EncoderProfile:
     normalize: bool = False
     query_prefix: str = ""
     code_prefix: str = ""
+    include_prompt: bool = True
     query_length: int = 128
     code_length: int = 256
     data_flow_length: int = 0
@@ -64,11 +69,26 @@ class EncoderProfile:
             )
         if not self.score_scale > 0:
             raise UserError(f"score_scale={self.score_scale}: must be above 0")
+        if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
+            reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
+            raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
 
     @property
     def prefix_tokens(self) -> list[str]:
-        """The special tokens, such as `<encoder-only>`, in the prefixes."""
-        return list(dict.fromkeys(re.findall(r"<[^<>\s]+>", self.query_prefix + self.code_prefix)))
+        """The special tokens, such as `<encoder-only>`, at the beginning of the prefixes."""
+        heads = [_HEAD.match(prefix)[0] for prefix in (self.query_prefix, self.code_prefix)]
+        return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, "".join(heads))))
+
+    def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
+        """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing."""
+        prompts = {"query_prefix": query, "code_prefix": code}
+        return self.replace(
+            **{
+                name: _HEAD.match(getattr(self, name))[0] + prompt
+                for name, prompt in prompts.items()
+                if prompt is not None
+            }
+        )
 
     def replace(self, **changes) -> EncoderProfile:
         """Returns a copy with the values in `changes`; a value of None changes nothing."""
@@ -106,7 +126,13 @@ KNOWN_ENCODERS = {
 }
 COSINE_SCALE = 20.0
 _NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
-_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+# Names of sentence-transformers, those of older releases too -> ours.
+_POOLING_NAMES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last_token",
+    "lasttoken": "last_token",
+}
 
 
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
@@ -143,23 +169,26 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     modules = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in read("modules.json")}
     transformer, settings = read("sentence_bert_config.json"), read("config_sentence_transformers.json")
     prompts = settings.get("prompts") or {}
-    pooling = _pooling(read(f"{modules['Pooling']}/config.json")) if "Pooling" in modules else "pooler"
+    pooling_config = read(f"{modules['Pooling']}/config.json") if "Pooling" in modules else {}
+    pooling = _pooling(pooling_config) if "Pooling" in modules else "pooler"
     output = transformer.get("modality_config", {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
     expressible = (
         set(modules) <= {"Transformer", "Pooling", "Normalize"}
-        and pooling is not None
+        and pooling in POOLINGS
         and (pooling == "pooler") == (output == "pooler_output")
         and similarity in ("cosine", "dot")
     )
     if not expressible:
         raise UserError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
-            f"{similarity}) are more than a profile expresses; to ignore them, give --profile one of "
-            f"{', '.join(PROFILES)}"
+            f"{similarity}) are more than a profile expresses (pooling {', '.join(POOLINGS)}; cosine or dot); to "
+            f"ignore them, give --profile one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
     length = length if length and length < _NO_LENGTH else None
+    if length and (most := most_tokens(read("config.json"))):
+        length = min(length, most)
     code_prefix = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
     # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.
     bounded = similarity == "cosine" or "Normalize" in modules
@@ -168,6 +197,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         normalize="Normalize" in modules,
         query_prefix=prompts.get("query") or "",
         code_prefix=code_prefix,
+        include_prompt=pooling_config.get("include_prompt", True),
         query_length=transformer.get("query_length") or length,
         code_length=transformer.get("document_length") or length,
         score_function=similarity,
@@ -175,11 +205,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     )
 
 
-def _pooling(config: dict) -> str | None:
-    """Reads the configuration of a pooling module; None for anything but "mean" and "cls"."""
+def _pooling(config: dict) -> str:
+    """Reads the configuration of a pooling module: one of `POOLINGS`, or another name as it stands there."""
     modes = config.get("pooling_mode") or [
         key for key, used in config.items() if key.startswith("pooling_mode") and used
     ]
-    modes = [modes] if isinstance(modes, str) else list(modes)
-    mode = _POOLING_KEYS.get(modes[0], modes[0]) if len(modes) == 1 else None
-    return mode if mode in _POOLING_KEYS.values() and config.get("include_prompt", True) else None
+    modes = [modes] if isinstance(modes, str) else modes
+    return "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"

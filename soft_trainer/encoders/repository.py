@@ -65,7 +65,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
         yield
     except UserError:
         raise
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
 
 
@@ -81,6 +81,11 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
         )
     if folder.is_dir() and not (folder / "config.json").is_file():
         return "no config.json in it, so it is not the folder of a model; check the name"
+    if "trust_remote_code" in str(error):
+        return (
+            "its code comes with the model and runs only if you say so: read it, then give --trust_remote_code true "
+            "(in Python trust_remote_code=True)"
+        )
     if "backend tokenizer" in str(error):
         return no_tokenizer(folder)
     if "safetensors" in str(error):

@@ -11,14 +11,18 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from soft_trainer.encoders.adapters import has_adapter, merge_adapter, save_adapter
-from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.transformer import pooling_layer
 from soft_trainer.files import reporting_disk_errors, write_json
 from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
 
 MERGED_ADAPTER = "adapter"  # the folder of an adapter whose merged encoder stands beside it
-_LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 FORMS = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
+_LEGACY_POOLING = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "last_token": "pooling_mode_lasttoken",
+}
 _MODULE = "sentence_transformers.models."
 
 
@@ -73,9 +77,9 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, m
         save_adapter(model, aside / MERGED_ADAPTER)
     else:
         save_adapter(model, aside, state_dict)
-    # Otherwise the file keeps the length of the tokenizer's last call.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
+    if tokenizer.is_fast:  # otherwise the file keeps the length of the tokenizer's last call
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(aside)
     for file, content in sentence_transformers_files(model, profile).items():
         (aside / file).parent.mkdir(exist_ok=True)
@@ -106,7 +110,7 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
             **modes,
-            "include_prompt": True,
+            "include_prompt": profile.include_prompt,
         }
     if profile.normalize:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.encoders.matryoshka import parse_dims
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.tokenizers import add_padding_token
+from soft_trainer.encoders.transformer import is_causal
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.mixture import MixtureEstimator
@@ -69,12 +72,20 @@ def banner(trainer) -> str:
         ("batches", args.train_sampling_strategy),
         ("own negatives per query", options_of(args).negatives_per_query),
         ("score", f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"),
+        *_prompt_rows(encoder),
         ("precision", trainer.precision),
     ]
     rows += adapter_settings(trainer.model).items()
     if trainer.matryoshka_dims:
         rows.append(("trained dimensions", ", ".join(map(str, trainer.matryoshka_dims))))
     return table(("training", ""), rows)
+
+
+def _prompt_rows(encoder: EncoderProfile) -> list[tuple[str, str]]:
+    """The text before queries and codes as rows of the table, none where there is none."""
+    note = "" if encoder.include_prompt else ", not pooled"
+    prefixes = (("query", encoder.query_prefix), ("code", encoder.code_prefix))
+    return [(f"before every {side}", json.dumps(prefix) + note) for side, prefix in prefixes if prefix]
 
 
 def warnings_of(trainer) -> list[str]:
@@ -85,10 +96,17 @@ def warnings_of(trainer) -> list[str]:
             "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "
             "score_scale (20 is usual)"
         )
-    if trainer.model.dtype in (torch.float16, torch.bfloat16):
+    half = {p.dtype for p in trainer.model.parameters() if p.requires_grad} & {torch.float16, torch.bfloat16}
+    if half:
+        name = str(half.pop()).removeprefix("torch.")
         warnings.append(
-            f"warning: the weights themselves are {trainer.precision}, so small updates are lost: load the model in "
-            "float32 and use --bf16 true instead"
+            f"warning: the weights themselves are {name}, so small updates are lost: load the model in "
+            "float32 (--dtype float32) and use autocast instead, --bf16 true or --fp16 true"
+        )
+    if encoder.pooling == "cls" and is_causal(trainer.model):
+        warnings.append(
+            f"warning: pooling=cls: {type(trainer.model).__name__} is a decoder, whose first token sees no other, so "
+            "all texts with the same first token have the same embedding; use --pooling last_token"
         )
     dims, size = getattr(trainer, "matryoshka_dims", ()), trainer.model.config.hidden_size
     if dims and dims[0] < size:
@@ -116,8 +134,7 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
         raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
     if processing_class is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
-    if processing_class.pad_token_id is None:
-        raise UserError("processing_class: the tokenizer has no padding token; set tokenizer.pad_token first")
+    add_padding_token(processing_class)
     for name, alternative in REFUSED_ARGUMENTS.items():
         if arguments.get(name) is not None:
             raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")

@@ -13,7 +13,7 @@ from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.data.tokens import GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.matryoshka import shorten
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
@@ -179,6 +179,7 @@ class RetrievalTrainer(SavingTrainer):
                 self.processing_class.pad_token_id,
                 self.args.per_device_eval_batch_size,
                 progress=None if self.args.disable_tqdm else f"Encoding {side}",
+                prompt_length=prompt_length(self.processing_class, self.encoder, side),
             )
         if unplaced:
             self.model.to("cpu")
