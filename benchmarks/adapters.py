@@ -2,9 +2,10 @@
 
     python benchmarks/adapters.py --data_dir DIR --model ENCODER --output_dir outputs/adapters [--only full,lora]
 
-Every run is one epoch of `run_codesearch.py` with InfoNCE: texts of 48 and 96 tokens, batches of 32, cosine x 20, one
-seed. Runs that are finished are not made again. The encoder of every run is then evaluated by its first dimensions.
-Seconds are those of the processor; the MRR is over the queries of valid and test together.
+Every run is one epoch of `run_codesearch.py` with InfoNCE: texts of 48 and 96 tokens unless `--lengths` says
+otherwise, batches of 32, cosine x 20, one seed, one thread. Runs that are finished are not made again. The encoder of
+every run is then evaluated by its first dimensions. Seconds are those of the processor; the MRR is over the queries of
+valid and test together.
 """
 
 from __future__ import annotations
@@ -30,14 +31,13 @@ from soft_trainer.files import write_json
 from soft_trainer.terminal import table
 
 COMMON = {
-    "query_length": 48,
-    "code_length": 96,
     "score_function": "cosine",
     "score_scale": 20,
     "per_device_train_batch_size": 32,
     "num_train_epochs": 1,
     "learning_rate": 2e-5,
     "estimator": "none",
+    "do_train": True,
     "seed": 1,
     "save_strategy": "no",
     "lexical": False,
@@ -72,14 +72,22 @@ def train(name: str, arguments: argparse.Namespace) -> None:
 
     SoftInfoNCETrainer.train = measured
     places = {"data_dir": arguments.data_dir, "language": "ruby", "model_name_or_path": arguments.model}
-    limit = {"max_steps": arguments.max_steps} if arguments.max_steps else {}
-    run_codesearch.main(as_argv(COMMON | places | {"output_dir": folder} | limit | RUNS[name][1]))
+    places |= {"output_dir": folder, "max_steps": arguments.max_steps} | lengths(arguments)
+    run_codesearch.main(as_argv(COMMON | places | RUNS[name][1]))
+
+
+def lengths(arguments: argparse.Namespace) -> dict[str, str]:
+    """The options of the lengths of queries and codes."""
+    return dict(zip(("query_length", "code_length"), arguments.lengths.split(","), strict=True))
 
 
 def evaluate(model: Path | str, folder: Path, arguments: argparse.Namespace) -> None:
     """Evaluates an encoder by its first dimensions, as training evaluates it."""
-    names = ("query_length", "code_length", "score_function", "score_scale", "lexical", "disable_tqdm")
-    options = {name: COMMON[name] for name in names} | {"matryoshka_dims": ",".join(map(str, DIMS))}
+    torch.set_num_threads(1)
+    names = ("score_function", "score_scale", "lexical", "disable_tqdm")
+    options = (
+        lengths(arguments) | {name: COMMON[name] for name in names} | {"matryoshka_dims": ",".join(map(str, DIMS))}
+    )
     options |= {"data_dir": arguments.data_dir, "language": "ruby", "output_dir": folder}
     run_command(["evaluate", str(model), *as_argv(options)])
 
@@ -108,7 +116,8 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="the encoder that is trained: a Hub name or a folder")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--only", default=",".join(RUNS), help="runs to make, by comma")
-    parser.add_argument("--max_steps", type=int, help="end every run after this many steps")
+    parser.add_argument("--lengths", default="48,96", help="tokens of a query and of a code")
+    parser.add_argument("--max_steps", type=int, default=-1, help="steps of every run; -1 is one epoch")
     arguments = parser.parse_args()
     folders = {"untrained": arguments.output_dir / "untrained-dimensions"}
     if not folders["untrained"].exists():

@@ -15,7 +15,7 @@ from soft_trainer.dataflow.grammars import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.adapters import has_adapter, load_adapter, merge_adapter
 from soft_trainer.encoders.encoding import embed, prompt_length, tokenize
-from soft_trainer.encoders.lora import import_peft, saved_adapter
+from soft_trainer.encoders.lora import import_peft, reading_base, saved_adapter
 from soft_trainer.encoders.matryoshka import check_dims, shorten
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, resolve_profile
@@ -157,13 +157,9 @@ def load_model(
     adapter = saved_adapter(name_or_path, revision)
     if adapter is not None:
         import_peft()
-        try:
-            model = load_model(adapter.base, profile, adapter.revision, trust_remote_code, attn_implementation, dtype)
-        except UserError as error:
-            raise UserError(
-                f"{name_or_path}: it is an adapter, and its base cannot be loaded: {error}; "
-                "base_model_name_or_path in adapter_config.json names the base"
-            ) from error
+        options = trust_remote_code, attn_implementation, dtype
+        with reading_base(name_or_path):
+            model = load_model(adapter.base, profile, adapter.revision, *options)
         load_adapter(model, name_or_path, revision)
         return model
     with reading(name_or_path, revision):

@@ -78,11 +78,30 @@ def check_adapter(model: PreTrainedModel, args) -> None:
         )
     if merge and (args.fsdp or args.deepspeed):
         raise UserError("merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training")
-    if not merge and not base_name(model):
+    if merge:
+        return
+    base = base_name(model)
+    if not base:
         raise UserError(
             "model: its base has neither a folder nor a name on the Hub, so nothing could load the saved adapter: "
             "save and load the base first, or set merge_lora"
         )
+    if args.push_to_hub and Path(base).is_dir():
+        raise UserError(
+            f"push_to_hub: the adapter needs its base, {base}, which nobody else has: set --merge_lora true, or push "
+            "the base and train from its name"
+        )
+
+
+def adapter_warnings(model: PreTrainedModel, args) -> list[str]:
+    """Lines about an adapter that works, but hardly as intended."""
+    revision = model.peft_config[active_adapter(model)].revision if has_adapter(model) else None
+    if not revision or getattr(args, "merge_lora", False):
+        return []
+    return [
+        f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer load "
+        "the base's main branch: use load_encoder, or --merge_lora true"
+    ]
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:

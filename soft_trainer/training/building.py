@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 from datasets import Dataset
 
@@ -10,7 +11,7 @@ from soft_trainer.arguments import ModelArguments
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.loading import load_model, load_tokenizer
-from soft_trainer.encoders.lora import base_of
+from soft_trainer.encoders.lora import base_of, reading_base
 from soft_trainer.encoders.positions import check_lengths
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import published_name, reading
@@ -54,9 +55,10 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
     if not arguments.from_scratch:
         name, revision, trust = model_name(arguments), arguments.model_revision, arguments.trust_remote_code
         tokenizer = load_tokenizer(name, profile, revision, trust)
-        name, revision = base_of(name, revision)
-        with reading(name, revision):
-            check_lengths(load_config(name, revision, trust).to_dict(), profile)
+        base = base_of(name, revision)
+        with nullcontext() if base[0] == name else reading_base(name), reading(*base):
+            config = load_config(*base, trust)
+        check_lengths(config.to_dict(), profile)
         return tokenizer
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return kept_tokenizer(

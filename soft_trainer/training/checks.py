@@ -32,7 +32,7 @@ from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
-from soft_trainer.training.adapters import adapter_settings, check_lora_options
+from soft_trainer.training.adapters import adapter_settings, adapter_warnings, check_lora_options
 from soft_trainer.training.building import model_name
 from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
 from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
@@ -108,7 +108,8 @@ def warnings_of(trainer) -> list[str]:
             f"warning: pooling=cls: {type(trainer.model).__name__} is a decoder, whose first token sees no other, so "
             "all texts with the same first token have the same embedding; use --pooling last_token"
         )
-    dims, size = getattr(trainer, "matryoshka_dims", ()), trainer.model.config.hidden_size
+    warnings += adapter_warnings(trainer.model, trainer.args)
+    dims, size = trainer.matryoshka_dims, trainer.model.config.hidden_size
     if dims and dims[0] < size:
         warnings.append(
             f"warning: matryoshka_dims leaves {size} out, so the dimensions after the first {dims[0]} do not learn: "
