@@ -4,8 +4,8 @@
 
 Every run is one epoch of `run_codesearch.py` with InfoNCE: texts of 48 and 96 tokens unless `--lengths` says
 otherwise, batches of 32, cosine x 20, one seed, one thread. Runs that are finished are not made again. The encoder of
-every run is then evaluated by its first dimensions. Seconds are those of the processor; the MRR is over the queries of
-valid and test together.
+every run is then evaluated by its first dimensions. Seconds are those of the processor; the MRR is that of the queries
+of test.
 """
 
 from __future__ import annotations
@@ -93,11 +93,8 @@ def evaluate(model: Path | str, folder: Path, arguments: argparse.Namespace) -> 
 
 
 def mrr(folder: Path, metric: str) -> float:
-    """The MRR over the queries of valid and test together."""
-    results = json.loads((folder / "all_results.json").read_text())
-    counts = [results[f"{split}_queries"] for split in ("valid", "test")]
-    values = [results[f"{split}_{metric}"] for split in ("valid", "test")]
-    return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
+    """The MRR of the queries of test."""
+    return json.loads((folder / "all_results.json").read_text())[f"test_{metric}"]
 
 
 def in_process(function, *given) -> None:
