@@ -55,7 +55,8 @@ def export_encoder(
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict) -> None:
-    model.save_pretrained(aside, state_dict=state_dict)
+    # Under the names that the model itself has for its weights: Trainer resumes by them.
+    model.save_pretrained(aside, state_dict=state_dict, save_original_format=False)
     if tokenizer.is_fast:  # otherwise the file keeps the length of the tokenizer's last call
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
