@@ -17,6 +17,7 @@ RUNS = [path for path in RECIPES if "simcse" not in path.name and path.name != "
 # What makes any recipe small and local; the batch is the smallest that BM25's alpha and beta take.
 TINY = {
     "source_dir": "",
+    "model_name_or_path": "",
     "from_scratch": "32x1",
     "vocabulary_size": 400,
     "max_steps": 2,

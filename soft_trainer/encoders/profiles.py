@@ -106,6 +106,9 @@ class EncoderProfile:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
 
 
+COSINE_SCALE = 20.0
+# Today's encoders read thousands of tokens; most functions have fewer than 512.
+_TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
 PROFILES = {
     "codebert": EncoderProfile("codebert", pooling="pooler", query_length=200, code_length=200),
     "graphcodebert": EncoderProfile(
@@ -114,17 +117,40 @@ PROFILES = {
     "unixcoder": EncoderProfile(
         "unixcoder", pooling="mean", query_prefix="<encoder-only></s>", code_prefix="<encoder-only></s>"
     ),
+    # https://huggingface.co/nomic-ai/CodeRankEmbed names the prompt, and its 1_Pooling/config.json the pooling. No
+    # temperature is given there; 1/20 is within the usual 0.02 to 0.05.
+    "coderankembed": _TODAY.replace(
+        name="coderankembed", pooling="cls", query_prefix="Represent this query for searching relevant code: "
+    ),
+    # https://huggingface.co/Qwen/Qwen3-Embedding-0.6B: the instruction is its prompt "query". Its tokenizer ends every
+    # text with <|endoftext|>, whose state is the embedding. arXiv:2506.05176 gives no temperature; 1/20 is that of
+    # jina-code-embeddings (arXiv:2508.21290), which is trained alike.
+    "qwen3-embedding": _TODAY.replace(
+        name="qwen3-embedding",
+        pooling="last_token",
+        normalize=True,
+        query_prefix="Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:",
+    ),
+    # https://huggingface.co/answerdotai/ModernBERT-base is a masked language model: pooling and scale are the defaults
+    # of sentence-transformers, as for any model that it turns into an encoder.
+    "modernbert": _TODAY.replace(name="modernbert", pooling="mean"),
+    # https://huggingface.co/Alibaba-NLP/gte-modernbert-base: the first token, no prompt, cosines x 100.
+    "gte-modernbert": _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
     "auto": EncoderProfile(),
 }
-# The last part of a published name -> the profile. Copies under another owner or in a folder keep that part.
+# A published name, or its last part -> the profile. Copies under another owner or in a folder keep the last part. A
+# whole name comes before the repository's own files of sentence-transformers, which say nothing of a temperature.
 KNOWN_ENCODERS = {
+    "nomic-ai/CodeRankEmbed": "coderankembed",
+    "Qwen/Qwen3-Embedding-0.6B": "qwen3-embedding",
+    "Alibaba-NLP/gte-modernbert-base": "gte-modernbert",
+    "ModernBERT-base": "modernbert",
     "codebert-base": "codebert",
     "graphcodebert-base": "graphcodebert",
     "unixcoder-base": "unixcoder",
     "unixcoder-base-unimodal": "unixcoder",
     "unixcoder-base-nine": "unixcoder",
 }
-COSINE_SCALE = 20.0
 _NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
 # Names of sentence-transformers, those of older releases too -> ours.
 _POOLING_NAMES = {
@@ -138,8 +164,9 @@ _POOLING_NAMES = {
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
     """Returns the profile called `name`, or else the one that fits the encoder at `name_or_path`.
 
-    Three things are tried in turn: `soft_trainer.json`; the files of sentence-transformers (pooling, normalisation,
-    prompts, lengths, score function); the encoder's published name in `KNOWN_ENCODERS`. The last resort is "auto".
+    Tried in turn: `soft_trainer.json`; the whole published name in `KNOWN_ENCODERS`; the files of
+    sentence-transformers (pooling, normalisation, prompts, lengths, score function); the last part of the published
+    name. The last resort is "auto".
 
     Raises:
         UserError: `name` is not in `PROFILES`, there is no such folder or repository, or it has
@@ -151,12 +178,15 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
         return PROFILES[name]
     if path := repository_file(name_or_path, PROFILE_FILE, revision):
         return EncoderProfile.load(path)
+    published = published_name(name_or_path)
+    if "/" in published and published in KNOWN_ENCODERS:
+        return PROFILES[KNOWN_ENCODERS[published]]
     if repository_file(name_or_path, "modules.json", revision):
         return _sentence_transformers_profile(name_or_path, revision)
     base, base_revision = base_of(name_or_path, revision)
     if base != name_or_path:
         return resolve_profile(base, revision=base_revision)
-    return PROFILES[KNOWN_ENCODERS.get(published_name(name_or_path).rsplit("/", 1)[-1], "auto")]
+    return PROFILES[KNOWN_ENCODERS.get(published.rsplit("/", 1)[-1], "auto")]
 
 
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:

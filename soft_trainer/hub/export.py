@@ -69,10 +69,11 @@ def export_encoder(
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
+    # Under the names that the model itself has for its weights: Trainer resumes by them.
     if not has_adapter(model):
-        model.save_pretrained(aside, state_dict=state_dict)
+        model.save_pretrained(aside, state_dict=state_dict, save_original_format=False)
     elif merge:
-        merge_adapter(copy.deepcopy(model)).save_pretrained(aside)
+        merge_adapter(copy.deepcopy(model)).save_pretrained(aside, save_original_format=False)
         (aside / MERGED_ADAPTER).mkdir()
         save_adapter(model, aside / MERGED_ADAPTER)
     else:

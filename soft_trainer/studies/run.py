@@ -29,7 +29,10 @@ from soft_trainer.training.adapters import adapter_settings
 from soft_trainer.training.building import model_label, model_name
 
 # The settings that an embedding depends on, beside the weights.
-ENCODER_SETTINGS = ("pooling", "query_length", "code_length", "data_flow_length", "score_function", "score_scale")
+ENCODER_SETTINGS = (
+    *("pooling", "query_prefix", "code_prefix", "include_prompt", "query_length", "code_length", "data_flow_length"),
+    *("score_function", "score_scale"),
+)
 CANCEL_SETTINGS = {"none": [], "top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}
 
 
@@ -42,12 +45,14 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
 
 # Options that change what is printed or kept, but not the results.
 NO_EFFECT = {
+    "attn_implementation",
     "estimator_cache_dir",
     "examples",
     "lexical",
     "model_card",
     "no_estimator_cache",
     "push_data_to_hub",
+    "trust_remote_code",
 }
 TRAINING_SETTINGS = {
     *(field.name for field in dataclasses.fields(SoftInfoNCEOptions)),

@@ -98,7 +98,10 @@ def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
     [
         ({"from_scratch": "32x1", "model_name_or_path": "a/b"}, ["from_scratch", "model_name_or_path"]),
         ({"from_scratch": "tiny"}, ["from_scratch='tiny'", "256x4"]),
-        ({"from_scratch": "32x1", "profile": "bert"}, ["profile='bert'", "codebert, graphcodebert, unixcoder, auto"]),
+        (
+            {"from_scratch": "32x1", "profile": "bert"},
+            ["profile='bert'", "codebert, graphcodebert, unixcoder, ", ", auto"],
+        ),
         ({"from_scratch": "32x1", "pooling": "max"}, ["pooling='max'", "mean, cls, last_token, pooler"]),
         ({"from_scratch": "32x1", "score_scale": 0.0}, ["score_scale=0.0"]),
         ({"from_scratch": "32x1", "code_length": 1}, ["code_length=1", "at least 3"]),
