@@ -94,7 +94,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
-        model = plain_encoder(model)
+        model, self.encoder = plain_encoder(model), encoder
         self.estimator_callback = find_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")
         self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
@@ -115,7 +115,7 @@ class SoftInfoNCETrainer(BatchTrainer):
             **kwargs,
         )
         name = self.model.config._name_or_path
-        self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
+        self.encoder = self.encoder or (resolve_profile(name) if name else PROFILES["auto"])
         prepare_tokenizer(processing_class, self.encoder)
         self.check_encoder()
         self._duplicates_masked = 0
@@ -178,7 +178,9 @@ class SoftInfoNCETrainer(BatchTrainer):
     @property
     def evaluated_dims(self) -> tuple[int, ...]:
         """The numbers of first dimensions that are evaluated beside all of them."""
-        return self.matryoshka_dims or self.encoder.matryoshka_dims
+        dims = self.matryoshka_dims or (self.encoder.matryoshka_dims if self.encoder else ())
+        model = getattr(self, "model", None)  # the constructor checks some settings before it has one
+        return tuple(dim for dim in dims if model is None or dim < model.config.hidden_size)
 
     @property
     def profile_to_save(self) -> EncoderProfile:
@@ -333,7 +335,7 @@ class SoftInfoNCETrainer(BatchTrainer):
 
     def check_settings(self) -> None:
         """Refuses settings that cannot work. They may change between the constructor and `train`, so both call it."""
-        names = (*self.METRICS, *map(shorter_metric, parse_dims(self.options.matryoshka_dims)))
+        names = (*self.METRICS, *map(shorter_metric, self.evaluated_dims))
         metrics = None if self.compute_metrics else measured_metrics(names, self.eval_dataset)
         check_run(self.args, self.estimator, self.train_dataset, metrics=metrics)
 

@@ -55,10 +55,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
     if not arguments.from_scratch:
         name, revision, trust = model_name(arguments), arguments.model_revision, arguments.trust_remote_code
         tokenizer = load_tokenizer(name, profile, revision, trust)
-        base = base_of(name, revision)
-        with nullcontext() if base[0] == name else reading_base(name), reading(*base):
-            config = load_config(*base, trust)
-        check_lengths(config.to_dict(), profile)
+        check_lengths(pretrained_config(arguments).to_dict(), profile)
         return tokenizer
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return kept_tokenizer(
@@ -66,6 +63,25 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         profile,
         arguments.vocabulary_size,
     )
+
+
+def pretrained_config(arguments: ModelArguments):
+    """Loads the configuration of the pretrained model; of an adapter that of its base.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    name, revision = model_name(arguments), arguments.model_revision
+    base = base_of(name, revision)
+    with nullcontext() if base[0] == name else reading_base(name), reading(*base):
+        return load_config(*base, arguments.trust_remote_code)
+
+
+def hidden_size(arguments: ModelArguments) -> int:
+    """Returns the dimensions of the embeddings, before the model is loaded."""
+    if arguments.from_scratch:
+        return parse_size(arguments.from_scratch)[0]
+    return pretrained_config(arguments).hidden_size
 
 
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):

@@ -20,7 +20,7 @@ from soft_trainer.arguments import (
 from soft_trainer.data.codesearchnet import by_language
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
-from soft_trainer.encoders.matryoshka import parse_dims
+from soft_trainer.encoders.matryoshka import check_dims, parse_dims
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.tokenizers import add_padding_token
 from soft_trainer.encoders.transformer import is_causal
@@ -33,7 +33,7 @@ from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
 from soft_trainer.training.adapters import adapter_settings, adapter_warnings, check_lora_options
-from soft_trainer.training.building import model_name
+from soft_trainer.training.building import hidden_size, model_name
 from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
 from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 
@@ -154,12 +154,12 @@ def check_before_loading(
     Raises:
         UserError: the setting that cannot work, and values that do.
     """
-    check_lora_options(
-        model_args, args.merge_lora, None if model_args.from_scratch else model_name(model_args),
-        model_args.model_revision,
-    )  # fmt: skip
+    name = None if model_args.from_scratch else model_name(model_args)
+    check_lora_options(model_args, args.merge_lora, name, model_args.model_revision)
     dims = parse_dims(args.matryoshka_dims) or profile.matryoshka_dims
-    names = (*METRICS, *map(shorter_metric, dims))
+    size = hidden_size(model_args) if dims else 0
+    check_dims(dims, size)
+    names = (*METRICS, *(shorter_metric(dim) for dim in dims if dim < size))
     metrics = measured_metrics(names, by_language(data.get("valid"), data_args.languages))
     check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
     check_initial_model(estimator, model_args.from_scratch)

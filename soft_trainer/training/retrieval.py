@@ -113,7 +113,7 @@ class RetrievalTrainer(SavingTrainer):
         queries = self.embed_rows(dataset, "query")
         codes = self.embed_rows(corpus, "code") if codes is None else codes
         ranking = self._rank(queries, codes, targets, top_k)
-        dims = [dim for dim in self.evaluated_dims if dim < queries.shape[1]]
+        dims = self.evaluated_dims
         shorter = {dim: self._rank(*self._shortened(dim, queries, codes), targets, top_k) for dim in dims}
         metrics = retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
         if self.compute_metrics is not None:

@@ -81,6 +81,7 @@ def test_a_resumed_run_is_exact_to_the_bit(train, adapted, tmp_path):
     check_equal(adapter_state(whole.model), adapter_state(resumed.model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"gradient_cache_chunk_size": 3}, {"gradient_checkpointing": True}], ids=str)
 def test_less_memory_changes_no_gradient(train, adapted, options):
     models = [adapted(lora_dropout=0.0) for _ in range(2)]
@@ -127,6 +128,7 @@ def test_merged_on_request_and_checkpoints_are_adapters(train, tmp_path):
     torch.testing.assert_close(merged.encode_queries(texts), adapter.encode_queries(texts), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_initial_model_stays_the_frozen_start(train, adapted, dataset, profile, tokenizer, base):
     from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 
@@ -138,6 +140,7 @@ def test_the_initial_model_stays_the_frozen_start(train, adapted, dataset, profi
     torch.testing.assert_close(estimator.similarity(rows, rows), untrained.similarity(rows, rows), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_peft_model_trains_as_the_encoder_inside(trainer_of, base, profile):
     wrapped = get_peft_model(load_model(base, profile), LoraConfig(r=2, target_modules=["query"]))
     trainer = trainer_of(arguments={"model": wrapped})
@@ -148,6 +151,7 @@ def test_a_peft_model_trains_as_the_encoder_inside(trainer_of, base, profile):
     assert has_adapter(load_model(trainer.args.output_dir, profile))
 
 
+@pytest.mark.slow
 def test_an_adapter_folder_is_trained_on(train, base, profile, tmp_path):
     first = train()
     first.save_model(tmp_path / "first")
@@ -174,6 +178,7 @@ def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model):
     trainer_of(arguments={"model": nameless}, merge_lora=True)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_kind_is_refused(train, trainer_of, adapted, model, tmp_path):
     trainer = train(max_steps=1, save_strategy="steps", save_steps=1)
     checkpoint = tmp_path / "out" / "checkpoint-1"

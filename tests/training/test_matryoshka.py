@@ -83,6 +83,7 @@ def without_dropout(model):
             module.p = 0.0
 
 
+@pytest.mark.slow
 def test_gradient_caching_changes_no_gradient(trainer_of, _model):
     weights = []
     for chunk in (None, 3):
