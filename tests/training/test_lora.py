@@ -191,3 +191,30 @@ def test_a_checkpoint_of_another_kind_is_refused(train, trainer_of, adapted, mod
     with pytest.raises(UserError, match="it holds all weights"):
         train(resume=str(checkpoint))
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_of_the_script_ends_with_the_same_adapter(script, data_dir, base, tmp_path):
+    options = {
+        "data_dir": data_dir, "language": "python", "model_name_or_path": base, "output_dir": "out", "max_steps": 4,
+        "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True, "examples": 0,
+        "lexical": False, "lora_r": 4, "lora_target_modules": "all-linear", "learning_rate": 0.01,
+    }  # fmt: skip
+    assert script(**options)[0] == 0
+    out = tmp_path / "out"
+    whole = (out / "adapter_model.safetensors").read_bytes()
+    for path in (out / "adapter_model.safetensors", out / "checkpoint-4" / "complete.json"):
+        path.unlink()
+    assert script(**options, resume_from_checkpoint="last")[0] == 0
+    assert (out / "adapter_model.safetensors").read_bytes() == whole
+
+
+def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, trainer_of):
+    from soft_trainer.training.checks import warnings_of
+
+    model = adapted()
+    assert not warnings_of(trainer_of(arguments={"model": model}))
+    model.peft_config["default"].revision = "v2"
+    [warning] = warnings_of(trainer_of(arguments={"model": model}))
+    assert "revision v2 of its base" in warning
+    assert not warnings_of(trainer_of(arguments={"model": model}, merge_lora=True))

@@ -14,6 +14,7 @@ from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.losses import soft_info_nce
+from soft_trainer.training.checks import warnings_of
 
 DIMS = {"matryoshka_dims": "32,16,4"}
 
@@ -42,6 +43,12 @@ def test_dims_above_the_hidden_size(trainer_of):
         trainer_of(matryoshka_dims="64,16")
     with pytest.raises(UserError, match="truncate_dim=33"):
         check_dims([33], 32, "truncate_dim")
+
+
+def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
+    assert not warnings_of(trainer_of(**DIMS))
+    [warning] = warnings_of(trainer_of(matryoshka_dims="16,4"))
+    assert "leaves 32 out, so the dimensions after the first 16 do not learn" in warning
 
 
 def test_shortened_embeddings_are_normalised_anew_where_the_profile_normalises():
