@@ -74,6 +74,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
     transformer = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
+    config = _config(folder)
+    with_code = "auto_map" in config
     return ModelCard.from_template(
         card_data(record, name),
         template_path=str(_TEMPLATE),
@@ -81,7 +83,9 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         profile=profile,
         title=name.rsplit("/", 1)[-1],
         base=f"`{_hub_name(base) or Path(base).name}`" if base else "a small encoder with random weights",
-        load_arguments=load_arguments(name, revision),
+        load_arguments=load_arguments(name, revision) + (", trust_remote_code=True" if with_code else ""),
+        with_code=with_code,
+        encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
         model_arguments=transformer.get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
@@ -89,6 +93,12 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         settings={**record["loss"], **record["training"]},
         statistics=statistics_table(record["statistics"]) if record["statistics"] else None,
     )
+
+
+def _config(folder: Path) -> dict:
+    """Reads `config.json`; empty where there is none."""
+    path = folder / "config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def card_data(record: Mapping, name: str) -> ModelCardData:
