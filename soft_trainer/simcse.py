@@ -25,6 +25,7 @@ from soft_trainer.data.codesearchnet import check_languages, load_folder, load_h
 from soft_trainer.data.tokens import SIDES, text_column, texts
 from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.options import PretrainedOptions
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
@@ -37,7 +38,7 @@ MEASURES = ("alignment", "uniformity")
 
 
 @dataclass
-class SimCSEArguments:
+class SimCSEArguments(PretrainedOptions):
     """The encoder to start from, and the queries to train on."""
 
     model_name_or_path: str = option(PAPER_MODEL, "Encoder to start from: a Hub name or a folder.")
@@ -242,6 +243,7 @@ def draw_curves(curves: dict[int, dict[str, float]]):
 def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> SimCSETrainer:
     """Builds the trainer of a run: queries, and an encoder with mean pooling, normalised, and cosine scores."""
     name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
+    trust = arguments.trust_remote_code
     profile = resolve_profile(name, revision=revision).replace(
         pooling="mean",
         normalize=True,
@@ -254,11 +256,11 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
     with args.main_process_first(desc="loading queries"):
         data = load_queries(arguments, profile, args.seed)
     return SimCSETrainer(
-        load_model(name, profile, revision),
+        load_model(name, profile, revision, trust, arguments.attn_implementation, arguments.dtype),
         args,
         train_dataset=data["train"],
         eval_dataset=data["valid"],
-        processing_class=load_tokenizer(name, profile, revision),
+        processing_class=load_tokenizer(name, profile, revision, trust),
         encoder=profile,
     )
 

@@ -69,6 +69,10 @@ class EncoderProfile:
             )
         if not self.score_scale > 0:
             raise UserError(f"score_scale={self.score_scale}: must be above 0")
+        if self.data_flow_length and self.code_prefix:
+            raise UserError(
+                f"code_prefix={self.code_prefix!r}: a code with data flow begins with itself; leave it out"
+            )
         if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
             reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
             raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")

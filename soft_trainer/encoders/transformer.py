@@ -43,6 +43,8 @@ def load_transformer(
     check_dtype(dtype)
     config = load_config(name_or_path, revision, trust_remote_code)
     check_lengths(config.to_dict(), profile)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # keys and values of every layer, for a next token that nobody asks for
     highest = torch.promote_types(config.dtype or torch.float32, torch.float32)
     options = {"attn_implementation": attn_implementation} if attn_implementation else {}
     has_class = type(config) in MODEL_MAPPING

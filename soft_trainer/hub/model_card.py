@@ -30,7 +30,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from soft_trainer.data.statistics import statistics_table
-from soft_trainer.encoders.lora import CONFIG
+from soft_trainer.encoders.lora import CONFIG, base_of
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
@@ -77,7 +77,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
     transformer = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
-    adapter = _adapter(folder)
+    config, adapter = _config(folder), _adapter(folder)
+    with_code = "auto_map" in config
     return ModelCard.from_template(
         card_data(record, name, adapter, bool(profile.matryoshka_dims)),
         template_path=str(_TEMPLATE),
@@ -86,7 +87,9 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         adapter=adapter,
         title=name.rsplit("/", 1)[-1],
         base=f"`{_hub_name(base) or Path(base).name}`" if base else "a small encoder with random weights",
-        load_arguments=load_arguments(name, revision),
+        load_arguments=load_arguments(name, revision) + (", trust_remote_code=True" if with_code else ""),
+        with_code=with_code,
+        encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
         model_arguments=transformer.get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
@@ -101,6 +104,13 @@ def _adapter(folder: Path) -> str | None:
     if (folder / CONFIG).is_file():
         return "adapter"
     return "merged" if (folder / MERGED_ADAPTER / CONFIG).is_file() else None
+
+
+def _config(folder: Path) -> dict:
+    """Reads the model's `config.json`, of an adapter that of its base; empty where there is none."""
+    name, revision = base_of(folder)
+    path = repository_file(name, "config.json", revision)
+    return json.loads(path.read_text(encoding="utf-8")) if path else {}
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
