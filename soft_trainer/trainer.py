@@ -342,7 +342,8 @@ class SoftInfoNCETrainer(BatchTrainer):
     def check_encoder(self) -> None:
         """Refuses an encoder that cannot be trained or saved as the settings say."""
         check_model(self.model, self.encoder)
-        check_adapter(self.model, self.args)
+        if self.train_dataset is not None:
+            check_adapter(self.model, self.args)
         check_dims(self.matryoshka_dims, self.model.config.hidden_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):

@@ -71,7 +71,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> Save
     Raises:
         UserError: there is no such folder, repository or revision, or the adapter does not name its base.
     """
-    path = repository_file(name_or_path, CONFIG, revision)
+    path = repository_file(name_or_path, CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
     values = json.loads(path.read_text(encoding="utf-8"))

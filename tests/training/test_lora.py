@@ -176,6 +176,7 @@ def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model):
             trainer_of(arguments={"model": each}, **options)
         assert "\n" not in str(error.value)
     trainer_of(arguments={"model": nameless}, merge_lora=True)
+    assert "eval_mrr" in trainer_of(arguments={"model": frozen, "train_dataset": None}).evaluate()
 
 
 @pytest.mark.slow
