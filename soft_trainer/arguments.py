@@ -251,7 +251,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
-    merge_lora: bool = option(False, "Save the encoder with its adapter merged; the adapter is in its folder adapter.")
+    merge_lora: bool = option(False, "Save the whole encoder with the adapter merged; its subfolder adapter has the adapter.")
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):
