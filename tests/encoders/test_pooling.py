@@ -54,6 +54,13 @@ def test_prompts_follow_the_special_tokens_of_the_prefix():
     assert EncoderProfile(query_prefix="query: ").with_prompts("search: ").query_prefix == "search: "
 
 
+def test_codes_with_data_flow_take_no_prompt():
+    profile = PROFILES["graphcodebert"]
+    assert profile.with_prompts("find: ").query_prefix == "find: "
+    with pytest.raises(UserError, match="^code_prompt='code: ': codes .* data flow take no prompt$"):
+        profile.with_prompts(code="code: ")
+
+
 @pytest.fixture
 def prompted(model, tokenizer, profile):
     """Model, tokenizer and a profile whose prompts are left out of the pooling."""
