@@ -83,8 +83,9 @@ class DataArguments:
     )
     eval_data_dir: str | None = option(
         None,
-        "Further evaluation sets, folders by comma: CoSQA's files, annotationStore.csv, relevance.jsonl, or test and "
-        "codebase as .jsonl (soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone.",
+        "Further evaluation sets, folders by comma: files of CoSQA or CoSQA+, annotationStore.csv, relevance.jsonl, "
+        "or test and codebase as .jsonl (soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train "
+        "alone.",
     )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
     mining_keep: str | None = option(

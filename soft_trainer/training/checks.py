@@ -322,6 +322,8 @@ def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
     prefix = "positive_" if options.weighting == "positive_aware" else ""
     defaults = {"alpha": ("alpha", 1.0), "beta": ("beta", 1.0), "margin": ("positive_margin", 0.0)}
     for name, (attribute, value) in (defaults | {"temperature": (f"{prefix}temperature", 1.0)}).items():
-        given = getattr(options, name)
-        settings[name] = getattr(estimator, attribute, value) if given is None else given
+        given, default = getattr(options, name), getattr(estimator, attribute, value)
+        # A study checks its runs with the class alone, whose defaults may depend on a checkpoint.
+        default = value if isinstance(default, property) else default
+        settings[name] = default if given is None else given
     return Objective(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)
