@@ -237,6 +237,19 @@ def check_own_collator(args, data_collator) -> None:
             raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
 
 
+def check_prompts_pooled(prompt_lengths: Mapping[str, int], data_collator) -> None:
+    """Refuses a user's collator if prompts are left out of the pooling; one of ours learns the prompts' lengths.
+
+    Raises:
+        UserError: the collator knows nothing of prompts.
+    """
+    if data_collator is None or not any(prompt_lengths.values()):
+        return
+    if not isinstance(data_collator, PairCollator):
+        raise UserError("data_collator: does not know which tokens are the prompt's; use include_prompt=True with it")
+    data_collator.prompt_lengths = dict(prompt_lengths)
+
+
 def check_initial_model(estimator, from_scratch: str | None) -> None:
     """Refuses weights by an encoder that starts at random.
 
