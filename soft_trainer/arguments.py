@@ -85,8 +85,9 @@ class DataArguments:
     )
     eval_data_dir: str | None = option(
         None,
-        "Further evaluation sets, folders by comma: CoSQA's files, annotationStore.csv, relevance.jsonl, or test and "
-        "codebase as .jsonl (soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone.",
+        "Further evaluation sets, folders by comma: files of CoSQA or CoSQA+, annotationStore.csv, relevance.jsonl, "
+        "or test and codebase as .jsonl (soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train "
+        "alone.",
     )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
     mining_keep: str | None = option(
@@ -251,7 +252,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
-    merge_lora: bool = option(False, "Save the whole encoder with the adapter merged; its subfolder adapter has the adapter.")
+    merge_lora: bool = option(False, "Save the whole encoder, with the adapter merged into its weights.")
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):

@@ -104,9 +104,10 @@ class SimCSETrainer(SoftInfoNCETrainer):
     def prepare_rows(self) -> None:
         """Prepares nothing: a query has no negatives of its own."""
 
-    def prompted_side(self, side: str) -> str:
-        """The query, on both sides."""
-        return "query"
+    @property
+    def prompt_lengths(self) -> dict[str, int]:
+        """The tokens of the query's prompt, on both sides."""
+        return dict.fromkeys(SIDES, prompt_length(self.processing_class, self.encoder, "query"))
 
     def _train_batches(self) -> TrainBatches:
         queries = self._tokens(self.train_dataset, "query")
@@ -129,7 +130,7 @@ class SimCSETrainer(SoftInfoNCETrainer):
         tokens = self._tokens(self.eval_dataset if eval_dataset is None else eval_dataset, "query")
         pad, size = self.processing_class.pad_token_id, self.args.per_device_eval_batch_size
         with self.accelerator.autocast():
-            prompt = prompt_length(self.processing_class, self.encoder, "query")
+            prompt = self.prompt_lengths["query"]
             embeddings = embed_sharded(self.model, self.encoder, tokens, pad, size, prompt_length=prompt)
             views = self._dropout_views(tokens)
         metrics = {"alignment": alignment(*views), "uniformity": uniformity(embeddings)}

@@ -36,6 +36,7 @@ from soft_trainer.training.checks import (
     banner,
     check_batches,
     check_own_collator,
+    check_prompts_pooled,
     check_run,
     check_trainer_arguments,
     check_weighting,
@@ -117,6 +118,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         name = self.model.config._name_or_path
         self.encoder = self.encoder or (resolve_profile(name) if name else PROFILES["auto"])
         prepare_tokenizer(processing_class, self.encoder)
+        check_prompts_pooled(self.prompt_lengths, data_collator)
         self.check_encoder()
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
@@ -231,9 +233,10 @@ class SoftInfoNCETrainer(BatchTrainer):
             own_negatives=prepared.own_negatives,
         )
 
-    def prompted_side(self, side: str) -> str:
-        """The side whose prompt stands before the texts of `side` of a batch."""
-        return side
+    @property
+    def prompt_lengths(self) -> dict[str, int]:
+        """For each side of a batch the first tokens of its texts that are left out of the pooling."""
+        return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
 
     def _batches(self, tokens: dict, **inputs) -> TrainBatches:
         rank, world_size = distributed.rank_and_world_size()
@@ -243,7 +246,7 @@ class SoftInfoNCETrainer(BatchTrainer):
                 self.processing_class.pad_token_id,
                 cost if self.options.chunk_by_length else None,
                 self.options.gradient_cache_chunk_size,
-                {side: prompt_length(self.processing_class, self.encoder, self.prompted_side(side)) for side in SIDES},
+                self.prompt_lengths,
             )
         return TrainBatches(
             tokens, self.data_collator, gather=self.gathers, rank=rank, world_size=world_size, **inputs

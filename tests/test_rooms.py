@@ -12,6 +12,7 @@ PACKAGE = Path(soft_trainer.__file__).parent
 ORDER = [
     ("cli",),
     ("studies", "search"),
+    ("mteb",),
     ("sentence_transformers", "simcse"),
     ("trainer",),
     ("callbacks",),

@@ -33,6 +33,7 @@ COMMANDS = {
     "search": "search an index from the shell, in a page, or for an agent",
     "evaluate-search": "measure the search with judged queries",
     "mine-negatives": "mine hard negatives of training rows, for train --negatives",
+    "baseline": "train with sentence-transformers' own losses, for a comparison",
     "simcse": "train the sentence encoder of the SimCSE estimator",
     "study": "run a grid of runs, or print its plan",
     "report": "write a report on finished runs: tables, tests, pictures",

@@ -1,8 +1,10 @@
 """Compare two runs query by query: by how much one ranks better, how sure that is, which queries changed most.
 
 soft-trainer compare RUN_A RUN_B
+soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
 
-RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A.
+RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A. Two patterns compare two
+methods over all sets and seeds of a study: runs are pairs if the text in place of each * is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the comparison and the largest changes."""
     from soft_trainer.studies.compare import Pairing, change_text, describe, ranks_of  # imports torch
+    from soft_trainer.studies.pooled import compare_patterns
 
+    if "*" in arguments.run_a + arguments.run_b:
+        pooled = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
+        sys.stdout.write(pooled.describe() + "\n")
+        return
     a, b = (ranks_of(run, arguments.split, arguments.system) for run in (arguments.run_a, arguments.run_b))
     pairing = Pairing([a], [b])
     means = [

@@ -6,11 +6,18 @@ soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 
 Every query of test looks for its own code in the corpus, and lexical BM25 does the same. With --eval_data_dir alone
 only those sets are measured.
+
+With --mteb the benchmark mteb measures the encoder on tasks of its own, or on your rows:
+
+soft-trainer evaluate MODEL --mteb "MTEB(Code, v1)"
+soft-trainer evaluate MODEL --mteb CosQA,CodeSearchNetRetrieval --output_dir outputs/mteb
+soft-trainer evaluate MODEL --data_dir DIR --mteb
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -18,6 +25,8 @@ from pathlib import Path
 
 from soft_trainer.arguments import CODESEARCHNET, DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.cli.shared_options import add_shared_options
+from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
 # The options that training has too, with the same names, help and defaults.
@@ -41,6 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless a folder or a tree is named."
     )
+    parser.add_argument(
+        "--mteb",
+        nargs="?",
+        const="",
+        action="append",
+        metavar="NAMES",
+        help="Measure with mteb (pip install 'soft-trainer[mteb]'): names of its tasks and benchmarks, by comma, such "
+        "as CosQA or 'MTEB(Code, v1)'. The rows of --data_dir and the like become a task, too; without NAMES they are "
+        "the only one. If MODEL is a folder of ours, its card gets the results.",
+    )
     add_shared_options(parser, SHARED)
 
 
@@ -48,13 +67,17 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure the encoder and print the table; write ranks and results if there is a folder for them."""
     with ExitStack() as stack:
         folder = arguments.output_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="soft-trainer-"))
-        _measure(*training_arguments(arguments, folder), keep=arguments.output_dir is not None)
+        options, keep = training_arguments(arguments, folder), arguments.output_dir is not None
+        if arguments.mteb is None:
+            _measure(*options, keep=keep)
+        else:
+            _measure_with_mteb(*options, names=",".join(arguments.mteb), keep=keep)
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:
     """The options as a training run takes them that only measures."""
     given = {options: {name: getattr(arguments, name) for name in names} for options, names in SHARED.items()}
-    alone = arguments.eval_data_dir and not (arguments.data_dir or arguments.source_dir)
+    alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not (arguments.data_dir or arguments.source_dir)
     name = arguments.dataset_name or ("none" if alone else CODESEARCHNET)
     return (
         ModelArguments(model_name_or_path=arguments.model, **given[ModelArguments]),
@@ -97,3 +120,82 @@ def _measure(
             write_results(args.output_dir, record, eval=flat_results(run.results))
             print_on_main(f"Written to {args.output_dir}")
     distributed.close()
+
+
+def _measure_with_mteb(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: SoftInfoNCETrainingArguments,
+    names: str,
+    keep: bool,
+) -> None:
+    """Measures the encoder with mteb. Names and data are checked before the model is loaded."""
+    if importlib.util.find_spec("mteb") is None:
+        raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
+    # Imported here: mteb is an optional dependency, and takes seconds.
+    from soft_trainer import distributed
+    from soft_trainer.encoders.loading import Encoder
+    from soft_trainer.hub.card_results import add_eval_results
+    from soft_trainer.mteb import MtebEncoder
+    from soft_trainer.mteb.results import eval_results, measure, results_table, write_result
+    from soft_trainer.mteb.tasks import check_data, find_tasks, split_names
+    from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_name
+
+    if args.world_size > 1:
+        raise UserError("--mteb measures in one process: start it without `accelerate launch`")
+    distributed.use_the_cores()
+    tasks = find_tasks(split_names(names))
+    profile = build_profile(model_args)
+    card = _card(Path(model_name(model_args)), profile)
+    check_data(tasks)
+    tasks += _own_tasks(data_args, args, profile)
+    tokenizer = build_tokenizer(model_args, profile, None)
+    encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
+    model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)
+    results = []
+    for task in tasks:
+        print_on_main(f"mteb: {task.metadata.name}")
+        results.append(measure(model, task, args.per_device_eval_batch_size, not args.disable_tqdm))
+        if keep:  # after each task, so that a long benchmark that is stopped leaves something
+            write_result(results[-1], model, args.output_dir)
+    sys.stdout.write(results_table(results) + "\n")
+    if keep:
+        print_on_main(f"Written to {args.output_dir}")
+    if card:
+        add_eval_results(card, eval_results(results))
+        print_on_main(f"Added to model-index of {card}")
+
+
+def _card(folder: Path, profile: EncoderProfile) -> Path | None:
+    """The card that gets the results: that of a folder of ours, measured as the folder says."""
+    from soft_trainer.hub.card_results import check_card  # imports the Hub's client
+
+    card = folder / "README.md"
+    if not (folder / PROFILE_FILE).is_file() or not card.is_file():
+        return None
+    if profile != EncoderProfile.load(folder / PROFILE_FILE):
+        print_on_main(f"{card} stays as it is: options change the profile of the encoder")
+        return None
+    check_card(card)
+    return card
+
+
+def _own_tasks(data_args: DataArguments, args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> list:
+    """The evaluation sets that the options name, as tasks of mteb."""
+    from soft_trainer.data.sources import load_data, needed_splits
+    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+    from soft_trainer.mteb import EvaluationSetTask
+    from soft_trainer.studies.run import split_sets
+
+    if data_args.dataset_name == "none" and not (
+        data_args.data_dir or data_args.source_dir or data_args.eval_data_dir
+    ):
+        return []
+    data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args))
+    splits = split_sets(args, data, data_args.languages)
+    rows_name = Path(data_args.rows_name).name
+    named = [(evaluation_set, f"{rows_name}-{evaluation_set.name}") for evaluation_set in splits]
+    sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
+    named += [(evaluation_set, evaluation_set.name) for evaluation_set in sets]
+    language = data_args.languages[0] if len(data_args.languages) == 1 else None
+    return [EvaluationSetTask(evaluation_set, profile, name, language) for evaluation_set, name in named]

@@ -69,10 +69,6 @@ class EncoderProfile:
             )
         if not self.score_scale > 0:
             raise UserError(f"score_scale={self.score_scale}: must be above 0")
-        if self.data_flow_length and self.code_prefix:
-            raise UserError(
-                f"code_prefix={self.code_prefix!r}: a code with data flow begins with itself; leave it out"
-            )
         if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
             reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
             raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
@@ -84,7 +80,13 @@ class EncoderProfile:
         return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, "".join(heads))))
 
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
-        """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing."""
+        """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing.
+
+        Raises:
+            UserError: a prompt for codes whose data flow is read, which have no place for it.
+        """
+        if code and self.data_flow_length:
+            raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
         prompts = {"query_prefix": query, "code_prefix": code}
         return self.replace(
             **{

@@ -4,26 +4,26 @@ A folder of `--eval_data_dir` holds one or more of
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
                                                             `retrieval_idx` is the code's number in code_idx_map.txt
+    test_agent_query.json, test_agent_codebase.json,        CoSQA+, a query has several right codes: lists of
+    test_agent_pairs_true.json                              {"query-idx", "query"}, {"code-idx", "code"} and
+                                                            {"query-idx", "code-idx", "label"}
     annotationStore.csv                                     CodeSearchNet's challenge: Language, Query, GitHubUrl,
                                                             Relevance from 0 to 3; rows of `--language` are read
     relevance.jsonl                                         any other human queries: one {"query": text, "url": id,
                                                             "relevance": number of 0 or more} a line
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
-each also gzipped. The corpus of CoSQA is `code_idx_map` (.txt or .json), that of other sets the folder's
-codebase.jsonl. Judged queries without such a file are ranked against the run's own corpus. A code that nobody judged
-has relevance 0. Several judgments of the same query and code are averaged.
+each also gzipped. The corpus of CoSQA is `code_idx_map` (.txt or .json), that of CoSQA+ its own file, that of other
+sets the folder's codebase.jsonl. Judged queries without such a file are ranked against the run's own corpus. A code
+that nobody judged has relevance 0. Several judgments of the same query and code are averaged.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
-import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +35,9 @@ from soft_trainer.arguments import DataArguments
 from soft_trainer.data.codesearchnet import SPLITS, check_rows, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.cosqa import cosqa_plus_set, cosqa_sets, is_cosqa, is_cosqa_plus
+from soft_trainer.evaluation.published_files import matching_files, query_row, read_text
 from soft_trainer.terminal import print_on_main
-
-COSQA_QUERIES = r"cosqa-retrieval-(dev|test)\b.*\.json(\.gz)?"
-COSQA_CODES = r"code_idx_map\.(txt|json)(\.gz)?"
 
 
 @dataclass(frozen=True)
@@ -108,98 +107,33 @@ def _sets_of(
     """The sets of a folder: a name for each, its queries and its corpus."""
     if not folder.is_dir():
         raise UserError(f"eval_data_dir={folder}: no such folder")
-    if _files(folder, COSQA_QUERIES) or _files(folder, COSQA_CODES):
-        yield from _cosqa(folder)
+    if is_cosqa(folder):
+        yield from cosqa_sets(folder)
+    if is_cosqa_plus(folder):
+        yield "several", cosqa_plus_set(folder)
     for part, pattern, read in (
         ("annotations", r"annotationStore\.csv(\.gz)?", _annotations),
         ("relevance", r"relevance\.jsonl(\.gz)?", _judgments),
     ):
-        for path in _files(folder, pattern)[:1]:
-            has_corpus = _files(folder, r"codebase\.jsonl(\.gz)?")
+        for path in matching_files(folder, pattern)[:1]:
+            has_corpus = matching_files(folder, r"codebase\.jsonl(\.gz)?")
             corpus = load_folder(folder, ("codebase",))["codebase"] if has_corpus else codebase
             if corpus is None:
                 raise UserError(f"{folder}: {path.name} has no corpus: neither the folder nor the run has a codebase")
             yield part, (_judged_queries(read(path, languages), corpus, path), corpus)
-    if _files(folder, r"test\.jsonl(\.gz)?"):
+    if matching_files(folder, r"test\.jsonl(\.gz)?"):
         splits = load_folder(folder, ("test", "codebase"))
         yield "test", (splits["test"], splits["codebase"])
-
-
-def _files(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if re.fullmatch(pattern, path.name))
 
 
 def _no_sets(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     return (
         f"eval_data_dir={folder}: no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
-        "code_idx_map.txt, annotationStore.csv, relevance.jsonl, or test.jsonl with codebase.jsonl, each also "
-        f"as .gz; it holds {', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
+        "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or test.jsonl with "
+        f"codebase.jsonl, each also as .gz; it holds {', '.join(names[:8]) or 'nothing'}"
+        f"{' ...' if len(names) > 8 else ''}"
     )
-
-
-# ---- CoSQA ----
-
-
-def _cosqa(folder: Path) -> Iterator[tuple[str, tuple[Dataset, Dataset]]]:
-    """Yields the dev and test queries. Tokens are split at white space, as in the published scripts."""
-    queries, codes = _files(folder, COSQA_QUERIES), _files(folder, COSQA_CODES)
-    if not (queries and codes):
-        missing = "code_idx_map.txt (or .json)" if queries else "cosqa-retrieval-dev*.json or -test*.json"
-        raise UserError(f"{folder}: CoSQA needs {missing} as well, plain or as .gz")
-    numbers = _read_json(codes[0], dict)
-    wrong = next((number for number in numbers.values() if not isinstance(number, int)), None)
-    if wrong is not None:
-        raise UserError(f"{codes[0]}: every code needs a number, not {wrong!r}")
-    corpus = Dataset.from_list([_code_row(code, number) for code, number in numbers.items()])
-    known = set(numbers.values())
-    for path in queries:
-        rows = enumerate(_read_json(path, list), 1)
-        query_rows = [_cosqa_query(row, known, f"{path}, entry {number}", codes[0].name) for number, row in rows]
-        if not query_rows:
-            raise UserError(f"{path}: no queries")
-        yield re.fullmatch(COSQA_QUERIES, path.name)[1], (Dataset.from_list(query_rows), corpus)
-
-
-def _code_row(code: str, number: int) -> dict:
-    return {
-        "code": code,
-        "code_tokens": code.split(),
-        "original_string": code,
-        "language": "python",
-        "url": str(number),
-    }
-
-
-def _cosqa_query(row, known: set[int], place: str, codes: str) -> dict:
-    if not isinstance(row, dict) or not isinstance(row.get("doc"), str):
-        raise UserError(f"{place}: an object with the query as text in `doc` is expected")
-    if row.get("retrieval_idx") not in known:
-        raise UserError(f"{place}: {codes} has no code with retrieval_idx={row.get('retrieval_idx')}")
-    return _query_row(row["doc"], str(row["retrieval_idx"]), "python")
-
-
-def _query_row(query: str, url: str, language: str) -> dict:
-    return {"docstring": query, "docstring_tokens": query.split(), "language": language, "url": url}
-
-
-def _read_json(path: Path, kind: type):
-    try:
-        value = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(value, kind):
-        names = {list: "a list", dict: "an object"}
-        raise UserError(f"{path}: {names[kind]} is expected, not {type(value).__name__}")
-    return value
-
-
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from None
 
 
 # ---- Judged queries ----
@@ -209,7 +143,7 @@ Judgment = tuple[str, str, str, float]  # language, query, url, relevance
 
 def _annotations(path: Path, languages: Sequence[str]) -> Iterator[Judgment]:
     """Yields the rows of these languages from CodeSearchNet's challenge, with queries in lower case, as published."""
-    rows = csv.DictReader(io.StringIO(_text(path), newline=""))
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
     missing = [name for name in ("Language", "Query", "GitHubUrl", "Relevance") if name not in (rows.fieldnames or ())]
     if missing:
         raise UserError(f"{path}: no column {', '.join(missing)}; the first line should name the columns")
@@ -221,7 +155,7 @@ def _annotations(path: Path, languages: Sequence[str]) -> Iterator[Judgment]:
 
 def _judgments(path: Path, languages: Sequence[str]) -> Iterator[Judgment]:
     """Yields the lines of relevance.jsonl."""
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -255,7 +189,7 @@ def _judged_queries(judgments: Iterable[Judgment], corpus: Dataset, path: Path) 
         absent += len(means.keys() - known)
         relevant = [(url, mean) for url, mean in means.items() if mean > 0 and url in known]
         for url, mean in sorted(relevant, key=lambda pair: -pair[1]):
-            rows.append(_query_row(query, url, language) | {"query_number": number, "relevance": mean})
+            rows.append(query_row(query, url, language) | {"query_number": number, "relevance": mean})
         number += bool(relevant)
     if not rows:
         raise UserError(

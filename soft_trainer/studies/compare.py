@@ -42,6 +42,7 @@ class Pairing:
             np.mean([reciprocal_ranks(ranked.ranks[order]) for ranked, order in side], axis=0) for side in self.sides
         ]
         self.differences = self.reciprocal[0] - self.reciprocal[1]
+        self.urls = a[0].urls
 
     def compare(self) -> Comparison:
         """Compares the reciprocal ranks of the queries, averaged over seeds."""

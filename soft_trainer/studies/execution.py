@@ -25,7 +25,7 @@ from soft_trainer.terminal import print_on_main
 
 RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
 # The command of a run, by its module.
-COMMANDS = {None: "train", "soft_trainer.simcse": "simcse"}
+COMMANDS = {None: "train", "soft_trainer.simcse": "simcse", "soft_trainer.studies.baseline": "baseline"}
 ERROR = re.compile(r"(error: |[\w.]*(Error|Exception|Interrupt)\b)")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 

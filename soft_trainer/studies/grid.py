@@ -24,7 +24,7 @@ class PlannedRun:
     place: Mapping[str, str]  # axis -> name of the run's entry; empty for a run outside of the grid
     options: Mapping[str, object]  # without the output folder
     needs: tuple[str, ...] = ()  # names of the runs whose output folders are its `estimator_model`
-    module: str | None = None  # what is trained in place of a code-search encoder: `soft_trainer.simcse`
+    module: str | None = None  # what trains in place of `train`, see `execution.COMMANDS`
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,11 @@ def _run_of_grid(entries: dict[str, dict], shared: dict, changes: dict, once: di
         for axis, entry in entries.items()
         for name in _needs(entry)
     )
-    return PlannedRun("/".join(place.values()), place, _filled(options, place), needs)
+    modules = {entry["module"] for entry in entries.values() if "module" in entry}
+    if len(modules) > 1:
+        raise UserError(f"{'/'.join(place.values())}: it has two modules, {' and '.join(sorted(modules))}")
+    module = min(modules, default=None)
+    return PlannedRun("/".join(place.values()), place, _filled(options, place), needs, module)
 
 
 def _needs(entry: dict) -> tuple[str, ...]:

@@ -16,11 +16,14 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 from soft_trainer.studies import execution
+from soft_trainer.studies.baseline import BaselineArguments
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.training.checks import make_objective
 
+OURS = (arguments.ModelArguments, DataArguments, arguments.SoftInfoNCETrainingArguments)
 ARGUMENTS = {
-    None: (arguments.ModelArguments, DataArguments, arguments.SoftInfoNCETrainingArguments),
+    None: OURS,
+    "soft_trainer.studies.baseline": (BaselineArguments, *OURS),
     "soft_trainer.simcse": (SimCSEArguments, SimCSETrainingArguments),
 }
 PAPER_BATCH = 32  # of the registry's paper_seconds

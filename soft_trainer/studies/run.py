@@ -124,7 +124,7 @@ class Run:
         self.model_args, self.data_args = model_args, data_args
         self.folder = Path(trainer.args.output_dir)
         self.on_main = distributed.rank_and_world_size()[0] == 0
-        self.sets = [*_split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
+        self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
 
@@ -246,7 +246,7 @@ class Run:
         print_on_main(f"Queries of {name}, each with its top three functions (=> is the true one):\n\n{text}\n")
 
 
-def _split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
+def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
     """Valid and test, if they exist and are asked for; with several languages, each against its own codes."""
     asked = {"valid": args.do_eval, "test": args.do_predict}
     splits = [split for split in asked if asked[split] and split in data]

@@ -66,6 +66,29 @@ def paired_bootstrap(
     return Interval(float(result.confidence_interval.low), float(result.confidence_interval.high), confidence)
 
 
+def stratified_bootstrap(
+    strata: Sequence[ArrayLike], n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """The percentile bootstrap interval of the mean difference over all queries of several sets.
+
+    Args:
+        strata: for each set the differences float64[S, Q] of S seeds and Q queries. Every resample draws seeds and
+            queries of each set anew, since both would be others in a repetition. SciPy's `bootstrap` resamples one
+            dimension only.
+    """
+    generator = np.random.default_rng(seed)
+    sums, queries = np.zeros(n_resamples), 0
+    for differences in map(np.asarray, strata):
+        seeds, number = differences.shape
+        drawn_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), n_resamples) / seeds
+        drawn_queries = generator.multinomial(number, np.full(number, 1 / number), n_resamples)
+        sums += np.einsum("rs,sr->r", drawn_seeds, differences @ drawn_queries.T)
+        queries += number
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(sums / queries, [tail, 1 - tail])
+    return Interval(float(low), float(high), confidence)
+
+
 def randomisation_test(a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, seed: int = 0) -> float:
     """The two-sided p of the hypothesis that a and b differ by chance alone.
 

@@ -257,6 +257,19 @@ def check_own_collator(args, data_collator) -> None:
             raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
 
 
+def check_prompts_pooled(prompt_lengths: Mapping[str, int], data_collator) -> None:
+    """Refuses a user's collator if prompts are left out of the pooling; one of ours learns the prompts' lengths.
+
+    Raises:
+        UserError: the collator knows nothing of prompts.
+    """
+    if data_collator is None or not any(prompt_lengths.values()):
+        return
+    if not isinstance(data_collator, PairCollator):
+        raise UserError("data_collator: does not know which tokens are the prompt's; use include_prompt=True with it")
+    data_collator.prompt_lengths = dict(prompt_lengths)
+
+
 def check_initial_model(estimator, from_scratch: str | None) -> None:
     """Refuses weights by an encoder that starts at random.
 
@@ -342,6 +355,8 @@ def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
     prefix = "positive_" if options.weighting == "positive_aware" else ""
     defaults = {"alpha": ("alpha", 1.0), "beta": ("beta", 1.0), "margin": ("positive_margin", 0.0)}
     for name, (attribute, value) in (defaults | {"temperature": (f"{prefix}temperature", 1.0)}).items():
-        given = getattr(options, name)
-        settings[name] = getattr(estimator, attribute, value) if given is None else given
+        given, default = getattr(options, name), getattr(estimator, attribute, value)
+        # A study checks its runs with the class alone, whose defaults may depend on a checkpoint.
+        default = value if isinstance(default, property) else default
+        settings[name] = default if given is None else given
     return Objective(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)

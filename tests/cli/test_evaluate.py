@@ -87,6 +87,8 @@ def test_human_queries_alone_need_no_other_rows(encoder_dir, own_cache, rows, tm
         ([], "code-search-net/code_search_net"),
         (["--dataset_name", "user/rows", "--eval_data_dir", "x"], "user/rows"),
         (["--eval_data_dir", "x"], "none"),
+        (["--mteb", "CosQA", "--mteb", "MTEB(Code, v1)"], "none"),
+        (["--mteb"], "code-search-net/code_search_net"),
     ],
 )
 def test_the_rows_are_those_that_are_named(words, name, tmp_path):
@@ -94,6 +96,12 @@ def test_the_rows_are_those_that_are_named(words, name, tmp_path):
     model_args, data_args, args = training_arguments(arguments, str(tmp_path))
     assert (model_args.model_name_or_path, data_args.dataset_name) == ("some/model", name)
     assert args.do_predict and not args.do_train and not args.do_eval
+
+
+def test_mteb_is_an_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"--mteb needs the extra: pip install 'soft-trainer\[mteb\]'"):
+        run_command(["evaluate", "some/model", "--mteb", "CosQA", *HERE])
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.encoding import embed, encode, pad, prompt_length, tokenize
-from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.encoders.pooling import pool
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.trained_model import TrainedModelEstimator
 from soft_trainer.hub.export import export_encoder
 
 THEIRS = {"mean": "mean", "cls": "cls", "last_token": "lasttoken"}
+COLUMNS = {"query": "docstring", "code": "code"}
 TEXTS = ["read a file", "x", "sort a list with quick sort " * 9, ""]
 
 
@@ -52,6 +55,13 @@ def test_prompts_follow_the_special_tokens_of_the_prefix():
     assert profile.code_prefix == PROFILES["unixcoder"].code_prefix
     assert profile.with_prompts("").query_prefix == PROFILES["unixcoder"].query_prefix
     assert EncoderProfile(query_prefix="query: ").with_prompts("search: ").query_prefix == "search: "
+
+
+def test_codes_with_data_flow_take_no_prompt():
+    profile = PROFILES["graphcodebert"]
+    assert profile.with_prompts("find: ").query_prefix == "find: "
+    with pytest.raises(UserError, match="^code_prompt='code: ': codes .* data flow take no prompt$"):
+        profile.with_prompts(code="code: ")
 
 
 @pytest.fixture
@@ -103,6 +113,36 @@ def test_the_saved_folder_pools_the_same_everywhere(prompted, pooling, tmp_path)
     with_prompt = load_encoder(export_encoder(model, tokenizer, profile.replace(include_prompt=True), tmp_path))
     same = torch.allclose(with_prompt.encode_queries(texts), ours.encode_queries(texts), atol=1e-4)
     assert same == (pooling == "last_token")
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_by_length": False}, {"gradient_cache_chunk_size": 3}], ids=str)
+def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, dataset, options, tmp_path):
+    model, tokenizer, profile = prompted
+    arguments = {"per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True, "max_steps": 1}
+    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), save_strategy="no", **arguments | options)
+    trainer = SoftInfoNCETrainer(model, args, dataset, processing_class=tokenizer, encoder=profile)
+    encoder = Encoder(model, tokenizer, profile)
+    texts = {side: [" ".join(tokens) for tokens in dataset[f"{column}_tokens"]] for side, column in COLUMNS.items()}
+    expected = {"query": encoder.encode_queries(texts["query"]), "code": encoder.encode_codes(texts["code"])}
+    batch = next(iter(trainer.get_train_dataloader()))
+    estimator = TrainedModelEstimator("none", cache_dir=None)
+    for side, rows in expected.items():
+        embeddings = trainer.embeddings(model, getattr(batch, side)).detach()
+        torch.testing.assert_close(embeddings, rows[batch.rows], atol=1e-5, rtol=0)
+        rows = torch.nn.functional.normalize(rows)
+        torch.testing.assert_close(trainer.embed_rows(dataset, side), rows, atol=1e-5, rtol=0)
+        encoded = torch.tensor(estimator.encode_rows(dataset, side, encoder))
+        torch.testing.assert_close(encoded, rows, atol=1e-5, rtol=0)
+    assert len(batch.code.chunks) > 1 or not options.get("gradient_cache_chunk_size")
+    trainer.train()
+
+
+def test_a_users_collator_knows_no_prompts(prompted, dataset, tmp_path):
+    model, tokenizer, profile = prompted
+    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
+    given = {"train_dataset": dataset, "processing_class": tokenizer, "encoder": profile}
+    with pytest.raises(UserError, match="^data_collator: does not know which tokens are the prompt's"):
+        SoftInfoNCETrainer(model, args, data_collator=lambda features: {}, **given)
 
 
 @pytest.mark.parametrize("values", [{"pooling": "pooler"}, {"data_flow_length": 8}])

@@ -109,6 +109,65 @@ def test_cosqa_with_something_wrong(cosqa, name, content, words):
     assert str(cosqa) in str(error.value) and all(word in str(error.value) for word in words)
 
 
+PLUS_FILES = ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json")
+
+
+@pytest.fixture
+def cosqa_plus(tmp_path):
+    """CoSQA+'s files: the first query has two right codes, the second one, the third none."""
+    folder = tmp_path / "plus"
+    folder.mkdir()
+    queries = [{"query-idx": number, "query": row["doc"]} for number, row in enumerate([*QUERIES, {"doc": "nothing"}])]
+    codes = [{"code-idx": number, "code": code} for code, number in CODES.items()]
+    pairs = [(0, 1, 1), (1, 0, 1), (0, 2, 1), (0, 1, 1), (77, 0, 1), (1, 1, 0), (1, 99, 1)]
+    pairs = [dict(zip(("query-idx", "code-idx", "label"), pair, strict=True)) for pair in pairs]
+    for name, content in zip(PLUS_FILES, (queries, codes, pairs), strict=True):
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
+    (found,) = load(cosqa_plus)
+    assert found.name == "plus" and found.graded and len(found.codebase) == 3
+    columns = ("docstring", "url", "query_number", "relevance")
+    assert [tuple(row[name] for name in columns) for row in found.queries] == [
+        ("python  sum of a list", "1", 0, 1.0),
+        ("python  sum of a list", "2", 0, 1.0),
+        ("largest number python", "0", 1, 1.0),
+    ]
+    printed = capsys.readouterr().err
+    assert "1 right codes are not in the corpus" in printed and "1 of 3 queries have no right code" in printed
+
+
+def test_cosqa_plus_under_its_first_names_with_the_wrong_pairs_gzipped(cosqa_plus):
+    expected = load(cosqa_plus)[0].queries.to_list()
+    names = ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs.json")
+    for published, first in zip(PLUS_FILES, names, strict=True):
+        (cosqa_plus / f"{first}.gz").write_bytes(gzip.compress((cosqa_plus / published).read_bytes()))
+        (cosqa_plus / published).unlink()
+    assert load(cosqa_plus)[0].queries.to_list() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (PLUS_FILES[0], None, ["CoSQA+ needs", PLUS_FILES[0]]),
+        (PLUS_FILES[2], None, ["CoSQA+ needs", PLUS_FILES[2]]),
+        (PLUS_FILES[0], '[{"query": "x"}]', ["entry 1", '"query-idx"']),
+        (PLUS_FILES[1], '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["entry 2", "code-idx=1"]),
+        (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", '"label"']),
+        (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["no pair with label 1"]),
+    ],
+)
+def test_cosqa_plus_with_something_wrong(cosqa_plus, name, content, words):
+    (cosqa_plus / name).unlink()
+    if content is not None:
+        (cosqa_plus / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        load(cosqa_plus)
+    assert str(cosqa_plus) in str(error.value) and all(word in str(error.value) for word in words)
+
+
 def test_rows_of_another_project_and_several_folders(cosqa, data_dir):
     found = load(f"{cosqa}, {data_dir}/")
     assert [evaluation_set.name for evaluation_set in found] == ["cosqa", data_dir.name]

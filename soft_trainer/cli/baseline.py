@@ -1,0 +1,13 @@
+"""Train an encoder with sentence-transformers' trainer and losses, and measure it as `train` does.
+
+soft-trainer baseline --data_dir DIR --model_name_or_path MODEL
+soft-trainer baseline --baseline gist --mined_negatives 1 --data_dir DIR --model_name_or_path MODEL
+"""
+
+from __future__ import annotations
+
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.studies.baseline import BaselineArguments, train
+
+OPTIONS = (BaselineArguments, ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
+run = train

@@ -1,0 +1,203 @@
+"""A baseline: trains an encoder with sentence-transformers' trainer and losses, and measures it like a run of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+from transformers import set_seed
+
+from soft_trainer import distributed
+from soft_trainer.arguments import (
+    DataArguments,
+    ModelArguments,
+    SoftInfoNCEOptions,
+    SoftInfoNCETrainingArguments,
+    option,
+)
+from soft_trainer.data.sources import load_data, needed_splits
+from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
+from soft_trainer.trainer import SoftInfoNCETrainer
+from soft_trainer.training.building import build_model, build_profile, build_tokenizer
+
+LOSSES = {"mnrl": "MultipleNegativesRankingLoss", "gist": "CachedGISTEmbedLoss"}
+HARDNESS_MODES = ("in_batch_negatives", "hard_negatives", "all_negatives")
+COLUMNS = {"query": "anchor", "code": "positive"}
+# Options of training that sentence-transformers' trainer gets as they are.
+SHARED = (
+    *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("learning_rate", "warmup_steps", "weight_decay", "lr_scheduler_type", "seed", "bf16", "fp16", "use_cpu"),
+    *("dataloader_drop_last", "logging_steps", "disable_tqdm"),
+)
+
+
+@dataclass
+class BaselineArguments:
+    """The loss of sentence-transformers, and its negatives."""
+
+    baseline: str = option("mnrl", f"Loss: {', '.join(f'{key} ({name})' for key, name in LOSSES.items())}.")
+    hardness_mode: str | None = option(
+        None, f"mnrl: negatives that weigh more if similar: {', '.join(HARDNESS_MODES)}."
+    )
+    hardness_strength: float = option(0.0, "mnrl: factor on the cosine of those negatives.")
+    guide_model: str | None = option(None, "Encoder that mines and guides. Default: the encoder as it starts.")
+    guide_margin: float = option(0.05, "Relative margin of mining and of gist.")
+    mined_negatives: int = option(0, "Hard negatives of each query, mined by the guide.")
+    mined_ranks: int = option(20, "Negatives are mined from this many nearest codes.")
+
+    def __post_init__(self):
+        if self.baseline not in LOSSES:
+            raise UserError(f"baseline={self.baseline!r}: use one of {', '.join(LOSSES)}")
+        if self.hardness_mode is not None and self.hardness_mode not in HARDNESS_MODES:
+            raise UserError(f"hardness_mode={self.hardness_mode!r}: use one of {', '.join(HARDNESS_MODES)}")
+        if self.hardness_mode is not None and (self.baseline != "mnrl" or not self.hardness_strength > 0):
+            raise UserError(
+                "hardness_mode: needs baseline=mnrl and a hardness_strength above 0; 9 and 5 are published"
+            )
+        if not 0 <= self.mined_negatives <= self.mined_ranks:
+            raise UserError(f"mined_negatives={self.mined_negatives}: from 0 to mined_ranks={self.mined_ranks}")
+
+
+def train(
+    baseline: BaselineArguments,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: SoftInfoNCETrainingArguments,
+) -> None:
+    """Trains with sentence-transformers and writes the same output folder as a run of ours.
+
+    Batches have no duplicates (`NO_DUPLICATES`). Queries and codes are cut to the longer of `query_length` and
+    `code_length` in training, as that trainer has one length; evaluation cuts each side as ours does.
+
+    Raises:
+        UserError: an option of our loss, several processes, or what a run of ours refuses too.
+    """
+    _check(model_args, args)
+    args.output_dir = args.output_dir or f"{default_output_dir(model_args, data_args, args)}-{baseline.baseline}"
+    set_seed(args.seed)
+    distributed.use_the_cores()
+    check_output_dir(model_args, data_args, args)
+    profile = build_profile(model_args)
+    data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args))
+    sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
+    tokenizer = build_tokenizer(model_args, profile, data["train"])
+    model = build_model(model_args, profile, tokenizer)
+    student, state, seconds = _train(model, tokenizer, profile, _pairs(data["train"], profile), baseline, args)
+    trainer = SoftInfoNCETrainer(student, args, processing_class=tokenizer, encoder=profile)
+    trainer.state = state
+    trainer.save_model()
+    trainer.save_state()
+    run = BaselineRun(trainer, data, model_args, data_args, {}, sets)
+    run.baseline, run.seconds = baseline, seconds
+    run.measure("trained")
+    if data_args.lexical:
+        run.measure_lexical()
+    run.finish()
+
+
+class BaselineRun(Run):
+    """Measures a baseline; its record names the loss of sentence-transformers in place of ours."""
+
+    baseline: BaselineArguments
+    seconds: float  # of mining
+
+    def record(self) -> dict:
+        """The record of the run, as `Run.record`, with the loss and the options of the baseline."""
+        record, options = super().record(), dataclasses.asdict(self.baseline)
+        settings = {name: value for name, value in options.items() if value and name != "baseline"}
+        return record | {
+            "options": record["options"] | options,
+            "loss": {"loss": LOSSES[self.baseline.baseline], "estimator": None} | settings,
+            "estimator": {"name": "none"},
+            "training": record["training"] | {"mining, s": round(self.seconds, 1)},
+        }
+
+
+def _check(model_args: ModelArguments, args: SoftInfoNCETrainingArguments) -> None:
+    """Refuses what sentence-transformers' trainer does not do here."""
+    given = [field.name for field in dataclasses.fields(SoftInfoNCEOptions)]
+    given = [name for name in given if getattr(args, name) != getattr(SoftInfoNCEOptions, name)]
+    if args.train_sampling_strategy != "random":
+        given.append("train_sampling_strategy")
+    if given:
+        raise UserError(f"{given[0]}: an option of our trainer, which the baseline does not have")
+    if model_args.from_scratch or args.world_size > 1:
+        raise UserError("the baseline trains a pretrained encoder in one process")
+
+
+def _pairs(rows: Dataset, profile: EncoderProfile) -> Dataset:
+    """The texts of the rows as sentence-transformers' columns."""
+    columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
+    return Dataset.from_dict({COLUMNS[side]: list(column_texts(rows, columns[side])) for side in SIDES})
+
+
+def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: BaselineArguments, args) -> tuple:
+    """Returns the trained model, the state of its trainer and the seconds of mining."""
+    # Imported here, since a study reads these options without training.
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        losses,
+    )
+    from sentence_transformers.util import mine_hard_negatives
+
+    device = str(args.device)
+    with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
+        export_encoder(model, tokenizer, profile, folder)
+        settings = {"device": device, "model_kwargs": {"attn_implementation": model.config._attn_implementation}}
+        student = SentenceTransformer(folder, **settings)
+        guide = SentenceTransformer(baseline.guide_model or folder, **settings)
+    start = time.monotonic()
+    if baseline.mined_negatives:
+        pairs = mine_hard_negatives(
+            pairs,
+            guide,
+            num_negatives=baseline.mined_negatives,
+            range_max=baseline.mined_ranks,
+            relative_margin=baseline.guide_margin,
+            sampling_strategy="random",
+            output_format="n-tuple",
+            batch_size=args.per_device_eval_batch_size,
+        )
+        if len(pairs) < args.per_device_train_batch_size:
+            raise UserError(f"mined_negatives: {len(pairs)} rows have enough; lower guide_margin or raise mined_ranks")
+    seconds = time.monotonic() - start
+    scale = profile.score_scale
+    if baseline.baseline == "gist":
+        loss = losses.CachedGISTEmbedLoss(
+            student,
+            guide,
+            temperature=1 / scale,
+            mini_batch_size=args.per_device_train_batch_size,
+            margin_strategy="relative",
+            margin=baseline.guide_margin,
+        )
+    else:
+        hardness = {"hardness_mode": baseline.hardness_mode, "hardness_strength": baseline.hardness_strength}
+        loss = losses.MultipleNegativesRankingLoss(student, scale=scale, **hardness)
+    prompts = {COLUMNS[side]: getattr(profile, f"{side}_prefix") for side in SIDES}
+    trainer = SentenceTransformerTrainer(
+        student,
+        SentenceTransformerTrainingArguments(
+            args.output_dir,
+            batch_sampler="no_duplicates",
+            prompts={column: prompt for column, prompt in prompts.items() if prompt} or None,
+            report_to="none",
+            save_strategy="no",
+            **{name: getattr(args, name) for name in SHARED},
+        ),
+        train_dataset=pairs,
+        loss=loss,
+    )
+    trainer.train()
+    return student.transformers_model, trainer.state, seconds

@@ -1,0 +1,70 @@
+"""Baselines by sentence-transformers: their options, their output folder, and their place in a study."""
+
+import json
+
+import pytest
+
+from soft_trainer.cli.__main__ import parse_command, run_command
+from soft_trainer.errors import UserError
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.studies import execution
+from soft_trainer.studies.grid import read_study
+
+HERE = ["--language", "python", "--use_cpu", "true", "--disable_tqdm", "true", "--max_steps", "2"]
+
+
+@pytest.fixture(scope="module")
+def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
+    return str(export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoders") / "tiny"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--baseline", "triplet"], "baseline='triplet': use one of mnrl, gist"),
+        (["--hardness_mode", "all"], "hardness_mode='all': use one of in_batch_negatives"),
+        (["--hardness_mode", "all_negatives"], "needs baseline=mnrl and a hardness_strength above 0"),
+        (["--mined_negatives", "21"], "mined_negatives=21: from 0 to mined_ranks=20"),
+        (["--weighting", "positive_aware"], "weighting: an option of our trainer"),
+        (["--train_sampling_strategy", "similar"], "train_sampling_strategy: an option of our trainer"),
+        (["--from_scratch", "32x1"], "trains a pretrained encoder in one process"),
+    ],
+)
+def test_what_a_baseline_cannot_do_is_refused_before_a_model_loads(words, message):
+    with pytest.raises(UserError, match=message):
+        command, options = parse_command(["baseline", *HERE, *words])
+        command.run(*options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "loss"),
+    [
+        (["--hardness_mode", "in_batch_negatives", "--hardness_strength", "9"], "MultipleNegativesRankingLoss"),
+        (["--baseline", "gist", "--mined_negatives", "1"], "CachedGISTEmbedLoss"),
+    ],
+)
+def test_a_baseline_trains_and_writes_the_folder_of_a_run(encoder_dir, data_dir, own_cache, tmp_path, words, loss):
+    from soft_trainer import load_encoder
+
+    folder = tmp_path / "out"
+    words = [*words, "--model_name_or_path", encoder_dir, "--data_dir", str(data_dir), "--output_dir", str(folder)]
+    assert run_command(["baseline", *HERE, *words, "--per_device_train_batch_size", "2"]) == 0
+    record = json.loads((folder / "run.json").read_text())
+    assert record["loss"]["loss"] == loss and record["training"]["steps"] == 2
+    assert 0 < record["results"]["test"]["trained"]["mrr"] <= 1
+    trained, before = load_encoder(folder).model.state_dict(), load_encoder(encoder_dir).model.state_dict()
+    assert any((trained[name] != before[name]).any() for name in before)
+    assert (folder / "ranks-test-trained.parquet").exists()
+
+
+def test_a_study_starts_the_command_of_a_module(tmp_path):
+    path = tmp_path / "study.yaml"
+    method = [{"name": "ours"}, {"name": "mnrl", "module": "soft_trainer.studies.baseline"}]
+    path.write_text(json.dumps({"output_dir": str(tmp_path), "grid": {"method": method, "seed": [1]}}))
+    study = read_study(path)
+    assert [execution.command(study, study.runs[name])[5] for name in ("ours/1", "mnrl/1")] == ["train", "baseline"]
+    both = [{"name": "b", "module": "soft_trainer.simcse"}]
+    path.write_text(json.dumps({"output_dir": str(tmp_path), "grid": {"method": method, "other": both}}))
+    with pytest.raises(UserError, match="mnrl/b: it has two modules"):
+        read_study(path)
