@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
-    parser.add_argument("--split", default="test", help="queries of this split (default: test)")
+    parser.add_argument("--split", default="test", help="queries of this split (default: test); patterns: by comma")
     parser.add_argument(
         "--system", default="trained", help="ranks by untrained, lexical or trained (default: trained)"
     )

@@ -48,7 +48,7 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
     if profile.include_prompt or not prefix:
         return 0
     ids = tokenizer(prefix)["input_ids"]
-    return len(ids) - (ids[-1] in tokenizer.all_special_ids)
+    return len(ids) - (ids[-1] in tokenizer.all_special_ids) if ids else 0
 
 
 # ---- Token ids to padded batches ----

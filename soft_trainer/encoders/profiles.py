@@ -123,8 +123,8 @@ PROFILES = {
     "unixcoder": EncoderProfile(
         "unixcoder", pooling="mean", query_prefix="<encoder-only></s>", code_prefix="<encoder-only></s>"
     ),
-    # https://huggingface.co/nomic-ai/CodeRankEmbed names the prompt, and its 1_Pooling/config.json the pooling. No
-    # temperature is given there; 1/20 is within the usual 0.02 to 0.05.
+    # https://huggingface.co/nomic-ai/CodeRankEmbed names the prompt. It pools on the first token, as its base
+    # Arctic-Embed-M-Long does. No temperature is given there; 1/20 is within the usual 0.02 to 0.05.
     "coderankembed": _TODAY.replace(
         name="coderankembed", pooling="cls", query_prefix="Represent this query for searching relevant code: "
     ),

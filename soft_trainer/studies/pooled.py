@@ -75,6 +75,9 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 
     Runs are pairs if the text in place of each `*` is the same. Pairs with the same queries are seeds of one set.
 
+    Args:
+        split: evaluation sets by comma; a pair of runs may lack some of them.
+
     Raises:
         UserError: a pattern without `*` or without runs, a run without a partner, or one without ranks.
     """
@@ -84,9 +87,13 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
             raise UserError(f"{one[alone[0]]}: no run of {pattern} is its partner")
     sets: dict[tuple, list[tuple[str, Pairing]]] = {}
     for parts in sorted(folders[0]):
-        ranked = [ranks_of(side[parts], split, system) for side in folders]
-        key = (tuple(sorted(ranked[0].urls)), ranked[0].pool_size)
-        sets.setdefault(key, []).append(("/".join(parts), Pairing(*([each] for each in ranked))))
+        pair = [side[parts] for side in folders]
+        names = split.split(",")
+        present = [name for name in names if any((run / f"ranks-{name}-{system}.parquet").is_file() for run in pair)]
+        for name in present or names:  # without any, the first is named as missing
+            ranked = [ranks_of(run, name, system) for run in pair]
+            key = (tuple(sorted(ranked[0].urls)), ranked[0].pool_size)
+            sets.setdefault(key, []).append(("/".join((*parts, name)), Pairing(*([each] for each in ranked))))
     return PooledComparison(tuple(map(_set, sets.values())))
 
 

@@ -28,6 +28,7 @@ FAMILIES = {
     "gemma3": ("Gemma3Text", DECODER, "last_token"),
     "t5": ("T5", T5, "mean"),
 }
+FAST = ("modernbert", "qwen3", "t5")  # an encoder, a decoder, half of both; the others are tried with the slow tests
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def make_family(name: str, tokenizer, positions: int = 40) -> Family:
     return Family(name, model, pooling)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
+)
 def family(request, tokenizer) -> Family:
     return make_family(request.param, tokenizer)

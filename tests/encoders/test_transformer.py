@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.encoders.loading import load_encoder, load_model, load_tokenizer
 from soft_trainer.encoders.positions import most_tokens
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
@@ -95,6 +96,11 @@ def test_encoders_of_estimators_get_the_option_too(remote):
     assert TrainedModelEstimator(**taken).load().model.config.hidden_size == 16
     with pytest.raises(UserError, match="trust_remote_code"):
         TrainedModelEstimator(str(remote)).load()
+
+
+def test_a_search_runs_no_code_of_a_model(remote):
+    with pytest.raises(UserError, match=f"^{remote}: .* a search never runs such code$"):
+        LazyEncoder(str(remote)).queries(["read a file"])
 
 
 # ---- Precision and attention ----

@@ -31,8 +31,8 @@ def patterns(study) -> tuple[str, str]:
 def test_runs_are_paired_by_the_text_in_place_of_the_stars(study):
     pooled = compare_patterns(*patterns(study))
     assert [(each.name, each.seeds, each.differences.shape) for each in pooled.sets] == [
-        ("go", 2, (2, 4)),
-        ("ruby", 2, (2, 3)),
+        ("go/test", 2, (2, 4)),
+        ("ruby/test", 2, (2, 3)),
     ]
     assert pooled.sets[1].differences.tolist() == [[0, 1 / 4, 0], [1 / 2, 1 / 2, 0]]
     ours = [1, 1, 3 / 4, 1 / 2, 1, 3 / 4, 1 / 4]
@@ -43,7 +43,7 @@ def test_the_command_prints_a_line_for_each_set_and_one_for_all(study, capsys):
     run_command(["compare", *patterns(study)])
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
-    assert [row[0] for row in rows] == ["go", "ruby", "all"]
+    assert [row[0] for row in rows] == ["go/test", "ruby/test", "all"]
     assert rows[-1][2] == "7" and rows[-1][-1].startswith("+0.1250 (")
     assert lines[-1].startswith("p ")
 
@@ -56,6 +56,17 @@ def test_a_run_without_a_partner_is_named(study, make_run):
         compare_patterns(f"{study}/*/ours/*", f"{study}/*/nothing/*")
     with pytest.raises(UserError, match=r"write \* in place"):
         compare_patterns(f"{study}/*/ours/*", f"{study}/ruby/other/0")
+
+
+def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
+    for method, ranks in (("ours", [1, 2]), ("other", [2, 2])):
+        for seed in (0, 1):
+            write_ranks(study / f"go/{method}/{seed}/ranks-valid-trained.parquet", ranks)
+    pooled = compare_patterns(*patterns(study), split="valid,test")
+    assert [each.name for each in pooled.sets] == ["go/valid", "go/test", "ruby/test"]
+    (study / "go/ours/0/ranks-valid-trained.parquet").unlink()
+    with pytest.raises(UserError, match="go/ours/0: no ranks of valid"):
+        compare_patterns(*patterns(study), split="valid,test")
 
 
 def test_one_seed_gives_the_interval_over_queries():
