@@ -128,8 +128,9 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     saved = (Path(checkpoint) / WEIGHTS).is_file()
     if saved and not has_adapter(model):
         raise UserError(f"{checkpoint}: it holds an adapter; resume it with the same options of LoRA")
-    if has_adapter(model) and (Path(checkpoint) / "model.safetensors").is_file():
-        raise UserError(f"{checkpoint}: it holds all weights and no adapter; resume it without the options of LoRA")
+    sharded = any(Path(checkpoint).glob("pytorch_model_fsdp*"))
+    if has_adapter(model) and not saved and not sharded:
+        raise UserError(f"{checkpoint}: it holds no adapter; resume it without the options of LoRA")
 
 
 def load_checkpoint_adapter(model: PreTrainedModel, checkpoint: str | Path) -> None:

@@ -10,7 +10,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotat
 
 from soft_trainer import distributed
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder
-from soft_trainer.encoders.lora import WEIGHTS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import mark_complete, reporting_disk_errors, saving_checkpoint, write_text
 from soft_trainer.hub.export import export_encoder
@@ -66,7 +65,7 @@ class SavingTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Loads the weights of a checkpoint; `Trainer` knows adapters in a `PeftModel` only."""
-        if has_adapter(self.model) and (Path(resume_from_checkpoint) / WEIGHTS).is_file():
+        if has_adapter(self.model) and not self.is_fsdp_enabled:
             load_checkpoint_adapter(self.model, resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
