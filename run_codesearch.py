@@ -53,7 +53,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         check_output_dir(model_args, data_args, args)
     check_pushes(data_args, args)
     profile = build_profile(model_args)
-    estimator = choose_estimator(data_args, profile.query_columns)
+    estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
     with args.main_process_first(desc="loading data"):
         needed = needed_splits(data_args, args, bool(model_args.from_scratch))
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)

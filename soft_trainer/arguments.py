@@ -14,6 +14,8 @@ from pathlib import Path
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from soft_trainer.encoders.lora import LoraOptions
+from soft_trainer.encoders.options import PretrainedOptions
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest
@@ -32,7 +34,7 @@ def option(default, help: str, **metadata):
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(LoraOptions, PretrainedOptions):
     """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
     model_name_or_path: str | None = option(
@@ -47,6 +49,9 @@ class ModelArguments:
     pooling: str | None = option(None, f"One embedding from token vectors: {', '.join(POOLINGS)}.")
     query_prefix: str | None = option(None, "Text before every query, special tokens included.")
     code_prefix: str | None = option(None, "Text before every code, special tokens included.")
+    query_prompt: str | None = option(None, "Text before every query, after special tokens that the encoder needs.")
+    code_prompt: str | None = option(None, "Text before every code, after special tokens that the encoder needs.")
+    include_prompt: bool | None = option(None, "Pool the tokens of prompts and prefixes too. Default: yes.")
     query_length: int | None = option(None, "Tokens kept of a query, special tokens included.")
     code_length: int | None = option(None, "Tokens kept of a code, special tokens included.")
     data_flow_length: int | None = option(None, "Data-flow nodes after the code tokens (GraphCodeBERT).")
@@ -56,6 +61,11 @@ class ModelArguments:
     code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
 
     def __post_init__(self):
+        LoraOptions.__post_init__(self)
+        PretrainedOptions.__post_init__(self)
+        for side in ("query", "code"):
+            if getattr(self, f"{side}_prompt") is not None and getattr(self, f"{side}_prefix") is not None:
+                raise UserError(f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too")
         if self.vocabulary_size < SMALLEST_VOCABULARY:
             raise UserError(f"vocabulary_size={self.vocabulary_size}: must be {SMALLEST_VOCABULARY} or more")
 
@@ -157,9 +167,7 @@ class SoftInfoNCEOptions:
     margin: float | None = option(
         None, "positive_aware: a negative counts fully if it is less similar than the positive by this much."
     )
-    order_loss_weight: float = option(
-        0.0, "Weight of a further loss, which orders the negatives as the estimator does. 0: none."
-    )
+    order_loss_weight: float = option(0.0, "Weight of a further loss: order negatives as the estimator does. 0: none.")
     order_loss_scale: float = option(1.0, "Factor on the differences of scores in the order loss.")
     infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.")
     kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.")
@@ -212,6 +220,7 @@ class SoftInfoNCEOptions:
         "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
     )
     chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
+    matryoshka_dims: str | None = option(None, "Train these first dimensions as embeddings too, such as 768,256,64.")
 
 
 @dataclass
@@ -243,6 +252,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     )
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
+    merge_lora: bool = option(False, "Save the whole encoder, with the adapter merged into its weights.")
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):

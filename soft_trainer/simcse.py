@@ -23,8 +23,9 @@ from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
-from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.options import PretrainedOptions
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
@@ -37,7 +38,7 @@ MEASURES = ("alignment", "uniformity")
 
 
 @dataclass
-class SimCSEArguments:
+class SimCSEArguments(PretrainedOptions):
     """The encoder to start from, and the queries to train on."""
 
     model_name_or_path: str = option(PAPER_MODEL, "Encoder to start from: a Hub name or a folder.")
@@ -103,6 +104,11 @@ class SimCSETrainer(SoftInfoNCETrainer):
     def prepare_rows(self) -> None:
         """Prepares nothing: a query has no negatives of its own."""
 
+    @property
+    def prompt_lengths(self) -> dict[str, int]:
+        """The tokens of the query's prompt, on both sides."""
+        return dict.fromkeys(SIDES, prompt_length(self.processing_class, self.encoder, "query"))
+
     def _train_batches(self) -> TrainBatches:
         queries = self._tokens(self.train_dataset, "query")
         return self._batches({side: queries for side in SIDES})
@@ -124,7 +130,8 @@ class SimCSETrainer(SoftInfoNCETrainer):
         tokens = self._tokens(self.eval_dataset if eval_dataset is None else eval_dataset, "query")
         pad, size = self.processing_class.pad_token_id, self.args.per_device_eval_batch_size
         with self.accelerator.autocast():
-            embeddings = embed_sharded(self.model, self.encoder, tokens, pad, size)
+            prompt = self.prompt_lengths["query"]
+            embeddings = embed_sharded(self.model, self.encoder, tokens, pad, size, prompt_length=prompt)
             views = self._dropout_views(tokens)
         metrics = {"alignment": alignment(*views), "uniformity": uniformity(embeddings)}
         metrics = {name: float(value) for name, value in metrics.items()}
@@ -237,6 +244,7 @@ def draw_curves(curves: dict[int, dict[str, float]]):
 def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> SimCSETrainer:
     """Builds the trainer of a run: queries, and an encoder with mean pooling, normalised, and cosine scores."""
     name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
+    trust = arguments.trust_remote_code
     profile = resolve_profile(name, revision=revision).replace(
         pooling="mean",
         normalize=True,
@@ -249,11 +257,11 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
     with args.main_process_first(desc="loading queries"):
         data = load_queries(arguments, profile, args.seed)
     return SimCSETrainer(
-        load_model(name, profile, revision),
+        load_model(name, profile, revision, trust, arguments.attn_implementation, arguments.dtype),
         args,
         train_dataset=data["train"],
         eval_dataset=data["valid"],
-        processing_class=load_tokenizer(name, profile, revision),
+        processing_class=load_tokenizer(name, profile, revision, trust),
         encoder=profile,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -15,19 +17,26 @@ from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.encoding import encode
-from soft_trainer.encoders.loading import Encoder, register_prefix_tokens
+from soft_trainer.encoders.adapters import plain_encoder
+from soft_trainer.encoders.encoding import encode, prompt_length
+from soft_trainer.encoders.loading import Encoder
+from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.tokenizers import prepare_tokenizer
+from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.dimensions import shorter_metric
 from soft_trainer.files import last_checkpoint
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.adapters import check_adapter, check_checkpoint
 from soft_trainer.training.batch_trainer import BatchTrainer
 from soft_trainer.training.checks import (
     banner,
     check_batches,
     check_own_collator,
+    check_prompts_pooled,
     check_run,
     check_trainer_arguments,
     check_weighting,
@@ -49,7 +58,8 @@ class SoftInfoNCETrainer(BatchTrainer):
     """Fine-tunes a code-search encoder with Soft-InfoNCE (Eq. 3) or one of the paper's other losses.
 
     Args:
-        model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`.
+        model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
+            adapter (`model.add_adapter`); a `PeftModel` gives the encoder inside.
         args: `SoftInfoNCETrainingArguments`, or plain `transformers.TrainingArguments`. The latter mean Soft-InfoNCE
             with an estimator and InfoNCE without.
         train_dataset: rows in CodeSearchNet's columns, a `Dataset` or a list of dicts. A row's number is its position.
@@ -85,6 +95,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
+        model, self.encoder = plain_encoder(model), encoder
         self.estimator_callback = find_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")
         self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
@@ -105,8 +116,10 @@ class SoftInfoNCETrainer(BatchTrainer):
             **kwargs,
         )
         name = self.model.config._name_or_path
-        self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
-        register_prefix_tokens(processing_class, self.encoder)
+        self.encoder = self.encoder or (resolve_profile(name) if name else PROFILES["auto"])
+        prepare_tokenizer(processing_class, self.encoder)
+        check_prompts_pooled(self.prompt_lengths, data_collator)
+        self.check_encoder()
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
         self._overflows = OverflowCounter(self.accelerator.scaler) if self.accelerator.scaler else None
@@ -160,6 +173,23 @@ class SoftInfoNCETrainer(BatchTrainer):
         return Weigher(self.objective, self.estimator)
 
     @property
+    def matryoshka_dims(self) -> tuple[int, ...]:
+        """The numbers of first dimensions that are trained as embeddings, the largest first; () for all at once."""
+        return parse_dims(self.options.matryoshka_dims)
+
+    @property
+    def evaluated_dims(self) -> tuple[int, ...]:
+        """The numbers of first dimensions that are evaluated beside all of them."""
+        dims = self.matryoshka_dims or (self.encoder.matryoshka_dims if self.encoder else ())
+        model = getattr(self, "model", None)  # the constructor checks some settings before it has one
+        return tuple(dim for dim in dims if model is None or dim < model.config.hidden_size)
+
+    @property
+    def profile_to_save(self) -> EncoderProfile:
+        """The encoder's profile, with the dimensions that were trained."""
+        return dataclasses.replace(self.encoder, matryoshka_dims=self.matryoshka_dims)
+
+    @property
     def global_batch_size(self) -> int:
         """N, the number of codes that each query meets."""
         return self._train_batch_size * (self.args.world_size if self.gathers else 1)
@@ -203,6 +233,11 @@ class SoftInfoNCETrainer(BatchTrainer):
             own_negatives=prepared.own_negatives,
         )
 
+    @property
+    def prompt_lengths(self) -> dict[str, int]:
+        """For each side of a batch the first tokens of its texts that are left out of the pooling."""
+        return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
+
     def _batches(self, tokens: dict, **inputs) -> TrainBatches:
         rank, world_size = distributed.rank_and_world_size()
         if self._own_collator:
@@ -211,6 +246,7 @@ class SoftInfoNCETrainer(BatchTrainer):
                 self.processing_class.pad_token_id,
                 cost if self.options.chunk_by_length else None,
                 self.options.gradient_cache_chunk_size,
+                self.prompt_lengths,
             )
         return TrainBatches(
             tokens, self.data_collator, gather=self.gathers, rank=rank, world_size=world_size, **inputs
@@ -238,7 +274,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         """The part of a block of queries in this process's loss, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
-        objective, scores = self.objective, score(self.encoder, queries, codes)
+        objective, scores = self.objective, self._scores(queries, codes)
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
@@ -248,9 +284,14 @@ class SoftInfoNCETrainer(BatchTrainer):
         else:
             inputs = {}
         if "weights" in inputs and block.start == 0:
-            self.estimator_callback.observe(inputs["weights"], objective.floor, scores, positives)
-        loss = objective(scores, positives, negatives=negatives, also=also, **inputs)
+            self.estimator_callback.observe(inputs["weights"], objective.floor, scores[0], positives)
+        loss = sum(objective(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
         return loss * batch.loss_scale(len(queries))
+
+    def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
+        """The scores Tensor[B, N] by the first dimensions of the embeddings, for each number of `matryoshka_dims`."""
+        sides = ([shorten(self.encoder, side, dim) for side in (queries, codes)] for dim in self.matryoshka_dims)
+        return [score(self.encoder, *each) for each in sides] or [score(self.encoder, queries, codes)]
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """A step of any `Trainer`, or one with gradient caching; the loss must be finite."""
@@ -297,8 +338,16 @@ class SoftInfoNCETrainer(BatchTrainer):
 
     def check_settings(self) -> None:
         """Refuses settings that cannot work. They may change between the constructor and `train`, so both call it."""
-        metrics = None if self.compute_metrics else measured_metrics(self.METRICS, self.eval_dataset)
+        names = (*self.METRICS, *map(shorter_metric, self.evaluated_dims))
+        metrics = None if self.compute_metrics else measured_metrics(names, self.eval_dataset)
         check_run(self.args, self.estimator, self.train_dataset, metrics=metrics)
+
+    def check_encoder(self) -> None:
+        """Refuses an encoder that cannot be trained or saved as the settings say."""
+        check_model(self.model, self.encoder)
+        if self.train_dataset is not None:
+            check_adapter(self.model, self.args)
+        check_dims(self.matryoshka_dims, self.model.config.hidden_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         """Trains, after a table that says what will be trained.
@@ -312,8 +361,10 @@ class SoftInfoNCETrainer(BatchTrainer):
             SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
         """
         self.check_settings()
+        self.check_encoder()
         self.check_evaluation()
         checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        check_checkpoint(self.model, checkpoint)
         if checkpoint and self.estimator_callback is not None:
             self.estimator_callback.check_resumed(self.state.global_step)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))

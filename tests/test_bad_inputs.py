@@ -44,6 +44,18 @@ BAD = [
     ({"max_grad_norm": -1}, "max_grad_norm"),
     ({"warmup_steps": "nan"}, "warmup_steps"),
     ({"warmup_steps": -1}, "warmup_steps"),
+    ({"lora_r": 0}, "lora_r"),
+    ({"lora_r": 4, "lora_dropout": 1}, "lora_dropout"),
+    ({"lora_r": 4}, "from scratch"),
+    ({"lora_alpha": 8}, "lora_r"),
+    ({"lora_r": 4, "from_scratch": None, "model_name_or_path": "{adapter}"}, "trained on as it is"),
+    ({"from_scratch": None, "model_name_or_path": "{adapter}"}, "its base cannot be loaded: /nowhere/base"),
+    ({"lora_target_modules": "query"}, "lora_r"),
+    ({"merge_lora": True}, "merge_lora"),
+    ({"matryoshka_dims": "64,16"}, "matryoshka_dims=64"),
+    ({"matryoshka_dims": "16,0"}, "matryoshka_dims"),
+    ({"matryoshka_dims": "16,16"}, "twice"),
+    (EVALUATED | {"matryoshka_dims": "32,16", "metric_for_best_model": "mrr_32"}, "mrr_16"),
     ({"adam_beta1": 1.5}, "optim"),
     ({"adam_epsilon": -1}, "optim"),
     ({"seed": -1}, "seed"),
@@ -180,13 +192,15 @@ IDS = ["-".join(f"{name}={value}" for name, value in options.items()) for option
 
 @pytest.fixture(scope="module")
 def places(_model, tokenizer, profile, tmp_path_factory) -> dict[str, Path]:
-    """A file, an empty folder, an encoder and an encoder without its tokenizer."""
+    """A file, an empty folder, an encoder, an encoder without its tokenizer and an adapter without its base."""
     folder = tmp_path_factory.mktemp("places")
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
     encoder = export_encoder(_model, tokenizer, profile, folder / "encoder")
     shutil.copytree(encoder, folder / "untokenised", ignore=shutil.ignore_patterns("*token*", "*vocab*", "*merges*"))
-    return {name: folder / name for name in ("file", "empty", "encoder", "untokenised")}
+    shutil.copytree(encoder, folder / "adapter", ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    (folder / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "/nowhere/base"}')
+    return {name: folder / name for name in ("file", "empty", "encoder", "untokenised", "adapter")}
 
 
 def at(places: dict[str, Path], value):

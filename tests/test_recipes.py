@@ -17,6 +17,7 @@ RUNS = [path for path in RECIPES if "simcse" not in path.name and path.name != "
 # What makes any recipe small and local; the batch is the smallest that BM25's alpha and beta take.
 TINY = {
     "source_dir": "",
+    "model_name_or_path": "",
     "from_scratch": "32x1",
     "vocabulary_size": 400,
     "max_steps": 2,
@@ -48,10 +49,10 @@ def test_a_recipe_names_options_that_exist(path, tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "paper").glob("*/base.yaml")), ids=name)
 def test_the_paper_names_its_settings_so_that_no_later_default_changes_them(path, tmp_path):
-    # The studies name those of the methods; the others belong to batches that the paper does not have.
+    # The studies name those of the methods; the others belong to batches and embeddings that the paper does not have.
     by_method = {"loss", "alpha", "beta", "temperature", "cancel_k", "cancel_ratio"}
     absent = {"margin", "order_loss_scale", "mask_duplicates", "similar_by", "neighbours", "gather_negatives"}
-    absent |= {"group_size", "random_share", "nearest_apart", "equal_texts_apart"}  # of similar batches
+    absent |= {"matryoshka_dims", "group_size", "random_share", "nearest_apart", "equal_texts_apart"}
     without_effect = {"chunk_by_length", "gradient_cache_chunk_size"}
     options = {field.name for field in dataclasses.fields(SoftInfoNCEOptions) if not field.name.startswith("negative")}
     recipe = read_recipe(path)

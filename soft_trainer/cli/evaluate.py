@@ -33,9 +33,11 @@ from soft_trainer.terminal import print_on_main
 SHARED = {
     DataArguments: ("data_dir", "source_dir", "eval_data_dir", "language", "split_urls", "filters", "mining_keep")
     + ("lexical",),
-    SoftInfoNCETrainingArguments: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm"),
-    ModelArguments: ("model_revision", "profile", "pooling", "query_prefix", "code_prefix", "query_length")
-    + ("code_length", "data_flow_length", "score_function", "score_scale", "query_columns", "code_columns"),
+    SoftInfoNCETrainingArguments: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm")
+    + ("matryoshka_dims",),
+    ModelArguments: ("model_revision", "trust_remote_code", "attn_implementation", "dtype", "profile", "pooling")
+    + ("query_prefix", "code_prefix", "query_prompt", "code_prompt", "include_prompt", "query_length", "code_length")
+    + ("data_flow_length", "score_function", "score_scale", "query_columns", "code_columns"),
 }
 
 ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training", "weights")

@@ -28,7 +28,7 @@ SHARED = {
     + ("mixture_shares", "mixture_temperatures", "bm25_idf", "bm25_scope"),
     SoftInfoNCEOptions: ("negative_candidates", "negative_ranks", "negative_max_score", "negative_margin")
     + ("negative_ratio",),
-    ModelArguments: ("profile", "query_columns", "code_columns"),
+    ModelArguments: ("trust_remote_code", "profile", "query_columns", "code_columns"),
 }
 QUERY_WORDS, CODE_WORDS = "query_words", "code_words"  # columns that bm25 reads
 
@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     _check(arguments)
     choice = choice_of(dataclasses.replace(options, negatives_per_query=1))
     profile = build_profile(dataclasses.replace(model_args, profile=model_args.profile or "auto"))
-    estimator = choose_estimator(dataclasses.replace(data_args, bm25_document_column=CODE_WORDS), (QUERY_WORDS,))
+    bm25_of_codes = dataclasses.replace(data_args, bm25_document_column=CODE_WORDS)
+    estimator = choose_estimator(bm25_of_codes, (QUERY_WORDS,), model_args.trust_remote_code)
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
         data = load_data(data_args, profile, folder, ("train",))
         train, further = data["train"], _further_codes(arguments, data)

@@ -220,7 +220,7 @@ class TrainBatches(Dataset):
                 passes = max(self.collator.count_chunks(lengths[part]) for part in ids)
                 # A process without rows encodes a row of another process and uses none of its embeddings.
                 own = ids[self.rank] if len(ids[self.rank]) else rows_of[0][:1]
-                sides[side] = self.collator.side([self.tokens[side][int(row)] for row in own], passes)
+                sides[side] = self.collator.side([self.tokens[side][int(row)] for row in own], passes, side)
         empty = [side for side in SIDES if not len(ids_of[side][self.rank])]
         return sides | {side: sides[side].without_rows() for side in empty}
 

@@ -58,10 +58,18 @@ class PairCollator:
         pad_token_id: the tokenizer's.
         cost: the cost of a chunk beside its tokens. None: each side is one chunk.
         largest_chunk: the largest number of rows in a chunk.
+        prompt_lengths: for "query" and "code" the first tokens of every row that are left out of the pooling.
     """
 
-    def __init__(self, pad_token_id: int, cost: ChunkCost | None = None, largest_chunk: int | None = None):
+    def __init__(
+        self,
+        pad_token_id: int,
+        cost: ChunkCost | None = None,
+        largest_chunk: int | None = None,
+        prompt_lengths: Mapping[str, int] | None = None,
+    ):
         self.pad_token_id, self.cost, self.largest_chunk = pad_token_id, cost, largest_chunk
+        self.prompt_lengths = dict(prompt_lengths or {})
 
     def __call__(self, features: Sequence[dict], passes: Mapping[str, int] | None = None) -> dict[str, Side]:
         """Collates features with `query_ids` and `code_ids`.
@@ -70,17 +78,18 @@ class PairCollator:
             passes: the number of chunks of each side, at least as many as `count_chunks` says.
         """
         return {
-            side: self.side([feature[f"{side}_ids"] for feature in features], (passes or {}).get(side, 1))
+            side: self.side([feature[f"{side}_ids"] for feature in features], (passes or {}).get(side, 1), side)
             for side in SIDES
         }
 
-    def side(self, token_ids: Sequence[np.ndarray], passes: int = 1) -> Side:
-        """One side of a batch, in the cheapest number of chunks, but in no fewer than `passes`."""
+    def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
+        """The side `name` of a batch, in the cheapest number of chunks, but in no fewer than `passes`."""
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
         chunks = split_chunks(chunk_by_length(lengths, self.cost, self.largest_chunk), passes)
         order = np.empty(len(token_ids), dtype=np.int64)
         order[np.concatenate(chunks)] = np.arange(len(token_ids))
-        padded = [pad([token_ids[row] for row in chunk], self.pad_token_id) for chunk in chunks]
+        prompt = self.prompt_lengths.get(name, 0)
+        padded = [pad([token_ids[row] for row in chunk], self.pad_token_id, prompt) for chunk in chunks]
         return Side(padded, torch.from_numpy(order)).with_passes(passes)
 
     def count_chunks(self, lengths: np.ndarray) -> int:

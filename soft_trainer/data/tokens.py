@@ -201,6 +201,8 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 def _vocabulary(tokenizer) -> str:
     """The serialised tokenizer, without the truncation and padding of its last call."""
+    if not tokenizer.is_fast:
+        return repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map))
     backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

@@ -27,10 +27,28 @@ def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
     """Returns the token ids as `tokenize` does, and each text's number of tokens before the cut."""
-    encodings = tokenizer([prefix + text for text in texts], truncation=True, max_length=max_length).encodings
+    texts = [prefix + text for text in texts]
+    if not tokenizer.is_fast:  # written in Python: it does not say how much it cuts
+        lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
+        return tokenizer(texts, truncation=True, max_length=max_length)["input_ids"], lengths
+    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings
     special = tokenizer.num_special_tokens_to_add()
     lengths = [len(e) + sum(len(rest) - special for rest in e.overflowing) for e in encodings]
     return [e.ids for e in encodings], lengths
+
+
+def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
+    """Counts the tokens before each text of a side ("query" or "code") that are left out of the pooling.
+
+    It is 0 if `profile.include_prompt`. The count is that of sentence-transformers, so that embeddings are equal: the
+    tokens of the prompt alone, without a special token at their end. Where the prompt ends with a space, many
+    tokenizers join that space to the text's first word, which is then left out too.
+    """
+    prefix = getattr(profile, f"{side}_prefix")
+    if profile.include_prompt or not prefix:
+        return 0
+    ids = tokenizer(prefix)["input_ids"]
+    return len(ids) - (ids[-1] in tokenizer.all_special_ids) if ids else 0
 
 
 # ---- Token ids to padded batches ----
@@ -51,11 +69,15 @@ def token_count(item: Sequence[int] | dict) -> int:
     return len(item["input_ids"] if isinstance(item, dict) else item)
 
 
-def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int) -> dict[str, Tensor]:
+def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int = 0) -> dict[str, Tensor]:
     """Pads rows on the right to the longest of the batch.
 
+    Args:
+        prompt_length: the first tokens of every row that are left out of the pooling.
+
     Returns:
-        `input_ids` and `attention_mask`, both LongTensor[B, L]. Rows with data flow: see `pad_graph_features`.
+        `input_ids` and `attention_mask`, both LongTensor[B, L]; with a prompt length also `pooling_mask`, which is 0
+        on the prompt too. Rows with data flow: see `pad_graph_features`.
     """
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id)
@@ -63,18 +85,29 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int) -> dict[str, T
     input_ids = np.full((len(items), lengths.max(initial=1)), pad_token_id, dtype=np.int64)
     for row, ids in enumerate(items):
         input_ids[row, : len(ids)] = ids
-    mask = np.arange(input_ids.shape[1]) < lengths[:, None]
-    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+    places = np.arange(input_ids.shape[1])
+    mask = places < lengths[:, None]
+    masks = {"attention_mask": mask} | ({"pooling_mask": mask & (places >= prompt_length)} if prompt_length else {})
+    masks = {name: torch.from_numpy(values.astype(np.int64)) for name, values in masks.items()}
+    return {"input_ids": torch.from_numpy(input_ids), **masks}
 
 
 # ---- Batches to embeddings ----
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Computes the embeddings Tensor[B, d] of one padded batch, in float32 or higher in every model precision."""
+    """Computes the embeddings Tensor[B, d] of one padded batch, in float32 or higher in every model precision.
+
+    Args:
+        inputs: those of `pad`. The model itself does not get `pooling_mask`.
+    """
     if "node_mask" in inputs:
         return _encode_graphs(model, profile, inputs)
-    return pool(profile, model(**inputs), inputs["attention_mask"])
+    inputs = dict(inputs)
+    pooling_mask = inputs.pop("pooling_mask", inputs["attention_mask"])
+    outputs = model(**inputs)
+    # The last token is never one of the prompt, unless there is no other.
+    return pool(profile, outputs, inputs["attention_mask"] if profile.pooling == "last_token" else pooling_mask)
 
 
 def _encode_graphs(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -97,6 +130,7 @@ def embed(
     pad_token_id: int,
     batch_size: int = 64,
     progress: str | None = None,
+    prompt_length: int = 0,
 ) -> Tensor:
     """Computes the embeddings Tensor[n, d] of any number of texts, in eval mode and in the order given.
 
@@ -106,6 +140,7 @@ def embed(
     Args:
         token_ids: the token ids of each text, or its features with data flow.
         progress: the label of a progress bar; None shows no bar.
+        prompt_length: the first tokens of each text that are left out of the pooling (function `prompt_length`).
     """
     weights = next(model.parameters())
     order = sorted(range(len(token_ids)), key=lambda row: -token_count(token_ids[row]))
@@ -116,7 +151,7 @@ def embed(
     with tqdm(total=len(order), desc=progress, disable=progress is None, leave=False, unit="text") as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            inputs = pad([token_ids[row] for row in rows], pad_token_id)
+            inputs = pad([token_ids[row] for row in rows], pad_token_id, prompt_length)
             inputs = {name: tensor.to(weights.device) for name, tensor in inputs.items()}
             embeddings[rows] = encode(model, profile, inputs).to(dtype)
             bar.update(len(rows))
@@ -131,6 +166,7 @@ def embed_sharded(
     pad_token_id: int,
     batch_size: int = 64,
     progress: str | None = None,
+    prompt_length: int = 0,
 ) -> Tensor:
     """Computes what `embed` does. Each process encodes its shard, and every process gets all of Tensor[n, d]."""
     rank, processes = distributed.rank_and_world_size()
@@ -141,7 +177,8 @@ def embed_sharded(
     spare = order[-1:] if len(own) < -(-len(order) // processes) else order[:0]
     local = [tokens[int(row)] for row in (*own, *spare)]
     label = progress if rank == 0 else None
-    gathered = distributed.gather(embed(model, profile, local, pad_token_id, batch_size, label)[: len(own)])
+    embeddings = embed(model, profile, local, pad_token_id, batch_size, label, prompt_length)
+    gathered = distributed.gather(embeddings[: len(own)])
     embeddings = torch.empty_like(gathered)
     rows = np.concatenate([order[process::processes] for process in range(processes)])
     embeddings[torch.from_numpy(rows).to(gathered.device)] = gathered

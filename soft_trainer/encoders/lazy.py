@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from soft_trainer.dataflow.grammars import LANGUAGES
+from soft_trainer.errors import UserError
 
 
 class LazyEncoder:
@@ -25,7 +26,12 @@ class LazyEncoder:
         # a report on its weights is no part of a search's output
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return load_encoder(self.name)
+        try:
+            return load_encoder(self.name)
+        except UserError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise UserError(f"{self.name}: its code comes with it, and a search never runs such code") from error
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """Embeddings float32[n, d] of queries, ready for dot products."""

@@ -10,20 +10,23 @@ from soft_trainer.encoders.profiles import EncoderProfile
 
 
 def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
-    """Computes one embedding for each text, Tensor[B, d] in float32 or higher.
+    """Computes one embedding for each text, Tensor[B, d] in float32 or higher; padding may stand on either side.
 
     Args:
         outputs: the model's outputs: `last_hidden_state`, Tensor[B, L, d], and `pooler_output` for "pooler".
-        attention_mask: Tensor[B, L], 1 on the tokens to average.
+        attention_mask: Tensor[B, L], 1 on the tokens to pool. A text without any has the mean 0.
     """
     if profile.pooling == "pooler":
         embeddings = _at_least_float32(outputs.pooler_output)
-    elif profile.pooling == "cls":
-        embeddings = _at_least_float32(outputs.last_hidden_state[:, 0])
-    else:
+    elif profile.pooling == "mean":
         states = _at_least_float32(outputs.last_hidden_state)
         mask = attention_mask.unsqueeze(-1).to(states.dtype)
-        embeddings = (states * mask).sum(1) / mask.sum(1)
+        embeddings = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+    else:
+        states, mask = outputs.last_hidden_state, attention_mask.int()
+        # `argmax` gives the first of several ones.
+        place = mask.argmax(1) if profile.pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        embeddings = _at_least_float32(states[torch.arange(len(states), device=states.device), place])
     return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
 
 

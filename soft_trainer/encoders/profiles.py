@@ -8,13 +8,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from soft_trainer.encoders.lora import base_of
+from soft_trainer.encoders.positions import most_tokens
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
 
-POOLINGS = ("mean", "cls", "pooler")
+POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
 PROFILE_FILE = "soft_trainer.json"
+_SPECIAL_TOKEN = r"<[^<>\s]+>"
+_HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
 
 
 @dataclass(frozen=True)
@@ -23,15 +27,17 @@ class EncoderProfile:
 
     Args:
         name: a key of `PROFILES`, or "auto" for any other encoder.
-        pooling: "mean" over the tokens, "cls" (first token) or "pooler" (the model's `pooler_output`).
+        pooling: "mean" over the tokens, "cls" (first token), "last_token" or "pooler" (the model's `pooler_output`).
         normalize: scale embeddings to length one.
-        query_prefix, code_prefix: text put before every query or code, special tokens included.
+        query_prefix, code_prefix: text put before every query or code: special tokens, then the prompt.
+        include_prompt: False leaves the tokens of the prefixes out of the pooling, as sentence-transformers does.
         query_length, code_length: tokens kept on each side, special tokens included.
         data_flow_length: data-flow nodes that follow the code tokens (GraphCodeBERT), 0 for none.
         score_function: "dot" or "cosine".
         score_scale: factor on every score (the inverse of a softmax temperature).
         query_columns, code_columns: columns to read the text from; the first that a data set has is read. A list
             of tokens is joined by single spaces.
+        matryoshka_dims: the numbers of first dimensions that were trained as embeddings, largest first; () for none.
 
     Raises:
         UserError: a value is none of those named here.
@@ -42,6 +48,7 @@ class EncoderProfile:
     normalize: bool = False
     query_prefix: str = ""
     code_prefix: str = ""
+    include_prompt: bool = True
     query_length: int = 128
     code_length: int = 256
     data_flow_length: int = 0
@@ -49,6 +56,7 @@ class EncoderProfile:
     score_scale: float = 1.0
     query_columns: tuple[str, ...] = ("docstring_tokens", "docstring")
     code_columns: tuple[str, ...] = ("code_tokens", "code")
+    matryoshka_dims: tuple[int, ...] = ()
 
     def __post_init__(self):
         for field, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):
@@ -61,11 +69,32 @@ class EncoderProfile:
             )
         if not self.score_scale > 0:
             raise UserError(f"score_scale={self.score_scale}: must be above 0")
+        if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
+            reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
+            raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
 
     @property
     def prefix_tokens(self) -> list[str]:
-        """The special tokens, such as `<encoder-only>`, in the prefixes."""
-        return list(dict.fromkeys(re.findall(r"<[^<>\s]+>", self.query_prefix + self.code_prefix)))
+        """The special tokens, such as `<encoder-only>`, at the beginning of the prefixes."""
+        heads = [_HEAD.match(prefix)[0] for prefix in (self.query_prefix, self.code_prefix)]
+        return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, "".join(heads))))
+
+    def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
+        """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing.
+
+        Raises:
+            UserError: a prompt for codes whose data flow is read, which have no place for it.
+        """
+        if code and self.data_flow_length:
+            raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
+        prompts = {"query_prefix": query, "code_prefix": code}
+        return self.replace(
+            **{
+                name: _HEAD.match(getattr(self, name))[0] + prompt
+                for name, prompt in prompts.items()
+                if prompt is not None
+            }
+        )
 
     def replace(self, **changes) -> EncoderProfile:
         """Returns a copy with the values in `changes`; a value of None changes nothing."""
@@ -83,6 +112,9 @@ class EncoderProfile:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
 
 
+COSINE_SCALE = 20.0
+# Today's encoders read thousands of tokens; most functions have fewer than 512.
+_TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
 PROFILES = {
     "codebert": EncoderProfile("codebert", pooling="pooler", query_length=200, code_length=200),
     "graphcodebert": EncoderProfile(
@@ -91,26 +123,56 @@ PROFILES = {
     "unixcoder": EncoderProfile(
         "unixcoder", pooling="mean", query_prefix="<encoder-only></s>", code_prefix="<encoder-only></s>"
     ),
+    # https://huggingface.co/nomic-ai/CodeRankEmbed names the prompt. It pools on the first token, as its base
+    # Arctic-Embed-M-Long does. No temperature is given there; 1/20 is within the usual 0.02 to 0.05.
+    "coderankembed": _TODAY.replace(
+        name="coderankembed", pooling="cls", query_prefix="Represent this query for searching relevant code: "
+    ),
+    # https://huggingface.co/Qwen/Qwen3-Embedding-0.6B: the instruction is its prompt "query". Its tokenizer ends every
+    # text with <|endoftext|>, whose state is the embedding. arXiv:2506.05176 gives no temperature; 1/20 is that of
+    # jina-code-embeddings (arXiv:2508.21290), which is trained alike.
+    "qwen3-embedding": _TODAY.replace(
+        name="qwen3-embedding",
+        pooling="last_token",
+        normalize=True,
+        query_prefix="Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:",
+    ),
+    # https://huggingface.co/answerdotai/ModernBERT-base is a masked language model: pooling and scale are the defaults
+    # of sentence-transformers, as for any model that it turns into an encoder.
+    "modernbert": _TODAY.replace(name="modernbert", pooling="mean"),
+    # https://huggingface.co/Alibaba-NLP/gte-modernbert-base: the first token, no prompt, cosines x 100.
+    "gte-modernbert": _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
     "auto": EncoderProfile(),
 }
-# The last part of a published name -> the profile. Copies under another owner or in a folder keep that part.
+# A published name, or its last part -> the profile. Copies under another owner or in a folder keep the last part. A
+# whole name comes before the repository's own files of sentence-transformers, which say nothing of a temperature.
 KNOWN_ENCODERS = {
+    "nomic-ai/CodeRankEmbed": "coderankembed",
+    "Qwen/Qwen3-Embedding-0.6B": "qwen3-embedding",
+    "Alibaba-NLP/gte-modernbert-base": "gte-modernbert",
+    "ModernBERT-base": "modernbert",
     "codebert-base": "codebert",
     "graphcodebert-base": "graphcodebert",
     "unixcoder-base": "unixcoder",
     "unixcoder-base-unimodal": "unixcoder",
     "unixcoder-base-nine": "unixcoder",
 }
-COSINE_SCALE = 20.0
 _NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
-_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+# Names of sentence-transformers, those of older releases too -> ours.
+_POOLING_NAMES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last_token",
+    "lasttoken": "last_token",
+}
 
 
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
     """Returns the profile called `name`, or else the one that fits the encoder at `name_or_path`.
 
-    Three things are tried in turn: `soft_trainer.json`; the files of sentence-transformers (pooling, normalisation,
-    prompts, lengths, score function); the encoder's published name in `KNOWN_ENCODERS`. The last resort is "auto".
+    Tried in turn: `soft_trainer.json`; the whole published name in `KNOWN_ENCODERS`; the files of
+    sentence-transformers (pooling, normalisation, prompts, lengths, score function); the last part of the published
+    name. The last resort is "auto".
 
     Raises:
         UserError: `name` is not in `PROFILES`, there is no such folder or repository, or it has
@@ -122,9 +184,15 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
         return PROFILES[name]
     if path := repository_file(name_or_path, PROFILE_FILE, revision):
         return EncoderProfile.load(path)
+    published = published_name(name_or_path)
+    if "/" in published and published in KNOWN_ENCODERS:
+        return PROFILES[KNOWN_ENCODERS[published]]
     if repository_file(name_or_path, "modules.json", revision):
         return _sentence_transformers_profile(name_or_path, revision)
-    return PROFILES[KNOWN_ENCODERS.get(published_name(name_or_path).rsplit("/", 1)[-1], "auto")]
+    base, base_revision = base_of(name_or_path, revision)
+    if base != name_or_path:
+        return resolve_profile(base, revision=base_revision)
+    return PROFILES[KNOWN_ENCODERS.get(published.rsplit("/", 1)[-1], "auto")]
 
 
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
@@ -137,23 +205,26 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     modules = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in read("modules.json")}
     transformer, settings = read("sentence_bert_config.json"), read("config_sentence_transformers.json")
     prompts = settings.get("prompts") or {}
-    pooling = _pooling(read(f"{modules['Pooling']}/config.json")) if "Pooling" in modules else "pooler"
+    pooling_config = read(f"{modules['Pooling']}/config.json") if "Pooling" in modules else {}
+    pooling = _pooling(pooling_config) if "Pooling" in modules else "pooler"
     output = transformer.get("modality_config", {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
     expressible = (
         set(modules) <= {"Transformer", "Pooling", "Normalize"}
-        and pooling is not None
+        and pooling in POOLINGS
         and (pooling == "pooler") == (output == "pooler_output")
         and similarity in ("cosine", "dot")
     )
     if not expressible:
         raise UserError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
-            f"{similarity}) are more than a profile expresses; to ignore them, give --profile one of "
-            f"{', '.join(PROFILES)}"
+            f"{similarity}) are more than a profile expresses (pooling {', '.join(POOLINGS)}; cosine or dot); to "
+            f"ignore them, give --profile one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
     length = length if length and length < _NO_LENGTH else None
+    if length and (most := most_tokens(read("config.json"))):
+        length = min(length, most)
     code_prefix = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
     # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.
     bounded = similarity == "cosine" or "Normalize" in modules
@@ -162,6 +233,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         normalize="Normalize" in modules,
         query_prefix=prompts.get("query") or "",
         code_prefix=code_prefix,
+        include_prompt=pooling_config.get("include_prompt", True),
         query_length=transformer.get("query_length") or length,
         code_length=transformer.get("document_length") or length,
         score_function=similarity,
@@ -169,11 +241,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     )
 
 
-def _pooling(config: dict) -> str | None:
-    """Reads the configuration of a pooling module; None for anything but "mean" and "cls"."""
+def _pooling(config: dict) -> str:
+    """Reads the configuration of a pooling module: one of `POOLINGS`, or another name as it stands there."""
     modes = config.get("pooling_mode") or [
         key for key, used in config.items() if key.startswith("pooling_mode") and used
     ]
-    modes = [modes] if isinstance(modes, str) else list(modes)
-    mode = _POOLING_KEYS.get(modes[0], modes[0]) if len(modes) == 1 else None
-    return mode if mode in _POOLING_KEYS.values() and config.get("include_prompt", True) else None
+    modes = [modes] if isinstance(modes, str) else modes
+    return "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"

@@ -34,8 +34,13 @@ def published_name(name_or_path: str | Path) -> str:
     return snapshot[1].replace("--", "/") if snapshot else name
 
 
-def repository_file(name_or_path: str | Path, file: str, revision: str | None = None) -> Path | None:
+def repository_file(
+    name_or_path: str | Path, file: str, revision: str | None = None, expected: bool = True
+) -> Path | None:
     """Returns the local path of one file of a folder or repository, or None if there is no such file.
+
+    Args:
+        expected: True to warn if the Hub cannot be reached and the file is not in the cache.
 
     Raises:
         UserError: there is no such folder, repository or revision.
@@ -47,7 +52,8 @@ def repository_file(name_or_path: str | Path, file: str, revision: str | None = 
         try:
             return Path(hf_hub_download(str(name_or_path), file, revision=revision))
         except LocalEntryNotFoundError:
-            if try_to_load_from_cache(str(name_or_path), file, revision=revision) is not _CACHED_NO_EXIST:
+            cached = try_to_load_from_cache(str(name_or_path), file, revision=revision)
+            if expected and cached is not _CACHED_NO_EXIST:
                 logger.warning("The Hub cannot be reached: assuming that %s has no %s.", name_or_path, file)
         except EntryNotFoundError:
             pass
@@ -65,7 +71,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
         yield
     except UserError:
         raise
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
 
 
@@ -81,6 +87,11 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
         )
     if folder.is_dir() and not (folder / "config.json").is_file():
         return "no config.json in it, so it is not the folder of a model; check the name"
+    if "trust_remote_code" in str(error):
+        return (
+            "its code comes with the model and runs only if you say so: read it, then give --trust_remote_code true "
+            "(in Python trust_remote_code=True)"
+        )
     if "backend tokenizer" in str(error):
         return no_tokenizer(folder)
     if "safetensors" in str(error):

@@ -13,7 +13,7 @@ from torch import Tensor
 from soft_trainer import distributed
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
-from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
@@ -35,12 +35,20 @@ class EncodedRowsEstimator(Estimator):
         model_name_or_path: folder or Hub name of the encoder; `NAME@REVISION` pins a revision.
         cache_dir: the folder that keeps row embeddings for the next run; None keeps them in memory only.
         batch_size: the number of texts encoded at once.
+        trust_remote_code: run the code that comes with the encoder.
     """
 
     in_workers = True
 
-    def __init__(self, model_name_or_path: str, cache_dir: str | Path | None = DEFAULT_FOLDER, batch_size: int = 64):
+    def __init__(
+        self,
+        model_name_or_path: str,
+        cache_dir: str | Path | None = DEFAULT_FOLDER,
+        batch_size: int = 64,
+        trust_remote_code: bool = False,
+    ):
         self.model_name_or_path, self.cache_dir, self.batch_size = str(model_name_or_path), cache_dir, batch_size
+        self.trust_remote_code = trust_remote_code
 
     def __getstate__(self) -> dict:
         """The state with the paths of memory-mapped rows in their place, so that a worker maps them too."""
@@ -56,7 +64,7 @@ class EncodedRowsEstimator(Estimator):
     def load(self) -> Encoder:
         """The frozen encoder."""
         name, _, revision = self.model_name_or_path.partition("@")
-        return load_encoder(name, revision=revision or None, device=distributed.device())
+        return load_encoder(name, revision or None, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
         """Embeddings of one side of every row, [rows, d], comparable by dot product; from the cache if possible.
@@ -81,6 +89,7 @@ class EncodedRowsEstimator(Estimator):
                     encoder.tokenizer.pad_token_id,
                     self.batch_size,
                     progress=f"{type(self).__name__}: encoding {side}",
+                    prompt_length=prompt_length(encoder.tokenizer, encoder.profile, side),
                 )
             embeddings = comparable(encoder.profile, embeddings)
             largest = float(embeddings.abs().max()) if len(embeddings) else 0.0

@@ -22,6 +22,30 @@ from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 
 
+@dataclass
+class EstimatorModels:
+    """The encoders of `--estimator_model`, each for the next estimator that needs one.
+
+    Args:
+        names: those that are not yet taken.
+        trust_remote_code: run the code that comes with them.
+    """
+
+    names: Iterator[str]
+    trust_remote_code: bool = False
+
+    def take(self, default: str | None = None) -> dict | None:
+        """Arguments of an estimator with the next encoder or the default, which exists; None if there is neither."""
+        model = next(self.names, default)
+        if model is None:
+            return None
+        name, _, revision = model.partition("@")
+        load_tokenizer(
+            name, resolve_profile(name, revision=revision or None), revision or None, self.trust_remote_code
+        )
+        return {"model_name_or_path": model, "trust_remote_code": self.trust_remote_code}
+
+
 @dataclass(frozen=True)
 class EstimatorEntry:
     """An estimator that `--estimator` names.
@@ -30,7 +54,7 @@ class EstimatorEntry:
         name: the name on the command line.
         label: the name in tables.
         estimator_class: its class, whose attributes are the default alpha, beta and temperature; None for "none".
-        make: (options, the names of `--estimator_model` not yet taken, the query's column) -> an estimator.
+        make: (options, the encoders of `--estimator_model`, the query's column) -> an estimator.
         paper_seconds: seconds of a step of CodeBERT with batches of 32 on an A6000 (Table 8 of the paper); None if
             the paper has none.
     """
@@ -38,15 +62,15 @@ class EstimatorEntry:
     name: str
     label: str
     estimator_class: type[Estimator] | None
-    make: Callable[[DataArguments, Iterator[str], str], Estimator | None]
+    make: Callable[[DataArguments, EstimatorModels, str], Estimator | None]
     paper_seconds: float | None = None
 
 
-def _none(arguments: DataArguments, models: Iterator[str], query_column: str) -> None:
+def _none(arguments: DataArguments, models: EstimatorModels, query_column: str) -> None:
     return None
 
 
-def _bm25(arguments: DataArguments, models: Iterator[str], query_column: str) -> BM25Estimator:
+def _bm25(arguments: DataArguments, models: EstimatorModels, query_column: str) -> BM25Estimator:
     return BM25Estimator(
         query_column,
         document_column=arguments.bm25_document_column,
@@ -55,26 +79,19 @@ def _bm25(arguments: DataArguments, models: Iterator[str], query_column: str) ->
     )
 
 
-def _simcse(arguments: DataArguments, models: Iterator[str], query_column: str) -> SimCSEEstimator:
-    return SimCSEEstimator(_checked_model(next(models, PAPER_MODEL)), cache_dir=_cache_dir(arguments))
+def _simcse(arguments: DataArguments, models: EstimatorModels, query_column: str) -> SimCSEEstimator:
+    return SimCSEEstimator(**models.take(PAPER_MODEL), cache_dir=_cache_dir(arguments))
 
 
-def _trained_model(arguments: DataArguments, models: Iterator[str], query_column: str) -> TrainedModelEstimator:
-    model = next(models, None)
+def _trained_model(arguments: DataArguments, models: EstimatorModels, query_column: str) -> TrainedModelEstimator:
+    model = models.take()
     if model is None:
         raise UserError("estimator=trained_model: name its folder or Hub name with --estimator_model")
-    return TrainedModelEstimator(_checked_model(model), cache_dir=_cache_dir(arguments))
+    return TrainedModelEstimator(**model, cache_dir=_cache_dir(arguments))
 
 
-def _initial_model(arguments: DataArguments, models: Iterator[str], query_column: str) -> InitialModelEstimator:
+def _initial_model(arguments: DataArguments, models: EstimatorModels, query_column: str) -> InitialModelEstimator:
     return InitialModelEstimator(cache_dir=_cache_dir(arguments))
-
-
-def _checked_model(model: str) -> str:
-    """The name of an encoder that exists."""
-    name, _, revision = model.partition("@")
-    load_tokenizer(name, resolve_profile(name, revision=revision or None), revision or None)
-    return model
 
 
 def _cache_dir(arguments: DataArguments) -> str | Path | None:
@@ -100,11 +117,16 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
 }
 
 
-def choose_estimator(arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",)):
+def choose_estimator(
+    arguments: DataArguments,
+    query_columns: Sequence[str] = ("docstring_tokens",),
+    trust_remote_code: bool = False,
+):
     """The estimator that `--estimator` names: a name of `ESTIMATORS`, a mixture `a+b`, or a user's `module:Class`.
 
     Args:
         query_columns: the columns of the queries, for an estimator that reads their words; it takes the first.
+        trust_remote_code: run the code that comes with the encoders of `--estimator_model`.
 
     Returns:
         An estimator, or None for "none".
@@ -113,7 +135,8 @@ def choose_estimator(arguments: DataArguments, query_columns: Sequence[str] = ("
         UserError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
     """
     names = (arguments.estimator or "none").split("+")
-    models = iter(arguments.estimator_model.split(",") if arguments.estimator_model else ())
+    names_of_models = arguments.estimator_model.split(",") if arguments.estimator_model else ()
+    models = EstimatorModels(iter(names_of_models), trust_remote_code)
     members = [_make(name, arguments, models, query_columns[0], alone=len(names) == 1) for name in names]
     if len(members) == 1:
         return members[0]
@@ -122,7 +145,7 @@ def choose_estimator(arguments: DataArguments, query_columns: Sequence[str] = ("
     )
 
 
-def _make(name: str, arguments: DataArguments, models: Iterator[str], query_column: str, alone: bool):
+def _make(name: str, arguments: DataArguments, models: EstimatorModels, query_column: str, alone: bool):
     if ":" in name:
         return _users_own(name)
     if name not in ESTIMATORS or (name == "none" and not alone):

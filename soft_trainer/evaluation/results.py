@@ -15,6 +15,7 @@ from datasets import Dataset
 
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.dimensions import shorter_titles
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import target_rows
 from soft_trainer.files import written_aside
@@ -135,7 +136,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
         if system in systems
     ]
     graded = {name: title for name, title in GRADED.items() if any(name in metrics for *_, metrics in measured)}
-    names = METRICS | graded
+    names = METRICS | graded | shorter_titles(name for *_, metrics in measured for name in metrics)
     rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
     return table(["queries", "ranked by", *names.values(), "codes in the corpus"], rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,10 +16,14 @@ from soft_trainer.evaluation.ranking import Ranking
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """The output of `SoftInfoNCETrainer.predict`: the ranking of every query's own code, and its metrics."""
+    """The output of `SoftInfoNCETrainer.predict`: the ranking of every query's own code, and its metrics.
+
+    `shorter` has the rankings by fewer dimensions, for an encoder with Matryoshka embeddings.
+    """
 
     ranking: Ranking
     metrics: dict[str, float]
+    shorter: dict[int, Ranking] = field(default_factory=dict)
 
     @property
     def ranks(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +10,19 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from soft_trainer.encoders.loading import pooling_layer
+from soft_trainer.encoders.adapters import has_adapter, merge_adapter, save_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.transformer import pooling_layer
 from soft_trainer.files import reporting_disk_errors, write_json
+from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
 
-_LEGACY_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+MERGED_ADAPTER = "adapter"  # the folder of an adapter whose merged encoder stands beside it
+FORMS = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
+_LEGACY_POOLING = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "last_token": "pooling_mode_lasttoken",
+}
 _MODULE = "sentence_transformers.models."
 
 
@@ -23,14 +32,19 @@ def export_encoder(
     profile: EncoderProfile,
     folder: str | Path,
     state_dict: Mapping[str, Tensor] | None = None,
+    merge: bool = False,
 ) -> Path:
     """Writes weights, configuration, tokenizer, profile and the files of sentence-transformers into `folder`.
+
+    A model with an adapter is written as the adapter, which needs its base to load; or merged, and the adapter into
+    the folder `adapter` beside it.
 
     Everything is first written into a directory inside `folder`, then each file is renamed into place. A full disk or
     an interruption while writing leaves the earlier files as they were.
 
     Args:
         state_dict: weights to save in place of the model's own; sharded training gathers them first.
+        merge: merge the adapter.
 
     Returns:
         `folder` as a path.
@@ -42,19 +56,31 @@ def export_encoder(
     with reporting_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
-            _write(model, tokenizer, profile, Path(aside), state_dict)
-            for path in [path for path in Path(aside).rglob("*") if path.is_file()]:
-                target = folder / path.relative_to(aside)
-                target.parent.mkdir(exist_ok=True)
-                path.replace(target)
+            _write(model, tokenizer, profile, Path(aside), state_dict, merge)
+            written = {path.relative_to(aside) for path in Path(aside).rglob("*") if path.is_file()}
+            for path in written:
+                (folder / path).parent.mkdir(exist_ok=True)
+                (Path(aside) / path).replace(folder / path)
+        for pattern in FORMS:  # AutoModel would load an adapter onto weights that an earlier run left there
+            for path in folder.glob(pattern):
+                if path.relative_to(folder) not in written:
+                    path.unlink()
     return folder
 
 
-def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict) -> None:
-    model.save_pretrained(aside, state_dict=state_dict)
-    # Otherwise the file keeps the length of the tokenizer's last call.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
+def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
+    # Under the names that the model itself has for its weights: Trainer resumes by them.
+    if not has_adapter(model):
+        model.save_pretrained(aside, state_dict=state_dict, save_original_format=False)
+    elif merge:
+        merge_adapter(copy.deepcopy(model)).save_pretrained(aside, save_original_format=False)
+        (aside / MERGED_ADAPTER).mkdir()
+        save_adapter(model, aside / MERGED_ADAPTER)
+    else:
+        save_adapter(model, aside, state_dict)
+    if tokenizer.is_fast:  # otherwise the file keeps the length of the tokenizer's last call
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(aside)
     for file, content in sentence_transformers_files(model, profile).items():
         (aside / file).parent.mkdir(exist_ok=True)
@@ -85,7 +111,7 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
             **modes,
-            "include_prompt": True,
+            "include_prompt": profile.include_prompt,
         }
     if profile.normalize:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))

@@ -30,16 +30,19 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from soft_trainer.data.statistics import statistics_table
+from soft_trainer.encoders.lora import CONFIG, base_of
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.encoders.repository import published_name, repository_file
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.dimensions import shorter_titles
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.files import write_text
+from soft_trainer.hub.export import MERGED_ADAPTER
 from soft_trainer.hub.push import load_arguments
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("soft_trainer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "huggingface_hub")
+PACKAGES = ("soft_trainer", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
@@ -74,14 +77,19 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
     transformer = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
+    config, adapter = _config(folder), _adapter(folder)
+    with_code = "auto_map" in config
     return ModelCard.from_template(
-        card_data(record, name),
+        card_data(record, name, adapter, bool(profile.matryoshka_dims)),
         template_path=str(_TEMPLATE),
         record=record,
         profile=profile,
+        adapter=adapter,
         title=name.rsplit("/", 1)[-1],
         base=f"`{_hub_name(base) or Path(base).name}`" if base else "a small encoder with random weights",
-        load_arguments=load_arguments(name, revision),
+        load_arguments=load_arguments(name, revision) + (", trust_remote_code=True" if with_code else ""),
+        with_code=with_code,
+        encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
         model_arguments=transformer.get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
@@ -91,17 +99,36 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     )
 
 
-def card_data(record: Mapping, name: str) -> ModelCardData:
+def _adapter(folder: Path) -> str | None:
+    """Says in which form a folder has an adapter: "adapter", "merged", or None for none."""
+    if (folder / CONFIG).is_file():
+        return "adapter"
+    return "merged" if (folder / MERGED_ADAPTER / CONFIG).is_file() else None
+
+
+def _config(folder: Path) -> dict:
+    """Reads the model's `config.json`, of an adapter that of its base; empty where there is none."""
+    name, revision = base_of(folder)
+    path = repository_file(name, "config.json", revision)
+    return json.loads(path.read_text(encoding="utf-8")) if path else {}
+
+
+def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
     """Builds the YAML header. Names that are not on the Hub stay out of it, because the Hub links them."""
     base, dataset = _hub_name(record["base_model"]), _hub_name(record["dataset"])
+    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
+    tags += (["peft"] if adapter == "adapter" else []) + (["lora"] if adapter else [])
+    tags += ["matryoshka"] if matryoshka else []
+    relation = {"base_model_relation": "adapter" if adapter == "adapter" else "finetune"} if base else {}
     return ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         language=["code"],
         license=_license(record["base_model"]),
         base_model=base,
+        **relation,
         datasets=[dataset] if dataset else None,
-        tags=["sentence-transformers", "feature-extraction", "code-search", "soft-infonce", *record["languages"]],
+        tags=[*tags, *record["languages"]],
         model_name=name.rsplit("/", 1)[-1],
         eval_results=_eval_results(record) or None,
     )
@@ -124,12 +151,12 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
             **(own if split in own_splits else {"dataset_type": split, "dataset_name": split}),
             dataset_split=split,
             metric_type=metric,
-            metric_name=f"{_METRIC_NAMES[metric]} over {int(trained['pool_size']):,} codes",
+            metric_name=f"{title} over {int(trained['pool_size']):,} codes",
             metric_value=round(trained[metric], 4),
         )
         for split, systems in record["results"].items()
         if (trained := systems.get("trained"))
-        for metric in _METRIC_NAMES
+        for metric, title in (_METRIC_NAMES | shorter_titles(trained)).items()
         if metric in trained
     ]
 

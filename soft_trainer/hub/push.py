@@ -22,6 +22,9 @@ REPO_TYPES = ("model", "dataset", "space")
 # Pickles run code when loaded, and Trainer's `training_args.bin` holds the token. The other files are temporary.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
+# The weights of an encoder, as patterns: all of them, or an adapter. A repository has one of the two.
+WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PUSHED_ROWS = "pushed_rows"
 # A run's output folder also holds ranks and rows, which show source code that may be private.
 NOT_PUSHED_WITH = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*")}
@@ -73,6 +76,8 @@ def push_folder(
 ) -> str:
     """Pushes the files of `folder` in one commit; creates the repository and the branch if they are missing.
 
+    Weights of the other form (an adapter, or a whole encoder) that an earlier push left there are deleted.
+
     A failure that may pass (see `is_retryable`) is tried again after `WAITS`. Files that have not changed are not sent
     again.
 
@@ -94,6 +99,8 @@ def push_folder(
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, token, ignored)
     api = HfApi(token=token)
+    has_weights = any(next(folder.glob(name), None) for name in (*WHOLE_FILES, *ADAPTER_FILES))
+    replaced = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" and has_weights else None
 
     def push() -> str:
         _create(api, hub_model_id, private, repo_type)
@@ -107,6 +114,7 @@ def push_folder(
             repo_type=repo_type,
             revision=revision,
             ignore_patterns=ignored,
+            delete_patterns=replaced,
         ).commit_url
 
     try:

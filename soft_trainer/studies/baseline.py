@@ -128,6 +128,8 @@ def _check(model_args: ModelArguments, args: SoftInfoNCETrainingArguments) -> No
     given = [name for name in given if getattr(args, name) != getattr(SoftInfoNCEOptions, name)]
     if args.train_sampling_strategy != "random":
         given.append("train_sampling_strategy")
+    if model_args.lora_r is not None:
+        given.append("lora_r")
     if given:
         raise UserError(f"{given[0]}: an option of our trainer, which the baseline does not have")
     if model_args.from_scratch or args.world_size > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,19 +14,25 @@ from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOpt
 from soft_trainer.data.codesearchnet import rows_in
 from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
+from soft_trainer.encoders.profiles import PROFILE_FILE
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import average_precision, graded_ranking, target_rows
+from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking, target_rows
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
+from soft_trainer.training.adapters import adapter_settings
 from soft_trainer.training.building import model_label, model_name
 
 # The settings that an embedding depends on, beside the weights.
-ENCODER_SETTINGS = ("pooling", "query_length", "code_length", "data_flow_length", "score_function", "score_scale")
+ENCODER_SETTINGS = (
+    *("pooling", "query_prefix", "code_prefix", "include_prompt", "query_length", "code_length", "data_flow_length"),
+    *("score_function", "score_scale"),
+)
 CANCEL_SETTINGS = {"none": [], "top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}
 
 
@@ -40,12 +45,14 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
 
 # Options that change what is printed or kept, but not the results.
 NO_EFFECT = {
+    "attn_implementation",
     "estimator_cache_dir",
     "examples",
     "lexical",
     "model_card",
     "no_estimator_cache",
     "push_data_to_hub",
+    "trust_remote_code",
 }
 TRAINING_SETTINGS = {
     *(field.name for field in dataclasses.fields(SoftInfoNCEOptions)),
@@ -129,7 +136,7 @@ class Run:
                 name = evaluation_set.name
                 output = self.trainer.predict(evaluation_set.queries, corpus, name, codes=codes)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
-                self._add(evaluation_set, system, output.ranking, metrics)
+                self._add(evaluation_set, system, dataclasses.replace(output, metrics=metrics))
 
     def measure_lexical(self) -> None:
         """Ranks the queries of every set with lexical BM25 over the same corpus, a baseline that needs no training.
@@ -153,7 +160,8 @@ class Run:
                 except UserError as error:
                     print_on_main(f"{evaluation_set.name}: no line of lexical BM25. {error}")
                     continue
-                self._add(evaluation_set, "lexical", ranking, retrieval_metrics(ranking.ranks, len(corpus)))
+                metrics = retrieval_metrics(ranking.ranks, len(corpus))
+                self._add(evaluation_set, "lexical", RetrievalOutput(ranking, metrics))
 
     def finish(self) -> None:
         """Writes the results and the model card, and prints the comparison and examples."""
@@ -162,7 +170,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
         write_results(self.folder, record, train=self._training_numbers(), eval=flat_results(self.results))
-        if self.data_args.model_card and "model.safetensors" in os.listdir(self.folder):
+        has_encoder = (self.folder / PROFILE_FILE).is_file()
+        if self.data_args.model_card and has_encoder:
             write_model_card(self.folder, record)
         if self.results:
             print_on_main(f"\n{metrics_table(self.results)}\n")
@@ -170,7 +179,7 @@ class Run:
             # The examples are those of test, if it was measured.
             self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
         print_on_main(f"Written to {self.folder}")
-        if self.data_args.source_dir and "model.safetensors" in os.listdir(self.folder):
+        if self.data_args.source_dir and has_encoder:
             source = self.data_args.source_dir
             source = source_folder(source)
             print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
@@ -206,16 +215,19 @@ class Run:
         logged = (entry for entry in reversed(self.trainer.state.log_history) if "train_runtime" in entry)
         return {name: value for name, value in next(logged, {}).items() if name != "step"}
 
-    def _add(self, evaluation_set: EvaluationSet, system: str, ranking: Ranking, metrics: dict) -> None:
+    def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
         """Keeps a ranking and its metrics, and writes every query's rank to a file."""
-        queries = ranked_rows = evaluation_set.queries
+        ranking, metrics, queries = output.ranking, output.metrics, evaluation_set.queries
+        ranked_rows = queries
         corpus, name, profile = evaluation_set.codebase, evaluation_set.name, self.trainer.encoder
         if evaluation_set.graded:
-            graded = graded_ranking(ranking, queries["query_number"], queries["relevance"])
-            by_query = {"map": average_precision(ranking, queries["query_number"]), "ndcg@10": graded.ndcg}
+            judged = queries["query_number"], queries["relevance"]
+            graded = graded_ranking(ranking, *judged)
+            shorter = {dim: graded_ranking(each, *judged).ranking for dim, each in output.shorter.items()}
+            by_query = {"map": average_precision(ranking, judged[0]), "ndcg@10": graded.ndcg}
             ranking, ranked_rows = graded.ranking, queries.select(graded.pairs.tolist())
             queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | by_query)
-            metrics |= retrieval_metrics(ranking.ranks, len(corpus))
+            metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
             metrics |= {name: float(values.mean()) for name, values in by_query.items()}
         self.results[name][system] = metrics
         if system != "lexical":
@@ -259,6 +271,7 @@ def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
     names += CANCEL_SETTINGS[objective.cancel]
     names += ["clamp_negative_scores"] if objective.clamp_negative_scores else []
     settings = {"loss": objective.loss, "estimator": type(callback.estimator).__name__ if callback else None}
+    settings |= {"dimensions": list(trainer.matryoshka_dims)} if trainer.matryoshka_dims else {}
     return settings | {name: getattr(objective, name) for name in names}
 
 
@@ -280,6 +293,7 @@ def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
         "codes that each query meets": trainer.global_batch_size,
         **_hard_batches(trainer),
         "precision": trainer.precision,
+        **adapter_settings(trainer.model),
         "epochs": args.num_train_epochs,
         "steps": state.global_step,
         "learning rate": args.learning_rate,

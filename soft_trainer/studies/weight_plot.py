@@ -39,6 +39,7 @@ class WeightPlotArguments:
     estimator_model: str | None = option(
         None, "Encoders of simcse and trained_model by comma, in the order in which --estimators needs them."
     )
+    trust_remote_code: bool = option(False, "Run the code that comes with an encoder of --estimator_model.")
     batch_size: int = option(32, "Rows in the batch.")
     seed: int = option(0, "Draws the batch.")
     query: int | None = option(
@@ -87,7 +88,7 @@ def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
     joined = DataArguments(
         estimator="+".join(names), estimator_model=arguments.estimator_model, no_estimator_cache=True
     )
-    chosen = choose_estimator(joined)
+    chosen = choose_estimator(joined, trust_remote_code=arguments.trust_remote_code)
     members = iter(chosen.members if "+" in joined.estimator else [chosen])
     groups = {name: [next(members) for _ in name.split("+")] for name in names}
     return {name: group[0] if len(group) == 1 else MixtureEstimator(group) for name, group in groups.items()}

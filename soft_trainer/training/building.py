@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 from datasets import Dataset
-from transformers import AutoConfig
 
 from soft_trainer.arguments import ModelArguments
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.loading import load_model, load_tokenizer
+from soft_trainer.encoders.lora import base_of, reading_base
+from soft_trainer.encoders.positions import check_lengths
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import published_name, reading
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
+from soft_trainer.encoders.transformer import load_config
 from soft_trainer.errors import UserError
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
@@ -27,6 +31,8 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
     if arguments.from_scratch:
         if arguments.model_name_or_path:
             raise UserError("from_scratch and model_name_or_path: give only one of them")
+        if arguments.dtype or arguments.attn_implementation:
+            raise UserError("dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch")
         parse_size(arguments.from_scratch)
         profile = resolve_profile("", name=arguments.profile or "auto")
     else:
@@ -37,7 +43,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
     for columns in (f"{side}_columns" for side in SIDES):
         if changes[columns] is not None:
             changes[columns] = tuple(name.strip() for name in changes[columns].split(","))
-    return profile.replace(**changes)
+    return profile.replace(**changes).with_prompts(arguments.query_prompt, arguments.code_prompt)
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):
@@ -47,10 +53,9 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         UserError: no tokenizer, or texts that are longer than the model's positions.
     """
     if not arguments.from_scratch:
-        name, revision = model_name(arguments), arguments.model_revision
-        tokenizer = load_tokenizer(name, profile, revision)
-        with reading(name, revision):
-            _check_lengths(AutoConfig.from_pretrained(name, revision=revision or "main"), profile)
+        name, revision, trust = model_name(arguments), arguments.model_revision, arguments.trust_remote_code
+        tokenizer = load_tokenizer(name, profile, revision, trust)
+        check_lengths(pretrained_config(arguments).to_dict(), profile)
         return tokenizer
     columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return kept_tokenizer(
@@ -60,23 +65,44 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
     )
 
 
+def pretrained_config(arguments: ModelArguments):
+    """Loads the configuration of the pretrained model; of an adapter that of its base.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    name, revision = model_name(arguments), arguments.model_revision
+    base = base_of(name, revision)
+    with nullcontext() if base[0] == name else reading_base(name), reading(*base):
+        return load_config(*base, arguments.trust_remote_code)
+
+
+def hidden_size(arguments: ModelArguments) -> int:
+    """Returns the dimensions of the embeddings, before the model is loaded."""
+    if arguments.from_scratch:
+        return parse_size(arguments.from_scratch)[0]
+    return pretrained_config(arguments).hidden_size
+
+
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
-    """Loads the pretrained model, or makes one with random weights."""
+    """Loads the pretrained model, with a new adapter if the arguments ask for one, or makes one with random weights.
+
+    Raises:
+        UserError: a model that cannot be loaded, or a target module of LoRA that is not in it.
+    """
     if arguments.from_scratch:
         return small_roberta(arguments.from_scratch, tokenizer, profile)
-    return load_model(model_name(arguments), profile, arguments.model_revision)
-
-
-def _check_lengths(config, profile: EncoderProfile) -> None:
-    """Refuses texts that are longer than the model's positions; RoBERTa's begin after the id of the padding token."""
-    shift = config.pad_token_id + 1 if "roberta" in config.model_type else 0
-    positions = getattr(config, "max_position_embeddings", None)
-    for name, length in (
-        ("query_length", profile.query_length),
-        ("code_length", profile.code_length + profile.data_flow_length),
-    ):
-        if positions is not None and length > positions - shift:
-            raise UserError(f"{name}={length}: the model reads at most {positions - shift} tokens")
+    model = load_model(
+        model_name(arguments),
+        profile,
+        arguments.model_revision,
+        arguments.trust_remote_code,
+        arguments.attn_implementation,
+        arguments.dtype,
+    )
+    if arguments.lora_r is not None:
+        add_lora(model, arguments, arguments.model_revision)
+    return model
 
 
 def model_name(arguments: ModelArguments) -> str:

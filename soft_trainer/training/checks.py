@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,14 +20,20 @@ from soft_trainer.arguments import (
 from soft_trainer.data.codesearchnet import by_language
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
+from soft_trainer.encoders.matryoshka import check_dims, parse_dims
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.tokenizers import add_padding_token
+from soft_trainer.encoders.transformer import is_causal
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.objective import Objective
 from soft_trainer.terminal import table
+from soft_trainer.training.adapters import adapter_settings, adapter_warnings, check_lora_options
+from soft_trainer.training.building import hidden_size, model_name
 from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
 from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 
@@ -65,9 +72,20 @@ def banner(trainer) -> str:
         ("batches", args.train_sampling_strategy),
         ("own negatives per query", options_of(args).negatives_per_query),
         ("score", f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"),
+        *_prompt_rows(encoder),
         ("precision", trainer.precision),
     ]
+    rows += adapter_settings(trainer.model).items()
+    if trainer.matryoshka_dims:
+        rows.append(("trained dimensions", ", ".join(map(str, trainer.matryoshka_dims))))
     return table(("training", ""), rows)
+
+
+def _prompt_rows(encoder: EncoderProfile) -> list[tuple[str, str]]:
+    """The text before queries and codes as rows of the table, none where there is none."""
+    note = "" if encoder.include_prompt else ", not pooled"
+    prefixes = (("query", encoder.query_prefix), ("code", encoder.code_prefix))
+    return [(f"before every {side}", json.dumps(prefix) + note) for side, prefix in prefixes if prefix]
 
 
 def warnings_of(trainer) -> list[str]:
@@ -78,10 +96,24 @@ def warnings_of(trainer) -> list[str]:
             "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "
             "score_scale (20 is usual)"
         )
-    if trainer.model.dtype in (torch.float16, torch.bfloat16):
+    half = {p.dtype for p in trainer.model.parameters() if p.requires_grad} & {torch.float16, torch.bfloat16}
+    if half:
+        name = str(half.pop()).removeprefix("torch.")
         warnings.append(
-            f"warning: the weights themselves are {trainer.precision}, so small updates are lost: load the model in "
-            "float32 and use --bf16 true instead"
+            f"warning: the weights themselves are {name}, so small updates are lost: load the model in "
+            "float32 (--dtype float32) and use autocast instead, --bf16 true or --fp16 true"
+        )
+    if encoder.pooling == "cls" and is_causal(trainer.model):
+        warnings.append(
+            f"warning: pooling=cls: {type(trainer.model).__name__} is a decoder, whose first token sees no other, so "
+            "all texts with the same first token have the same embedding; use --pooling last_token"
+        )
+    warnings += adapter_warnings(trainer.model, trainer.args)
+    dims, size = trainer.matryoshka_dims, trainer.model.config.hidden_size
+    if dims and dims[0] < size:
+        warnings.append(
+            f"warning: matryoshka_dims leaves {size} out, so the dimensions after the first {dims[0]} do not learn: "
+            f"add {size}, unless only shorter embeddings are wanted"
         )
     return warnings
 
@@ -98,13 +130,12 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     """
     if model is None and arguments.get("model_init") is None:
         raise UserError("model: pass a PreTrainedModel encoder, or model_init= that makes one")
-    # Adapters of peft are no PreTrainedModel, but have the config of theirs.
+    # A PeftModel is no PreTrainedModel, but has one inside.
     if not (model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
     if processing_class is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
-    if processing_class.pad_token_id is None:
-        raise UserError("processing_class: the tokenizer has no padding token; set tokenizer.pad_token first")
+    add_padding_token(processing_class)
     for name, alternative in REFUSED_ARGUMENTS.items():
         if arguments.get(name) is not None:
             raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
@@ -123,7 +154,13 @@ def check_before_loading(
     Raises:
         UserError: the setting that cannot work, and values that do.
     """
-    metrics = measured_metrics(METRICS, by_language(data.get("valid"), data_args.languages))
+    name = None if model_args.from_scratch else model_name(model_args)
+    check_lora_options(model_args, args.merge_lora, name, model_args.model_revision)
+    dims = parse_dims(args.matryoshka_dims) or profile.matryoshka_dims
+    size = hidden_size(model_args) if dims else 0
+    check_dims(dims, size)
+    names = (*METRICS, *(shorter_metric(dim) for dim in dims if dim < size))
+    metrics = measured_metrics(names, by_language(data.get("valid"), data_args.languages))
     check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
     check_initial_model(estimator, model_args.from_scratch)
     if args.do_train:
@@ -220,6 +257,19 @@ def check_own_collator(args, data_collator) -> None:
             raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
 
 
+def check_prompts_pooled(prompt_lengths: Mapping[str, int], data_collator) -> None:
+    """Refuses a user's collator if prompts are left out of the pooling; one of ours learns the prompts' lengths.
+
+    Raises:
+        UserError: the collator knows nothing of prompts.
+    """
+    if data_collator is None or not any(prompt_lengths.values()):
+        return
+    if not isinstance(data_collator, PairCollator):
+        raise UserError("data_collator: does not know which tokens are the prompt's; use include_prompt=True with it")
+    data_collator.prompt_lengths = dict(prompt_lengths)
+
+
 def check_initial_model(estimator, from_scratch: str | None) -> None:
     """Refuses weights by an encoder that starts at random.
 
@@ -290,7 +340,7 @@ def _check_metric(args, measured: Sequence[str]) -> None:
         nearest = difflib.get_close_matches(name, measured, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(measured)}"
         raise UserError(f"metric_for_best_model={metric!r}: evaluation does not measure it; {hint}")
-    if name.endswith(tuple(METRICS)) and not args.greater_is_better:
+    if name.endswith((*METRICS, *shorter_titles(measured))) and not args.greater_is_better:
         raise UserError(f"greater_is_better=False: {name} is better when larger")
 
 

@@ -14,6 +14,7 @@ from transformers import SchedulerType, Trainer, TrainingArguments, get_schedule
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.training_args import OptimizerNames, ParallelMode
 
+from soft_trainer.encoders.matryoshka import parse_dims
 from soft_trainer.errors import UserError
 
 
@@ -76,6 +77,7 @@ def check_options(args: TrainingArguments) -> None:
         UserError: names the option and what works.
     """
     _check_numbers(args)
+    parse_dims(getattr(args, "matryoshka_dims", None))
     _check_output_dir(args)
     _check_without_meaning(args)
     _check_loader(args)

@@ -13,9 +13,11 @@ from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.data.tokens import GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.encoding import embed_sharded
+from soft_trainer.encoders.encoding import embed_sharded, prompt_length
+from soft_trainer.encoders.matryoshka import shorten
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
@@ -31,10 +33,12 @@ class RetrievalTrainer(SavingTrainer):
         METRICS: the metrics that `evaluate` measures.
         encoder: the `EncoderProfile` of the model; a subclass sets it.
         codebase: the corpus, rows with `url` and a code, or a dict with the keys of `eval_dataset`.
+        evaluated_dims: numbers of first dimensions of the embeddings whose MRR is measured too.
     """
 
     codebase: Corpora = None
     METRICS = tuple(METRICS)
+    evaluated_dims: tuple[int, ...] = ()
 
     def check_evaluation(self) -> None:
         """Refuses evaluations that cannot be made during training.
@@ -65,7 +69,8 @@ class RetrievalTrainer(SavingTrainer):
             codebase: the corpus, or a dict of them with the same keys; the trainer's own when None.
 
         Returns:
-            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size`, ..., the same on every process. With a dict of
+            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size`, ..., the same on every process, and
+            `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of
             data sets, `PREFIX_KEY_mrr` and so on for each, and the mean of each metric over the sets as `PREFIX_mrr`.
         """
         eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -107,17 +112,27 @@ class RetrievalTrainer(SavingTrainer):
         targets = target_rows(dataset, corpus)
         queries = self.embed_rows(dataset, "query")
         codes = self.embed_rows(corpus, "code") if codes is None else codes
-        shard = distributed.shard(len(queries), *distributed.rank_and_world_size())
-        local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
-        ranking = Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
-        metrics = retrieval_metrics(ranking.ranks, len(corpus))
+        ranking = self._rank(queries, codes, targets, top_k)
+        dims = self.evaluated_dims
+        shorter = {dim: self._rank(*self._shortened(dim, queries, codes), targets, top_k) for dim in dims}
+        metrics = retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
         if self.compute_metrics is not None:
             predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
             metrics |= self.compute_metrics(EvalPrediction(predictions, targets.numpy()))
         metrics |= speed_metrics("", start, num_samples=len(dataset))
         prefix = f"{metric_key_prefix}_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
-        return RetrievalOutput(ranking, metrics)
+        return RetrievalOutput(ranking, metrics, shorter)
+
+    def _rank(self, queries: Tensor, codes: Tensor, targets: Tensor, top_k: int) -> Ranking:
+        """The ranking of the codes for every query; each process ranks for its share and gets all."""
+        shard = distributed.shard(len(queries), *distributed.rank_and_world_size())
+        local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
+        return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
+
+    def _shortened(self, dim: int, *sides: Tensor) -> list[Tensor]:
+        """The first `dim` dimensions of comparable embeddings, comparable again."""
+        return [comparable(self.encoder, shorten(self.encoder, side, dim)) for side in sides]
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
         """Searches hyperparameters as any `Trainer` does, for the best `metric_for_best_model`, or `METRICS[0]`.
@@ -164,6 +179,7 @@ class RetrievalTrainer(SavingTrainer):
                 self.processing_class.pad_token_id,
                 self.args.per_device_eval_batch_size,
                 progress=None if self.args.disable_tqdm else f"Encoding {side}",
+                prompt_length=prompt_length(self.processing_class, self.encoder, side),
             )
         if unplaced:
             self.model.to("cpu")

@@ -9,10 +9,12 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, rotate_checkpoints
 
 from soft_trainer import distributed
+from soft_trainer.encoders.adapters import has_adapter, plain_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import mark_complete, reporting_disk_errors, saving_checkpoint, write_text
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
+from soft_trainer.training.adapters import load_checkpoint_adapter
 
 
 class SavingTrainer(Trainer):
@@ -23,6 +25,12 @@ class SavingTrainer(Trainer):
     """
 
     encoder: EncoderProfile
+    _is_saving_checkpoint = False  # a checkpoint holds the adapter itself, so that a resumed run is exact
+
+    @property
+    def profile_to_save(self) -> EncoderProfile:
+        """The profile that is saved beside the encoder."""
+        return self.encoder
 
     # ---- Saving ----
 
@@ -33,7 +41,8 @@ class SavingTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         with reporting_disk_errors(folder):
-            export_encoder(model, self.processing_class, self.encoder, folder, state_dict)
+            merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
+            export_encoder(model, self.processing_class, self.profile_to_save, folder, state_dict, merge=merge)
             settings = json.dumps(self.args.to_dict(), indent=2, default=str)
             write_text(folder / "training_args.json", settings + "\n")
 
@@ -42,16 +51,36 @@ class SavingTrainer(Trainer):
         run = self._get_output_dir(trial)
         folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
+        self._is_saving_checkpoint = True
         try:
             with saving_checkpoint(folder):
                 super()._save_checkpoint(model, trial)
         finally:
-            self.args.save_total_limit = limit
+            self.args.save_total_limit, self._is_saving_checkpoint = limit, False
         distributed.barrier()
         if self.args.should_save:
             with saving_checkpoint(folder):
                 mark_complete(folder)
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        """Loads the weights of a checkpoint; `Trainer` knows adapters in a `PeftModel` only."""
+        if has_adapter(self.model) and not self.is_fsdp_enabled:
+            load_checkpoint_adapter(self.model, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Loads the weights of the best checkpoint."""
+        checkpoint = self.state.best_model_checkpoint
+        if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
+            load_checkpoint_adapter(self.model, checkpoint)
+        else:
+            super()._load_best_model()
+
+    def call_model_init(self, trial=None):
+        """Makes the encoder of a trial; that of a `PeftModel` is taken out."""
+        return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the encoder as a complete folder; only `push_to_hub` pushes it."""

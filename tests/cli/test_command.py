@@ -161,7 +161,7 @@ def test_a_path_wins_over_a_name(monkeypatch, tmp_path):
     [
         ("quikstart", "near are quickstart"),
         ("unixcoder", "near are smoke/unixcoder, paper/unixcoder/base"),
-        ("nothing-like-it", "there are paper/alpha_beta, "),
+        ("nothing-like-it", "there are encoders/base, "),
         ("accelerate/fspd", "neither a file nor the name of a recipe"),
     ],
 )

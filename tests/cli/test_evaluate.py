@@ -32,6 +32,17 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(
     assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
 
 
+def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, own_cache, tmp_path, capsys):
+    words = ["evaluate", encoder_dir, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
+    assert run_command([*words, "--lexical", "false", "--matryoshka_dims", "8,32"]) == 0
+    [header, *_] = capsys.readouterr().out.splitlines()
+    assert "MRR by 8 dimensions" in header
+    numbers = json.loads((tmp_path / "out/all_results.json").read_text())
+    assert {"test_mrr", "test_mrr_8"} <= numbers.keys() and "test_mrr_32" not in numbers
+    with pytest.raises(UserError, match="matryoshka_dims=64: the embeddings of this encoder have 32 dimensions"):
+        run_command([*words, "--matryoshka_dims", "64", "--overwrite", "true"])
+
+
 @pytest.mark.slow
 def test_results_and_ranks_are_written_and_are_those_of_the_trainer(
     encoder_dir, data_dir, own_cache, tmp_path, capsys

@@ -61,7 +61,7 @@ def test_a_profile_of_a_later_version_still_loads(tmp_path):
 @pytest.mark.parametrize(
     "values, words",
     [
-        ({"pooling": "max"}, ["pooling='max'", "mean, cls, pooler"]),
+        ({"pooling": "max"}, ["pooling='max'", "mean, cls, last_token, pooler"]),
         ({"score_function": "euclid"}, ["score_function='euclid'", "dot, cosine"]),
         ({"score_scale": 0.0}, ["score_scale=0.0", "above 0"]),
         ({"score_scale": float("nan")}, ["score_scale=nan"]),

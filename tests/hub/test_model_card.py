@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from transformers import T5Config, T5EncoderModel
 
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.hub.export import export_encoder
@@ -16,6 +17,11 @@ PROFILES_IN_CARDS = {
     "codebert": PROFILES["codebert"].replace(query_length=20, code_length=20),
     "cls": EncoderProfile(pooling="cls", query_prefix='say "it": ', query_length=20, score_function="cosine"),
     "normalised": EncoderProfile(normalize=True, query_length=20, code_length=30, score_scale=20.0),
+    "last token": EncoderProfile(pooling="last_token", query_length=20, code_length=20),
+    "prompt not pooled": EncoderProfile(query_prefix="say: ", include_prompt=False, query_length=20, code_length=20),
+    "first after the prompt": EncoderProfile(
+        pooling="cls", query_prefix="say: ", include_prompt=False, query_length=20, code_length=20
+    ),
 }
 
 
@@ -49,6 +55,19 @@ def header_and_body(path):
 @pytest.mark.parametrize("profile", PROFILES_IN_CARDS.values(), ids=PROFILES_IN_CARDS.keys())
 def test_snippets_run_as_printed_and_agree(profile, encoder_of, record, tmp_path, capsys):
     folder = exported(encoder_of(profile), tmp_path / "encoder")
+    check_snippets(folder, record, capsys, profile)
+
+
+def test_the_card_of_a_t5_takes_the_encoder_of_what_auto_model_loads(encoder_of, record, tmp_path, capsys):
+    profile = EncoderProfile(query_length=20, code_length=20)
+    tokenizer = encoder_of(profile).tokenizer
+    config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    folder = export_encoder(T5EncoderModel(config).eval(), tokenizer, profile, tmp_path / "encoder")
+    assert ".encoder" in check_snippets(folder, record, capsys, profile)
+
+
+def check_snippets(folder, record, capsys, profile) -> str:
+    """Runs the snippets of a card, compares their embeddings and returns the card."""
     _, body = header_and_body(write_model_card(folder, record))
     snippets = re.findall(r"```python\n(.*?)```", body, re.S)
     assert len(snippets) == 3
@@ -63,6 +82,7 @@ def test_snippets_run_as_printed_and_agree(profile, encoder_of, record, tmp_path
             if profile.score_function == "cosine":
                 ours, theirs = (torch.nn.functional.normalize(side, dim=-1) for side in (ours, theirs))
             torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=1e-5, rtol=0)
+    return body
 
 
 def test_header_is_what_the_hub_reads(encoder_of, record, tmp_path):

@@ -6,6 +6,7 @@ import math
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.arguments import DataArguments, ModelArguments
@@ -24,8 +25,8 @@ def graded(rows, dataset):
 
 @pytest.fixture
 def make_run(model, tokenizer, profile, tmp_path):
-    def make(data, *sets):
-        args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    def make(data, *sets, **more):
+        args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **more)
         args.disable_tqdm = True
         trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
         options = DataArguments(language="python", data_dir="rows")
@@ -35,7 +36,7 @@ def make_run(model, tokenizer, profile, tmp_path):
 
 
 def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
-    run = make_run({}, graded)
+    run = make_run({}, graded, matryoshka_dims="8")
     run.measure("untrained")
     run.measure_lexical()
     run.finish()
@@ -46,6 +47,9 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     found = json.loads((tmp_path / "run.json").read_text())["results"]["human"]["untrained"]
     assert found["mrr"] == pytest.approx((1 / best + 1 / places[7]) / 2)
     assert (found["queries"], found["pool_size"]) == (2, 24)
+    scores = normalize(embeddings["query"][[0, 7], :8]) @ normalize(embeddings["code"][:, :8]).T
+    by_eight = [int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))]
+    assert found["mrr_8"] == pytest.approx((1 / min(by_eight[:2]) + 1 / by_eight[2]) / 2)
 
     def gain(grade, place):
         return (2**grade - 1) / math.log2(place + 1) * (place <= 10)

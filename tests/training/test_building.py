@@ -98,8 +98,11 @@ def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
     [
         ({"from_scratch": "32x1", "model_name_or_path": "a/b"}, ["from_scratch", "model_name_or_path"]),
         ({"from_scratch": "tiny"}, ["from_scratch='tiny'", "256x4"]),
-        ({"from_scratch": "32x1", "profile": "bert"}, ["profile='bert'", "codebert, graphcodebert, unixcoder, auto"]),
-        ({"from_scratch": "32x1", "pooling": "max"}, ["pooling='max'", "mean, cls, pooler"]),
+        (
+            {"from_scratch": "32x1", "profile": "bert"},
+            ["profile='bert'", "codebert, graphcodebert, unixcoder, ", ", auto"],
+        ),
+        ({"from_scratch": "32x1", "pooling": "max"}, ["pooling='max'", "mean, cls, last_token, pooler"]),
         ({"from_scratch": "32x1", "score_scale": 0.0}, ["score_scale=0.0"]),
         ({"from_scratch": "32x1", "code_length": 1}, ["code_length=1", "at least 3"]),
     ],
@@ -129,3 +132,32 @@ def test_texts_longer_than_the_model_reads_are_refused(folder, dataset):
 )
 def test_a_short_name_for_folders(values, label):
     assert model_label(ModelArguments(**values)) == label
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"query_prompt": "q: ", "query_prefix": "p: "}, "query_prompt, query_prefix: give only one"),
+        ({"code_prompt": "q: ", "code_prefix": ""}, "code_prompt, code_prefix: give only one"),
+        ({"dtype": "half"}, "dtype='half': use one of float32, bfloat16, float16"),
+        ({"from_scratch": "32x1", "dtype": "bfloat16"}, "dtype, attn_implementation: are for a pretrained encoder"),
+        ({"from_scratch": "32x1", "pooling": "pooler", "include_prompt": False}, "include_prompt=False: the model's"),
+        (
+            {"from_scratch": "32x1", "profile": "graphcodebert", "pooling": "cls", "include_prompt": False},
+            "include_prompt=False: data flow is always read with the prompt",
+        ),
+    ],
+)
+def test_options_of_todays_encoders_that_cannot_work_are_one_line(values, words):
+    with pytest.raises(UserError) as refusal:
+        build_profile(ModelArguments(**values))
+    assert str(refusal.value).startswith(words) and "\n" not in str(refusal.value)
+
+
+def test_prompts_and_their_pooling_come_from_the_command_line():
+    arguments = ModelArguments(
+        from_scratch="32x1", profile="unixcoder", query_prompt="find: ", code_prompt="code: ", include_prompt=False
+    )
+    built = build_profile(arguments)
+    assert (built.query_prefix, built.code_prefix) == ("<encoder-only></s>find: ", "<encoder-only></s>code: ")
+    assert built.include_prompt is False

@@ -15,6 +15,7 @@ from soft_trainer.hub.export import export_encoder
 
 WORKER = Path(worker.__file__)
 LIMIT = 60  # seconds for a case
+LORA = {"lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 # Name -> options; "batch" is the global batch.
 CASES = {
     "plain": {"plain": True, "batch": 8},
@@ -44,6 +45,9 @@ CASES = {
         "order_loss_weight": 0.1,
         "gradient_cache_chunk_size": 3,
     },
+    "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
+    "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
+    "matryoshka_cached": {"batch": 8, "matryoshka_dims": "32,8", "pool": 33, "gradient_cache_chunk_size": 3},
     **{f"strategy_{name}": {"batch": 6, "train_sampling_strategy": name} for name in STRATEGIES},
 }
 LOCAL = {"batch": 12, "gather_negatives": False, "train_sampling_strategy": "sequential", "dataloader_drop_last": True}
@@ -56,6 +60,7 @@ STARTED = {
 SHARDED_CASES = {
     "sharded": {"batch": 8, "pool": 33},
     "sharded_cached": {"batch": 8, "gradient_cache_chunk_size": 3},
+    "sharded_lora": {"batch": 8, "pool": 33, "lora": LORA},
 }
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -123,6 +128,12 @@ def alone(folder, tmp_path, monkeypatch):
     return run
 
 
+def weights_of(folder: Path) -> dict:
+    """All weights of an encoder, or those of its adapter."""
+    adapter = folder / "adapter_model.safetensors"
+    return load_file(adapter if adapter.exists() else folder / "model.safetensors")
+
+
 def check_equal(one: Path, two: Path, name: str) -> None:
     """Weights to 1e-10, losses (which `Trainer` adds up in float32) to 1e-5, and the same metrics."""
     [expected], results = results_of(one, name, 1), results_of(two, name, 2)
@@ -132,8 +143,8 @@ def check_equal(one: Path, two: Path, name: str) -> None:
             if metric.endswith(("mrr", "size")) or "recall" in metric:
                 assert result["metrics"][metric] == pytest.approx(value, abs=1e-9)
     assert [a + b for a, b in zip(*(result["rows"] for result in results), strict=True)] == expected["rows"]
-    weights = load_file(two / name / "model.safetensors")
-    for parameter, value in load_file(one / name / "model.safetensors").items():
+    weights = weights_of(two / name)
+    for parameter, value in weights_of(one / name).items():
         assert value.dtype == torch.float64
         torch.testing.assert_close(weights[parameter], value, atol=1e-10, rtol=0, msg=parameter)
 

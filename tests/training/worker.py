@@ -23,6 +23,8 @@ from soft_trainer import (
     load_encoder,
 )
 from soft_trainer.data import chunks
+from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.lora import LoraOptions
 
 COMMON = {
     "learning_rate": 1e-2,
@@ -54,7 +56,11 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     plain, pool = options.pop("plain", False), options.pop("pool", None)
     options["per_device_train_batch_size"] = options.pop("batch") // world_size
     rows = Dataset.from_list(json.loads((folder / "rows.json").read_text()))
+    lora = options.pop("lora", None)
     encoder = load_encoder(folder / "encoder", device="cpu")
+    if lora:
+        torch.manual_seed(0)
+        add_lora(encoder.model, LoraOptions(**lora))
     trainer = RecordingTrainer(
         model=encoder.model,
         args=(TrainingArguments if plain else SoftInfoNCETrainingArguments)(**options),

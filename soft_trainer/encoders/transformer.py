@@ -1,0 +1,115 @@
+"""The model behind an encoder: from a configuration to the class and the weights that are loaded."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+
+from soft_trainer.encoders.options import check_dtype
+from soft_trainer.encoders.positions import check_lengths
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+
+
+def load_config(name_or_path: str | Path, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
+    """Loads the configuration of a model."""
+    # Without a choice, transformers would ask on the terminal.
+    return AutoConfig.from_pretrained(
+        name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
+    )
+
+
+def load_transformer(
+    name_or_path: str | Path,
+    profile: EncoderProfile,
+    revision: str | None,
+    trust_remote_code: bool,
+    attn_implementation: str | None,
+    dtype: str | None,
+) -> PreTrainedModel:
+    """Loads the weights from safetensors; of a T5 those of the encoder alone.
+
+    Args:
+        dtype: one of `options.DTYPES`. None means float32, or higher where the weights are saved in higher precision.
+
+    Raises:
+        UserError: an unknown dtype, or a profile whose lengths are above the model's positions.
+    """
+    check_dtype(dtype)
+    config = load_config(name_or_path, revision, trust_remote_code)
+    check_lengths(config.to_dict(), profile)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # keys and values of every layer, for a next token that nobody asks for
+    highest = torch.promote_types(config.dtype or torch.float32, torch.float32)
+    options = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    has_class = type(config) in MODEL_MAPPING
+    model_class = MODEL_MAPPING[type(config)] if has_class else _remote_class(config, name_or_path, revision)
+    return _auto_class(config).from_pretrained(
+        name_or_path,
+        config=config,
+        revision=revision or "main",
+        dtype=highest if dtype is None else getattr(torch, dtype),
+        use_safetensors=True,
+        trust_remote_code=bool(trust_remote_code),
+        **options,
+        **pooling_layer(model_class, profile),
+    )
+
+
+def _auto_class(config: PretrainedConfig) -> type:
+    """`AutoModel`, or for models with a decoder that it would load too the class that loads the encoder alone."""
+    kind = type(config)
+    encoder_alone = kind in MODEL_FOR_TEXT_ENCODING_MAPPING and kind in MODEL_MAPPING
+    if encoder_alone and MODEL_FOR_TEXT_ENCODING_MAPPING[kind] is not MODEL_MAPPING[kind]:
+        return AutoModelForTextEncoding
+    return AutoModel
+
+
+def _remote_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
+    """The class of a model whose code comes with it; its configuration has been loaded, so the code is trusted."""
+    reference = getattr(config, "auto_map", {}).get("AutoModel")
+    if reference is None:
+        raise UserError(f"{name_or_path}: its code has no class for AutoModel, so it is not an encoder")
+    return get_class_from_dynamic_module(reference, str(name_or_path), revision=revision or "main")
+
+
+def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -> dict[str, bool]:
+    """Returns the arguments that load `model_class` with a pooler only if `profile` pools with it.
+
+    An unused pooler has no gradient, which distributed training refuses. Some models have no pooler to leave out.
+    """
+    name = "add_pooling_layer"
+    return {name: profile.pooling == "pooler"} if name in inspect.signature(model_class).parameters else {}
+
+
+# ---- Models that do not fit their profile ----
+
+
+def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
+    """Refuses a model that cannot be read with `profile`.
+
+    Raises:
+        UserError: too long texts, no pooler to pool with, a decoder beside the encoder, or an attention that has no
+            place for data flow.
+    """
+    config, kind = model.config, type(model)
+    check_lengths(config.to_dict(), profile)
+    if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
+        encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
+        raise UserError(f"model: {kind.__name__} has a decoder beside the encoder; pass {encoder} in its place")
+    if profile.pooling == "pooler" and getattr(model, "pooler", None) is None:
+        raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
+    if profile.data_flow_length and "flash" in str(getattr(config, "_attn_implementation", "")):
+        raise UserError(
+            f"attn_implementation={config._attn_implementation}: takes no mask for data flow; use sdpa or eager"
+        )
+
+
+def is_causal(model: torch.nn.Module) -> bool:
+    """True for a decoder, whose tokens see only those before them."""
+    return any(getattr(module, "is_causal", False) for module in model.modules())

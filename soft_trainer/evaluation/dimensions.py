@@ -1,0 +1,32 @@
+"""Metrics of Matryoshka embeddings: the MRR by the first dimensions, as `mrr_256`, beside `mrr` by all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
+
+_PREFIX = "mrr_"
+
+
+def shorter_metric(dim: int) -> str:
+    """The name of the MRR by the first `dim` dimensions."""
+    return f"{_PREFIX}{dim}"
+
+
+def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
+    """The MRRs by first dimensions among the names of `metrics`, the most dimensions first, with their titles."""
+    dims = {int(name.removeprefix(_PREFIX)) for name in metrics if is_shorter_metric(name)}
+    return {shorter_metric(dim): f"MRR by {dim} dimensions" for dim in sorted(dims, reverse=True)}
+
+
+def is_shorter_metric(name: str) -> bool:
+    """True for the name of an MRR by first dimensions."""
+    return name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdecimal()
+
+
+def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
+    """The MRR of each ranking, keyed by the number of dimensions that ranked a corpus of `pool_size` codes."""
+    return {
+        shorter_metric(dim): retrieval_metrics(ranking.ranks, pool_size)["mrr"] for dim, ranking in rankings.items()
+    }

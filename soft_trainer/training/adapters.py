@@ -1,0 +1,142 @@
+"""Training of an adapter: checks before it, its record, and its weights in checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from soft_trainer.encoders.adapters import (
+    active_adapter,
+    adapter_state,
+    base_name,
+    has_adapter,
+    set_adapter_state,
+)
+from soft_trainer.encoders.lora import WEIGHTS, LoraOptions, import_peft, saved_adapter
+from soft_trainer.errors import UserError
+
+
+def check_lora_options(options: LoraOptions, merge: bool, name: str | None, revision: str | None = None) -> None:
+    """Refuses options of LoRA that cannot work, before a model is loaded.
+
+    Args:
+        options: of the command line.
+        merge: `merge_lora`.
+        name: the folder or Hub name of the encoder, None for one with random weights.
+
+    Raises:
+        UserError: the option, and what works.
+    """
+    saved = saved_adapter(name, revision) if name else None
+    if options.lora_r is not None:
+        import_peft()
+        if name is None:
+            raise UserError("lora_r: an encoder from scratch has no weights worth freezing; leave it out")
+        if saved is not None:
+            raise UserError(
+                f"lora_r: {name} is an adapter, which is trained on as it is; leave the options of LoRA out"
+            )
+    elif merge and saved is None:
+        raise UserError("merge_lora: there is no adapter to merge; set --lora_r, 16 for example")
+
+
+def check_adapter(model: PreTrainedModel, args) -> None:
+    """Refuses a model with an adapter that could not be trained, saved or merged.
+
+    Args:
+        args: `TrainingArguments`; `merge_lora` is read if there is one.
+
+    Raises:
+        UserError: what is wrong, and what to do.
+    """
+    merge = getattr(args, "merge_lora", False)
+    if not has_adapter(model):
+        if merge:
+            raise UserError("merge_lora: the encoder has no adapter to merge; add one with model.add_adapter")
+        return
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    name = active_adapter(model)
+    if not trained:
+        raise UserError(
+            "model: its adapter is frozen, as AutoModel loads it: load the base, then model.load_adapter(FOLDER, "
+            "is_trainable=True), or make it trainable with requires_grad_"
+        )
+    saved = adapter_state(model)
+    own = (f".modules_to_save.{name}", f".{name}")
+    unsaved = [
+        parameter
+        for parameter in trained
+        if not any(part in parameter and parameter.replace(part, "") in saved for part in own)
+        and parameter not in saved
+    ]
+    if unsaved:
+        raise UserError(
+            f"model: {unsaved[0]} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
+            "name its module in modules_to_save"
+        )
+    if merge and (args.fsdp or args.deepspeed):
+        raise UserError("merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training")
+    if merge:
+        return
+    base = base_name(model)
+    if not base:
+        raise UserError(
+            "model: its base has neither a folder nor a name on the Hub, so nothing could load the saved adapter: "
+            "save and load the base first, or set merge_lora"
+        )
+    if args.push_to_hub and Path(base).is_dir():
+        raise UserError(
+            f"push_to_hub: the adapter needs its base, {base}, which nobody else has: set --merge_lora true, or push "
+            "the base and train from its name"
+        )
+
+
+def adapter_warnings(model: PreTrainedModel, args) -> list[str]:
+    """Lines about an adapter that works, but hardly as intended."""
+    revision = model.peft_config[active_adapter(model)].revision if has_adapter(model) else None
+    if not revision or getattr(args, "merge_lora", False):
+        return []
+    return [
+        f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer load "
+        "the base's main branch: use load_encoder, or --merge_lora true"
+    ]
+
+
+def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
+    """Returns the settings of the model's adapter for tables and records; {} without one."""
+    if not has_adapter(model):
+        return {}
+    config = model.peft_config[active_adapter(model)]
+    targets = config.target_modules
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    names = {"r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+    settings = [f"{title} {getattr(config, name):g}" for name, title in names.items() if hasattr(config, name)]
+    targets = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
+    return {"adapter": ", ".join([config.peft_type.value, *settings, targets]), "trained parameters": trained}
+
+
+def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
+    """Refuses to resume a full training with an adapter, or the other way round.
+
+    Raises:
+        UserError: says which it is.
+    """
+    if checkpoint is None:
+        return
+    saved = (Path(checkpoint) / WEIGHTS).is_file()
+    if saved and not has_adapter(model):
+        raise UserError(f"{checkpoint}: it holds an adapter; resume it with the same options of LoRA")
+    sharded = any(Path(checkpoint).glob("pytorch_model_fsdp*"))
+    if has_adapter(model) and not saved and not sharded:
+        raise UserError(f"{checkpoint}: it holds no adapter; resume it without the options of LoRA")
+
+
+def load_checkpoint_adapter(model: PreTrainedModel, checkpoint: str | Path) -> None:
+    """Sets the adapter to that of a checkpoint.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    set_adapter_state(model, load_file(Path(checkpoint) / WEIGHTS), checkpoint)

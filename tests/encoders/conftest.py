@@ -1,0 +1,74 @@
+"""One tiny model with random weights of every family of encoders. A new family is one entry of `FAMILIES`."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+import transformers
+
+SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+DECODER = SIZE | {"num_key_value_heads": 1, "head_dim": 8}
+# name -> configuration and model class, the settings of the configuration, pooling
+FAMILIES = {
+    "bert": ("Bert", SIZE, "mean"),
+    "roberta": ("Roberta", SIZE, "cls"),
+    "roberta with pooler": ("Roberta", SIZE, "pooler"),
+    "mpnet": ("MPNet", SIZE, "mean"),
+    "distilbert": ("DistilBert", DISTILBERT, "mean"),
+    "deberta-v2": ("DebertaV2", SIZE | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, "mean"),
+    "modernbert": ("ModernBert", SIZE | {"local_attention": 8}, "cls"),
+    "nomic": ("NomicBert", SIZE, "cls"),
+    "qwen2": ("Qwen2", SIZE | {"num_key_value_heads": 1}, "last_token"),
+    "qwen3": ("Qwen3", DECODER, "last_token"),
+    "llama": ("Llama", DECODER, "last_token"),
+    "gemma2": ("Gemma2", DECODER, "mean"),
+    "gemma3": ("Gemma3Text", DECODER, "last_token"),
+    "t5": ("T5", T5, "mean"),
+}
+FAST = ("modernbert", "qwen3", "t5")  # an encoder, a decoder, half of both; the others are tried with the slow tests
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of encoders.
+
+    Args:
+        model: a tiny model with random weights and without dropout; take a copy of it.
+        pooling: a pooling that is usual for the family.
+    """
+
+    name: str
+    model: transformers.PreTrainedModel
+    pooling: str
+
+    def copy(self) -> transformers.PreTrainedModel:
+        return copy.deepcopy(self.model)
+
+
+def make_family(name: str, tokenizer, positions: int = 40) -> Family:
+    kind, settings, pooling = FAMILIES[name]
+    ids = {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "bos", "eos")}
+    limits = {} if kind == "T5" else {"max_position_embeddings": positions}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **ids, **limits, **settings)
+    for option, value in config.to_dict().items():
+        if "dropout" in option and isinstance(value, float):
+            setattr(config, option, 0.0)
+    torch.manual_seed(0)
+    model_class = getattr(transformers, f"{kind}EncoderModel" if kind == "T5" else f"{kind}Model")
+    pooler = {"add_pooling_layer": pooling == "pooler"} if kind in ("Bert", "Roberta", "MPNet", "NomicBert") else {}
+    model = model_class(config, **pooler)
+    # Random weights of 0.02 make the embeddings of all texts nearly equal.
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4) if weight.dim() > 1 else weight.add_(0.1 * torch.randn_like(weight))
+    return Family(name, model, pooling)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
+)
+def family(request, tokenizer) -> Family:
+    return make_family(request.param, tokenizer)

@@ -1,0 +1,205 @@
+"""Adapters in a folder and in a model: every library loads the same embeddings, and bad input is refused."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from soft_trainer.arguments import ModelArguments
+from soft_trainer.encoders.adapters import add_lora, has_adapter, merge_adapter, plain_encoder, target_modules
+from soft_trainer.encoders.encoding import encode, pad, tokenize
+from soft_trainer.encoders.loading import load_encoder, load_model
+from soft_trainer.encoders.lora import LoraOptions
+from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.trained_model import TrainedModelEstimator
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.training.building import build_model, build_profile, build_tokenizer
+
+TEXTS = ["read all lines of a file", "def reverse(text): return text[::-1]", "sort"]
+
+
+@pytest.fixture(scope="module")
+def base(_model, tokenizer, profile, tmp_path_factory):
+    return export_encoder(copy.deepcopy(_model), tokenizer, profile, tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def adapted(base, profile):
+    """The base with an adapter that changes its embeddings."""
+    torch.manual_seed(1)
+    model = load_model(base, profile)
+    add_lora(model, LoraOptions(lora_r=4))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model.eval()
+
+
+def embeddings(model, tokenizer, profile):
+    inputs = pad(tokenize(tokenizer, TEXTS, max_length=profile.query_length), tokenizer.pad_token_id)
+    with torch.no_grad():
+        return encode(model.eval(), profile, inputs)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["adapter", "merged"])
+def test_every_library_loads_the_same_embeddings(adapted, base, tokenizer, profile, dataset, tmp_path, merge):
+    from sentence_transformers import SentenceTransformer
+
+    expected = embeddings(adapted, tokenizer, profile)
+    assert not torch.allclose(expected, embeddings(load_model(base, profile), tokenizer, profile), atol=1e-2)
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path / "saved", merge=merge)
+    assert (folder / "adapter_config.json").is_file() is not merge
+    assert (folder / "config.json").is_file() is merge
+    assert has_adapter(adapted)
+    close(embeddings(adapted, tokenizer, profile), expected)
+
+    close(embeddings(AutoModel.from_pretrained(folder, add_pooling_layer=False), tokenizer, profile), expected)
+    close(SentenceTransformer(str(folder), device="cpu").encode_query(TEXTS), expected)
+    loaded = load_encoder(folder, device="cpu")
+    assert type(loaded.model) is type(adapted) and not has_adapter(loaded.model)
+    close(loaded.encode_queries(TEXTS), expected)
+    assert all(parameter.requires_grad for parameter in loaded.model.parameters())
+
+    arguments = ModelArguments(model_name_or_path=str(folder))
+    again = build_profile(arguments)
+    model = build_model(arguments, again, build_tokenizer(arguments, again, None))
+    close(embeddings(model, tokenizer, again), expected)
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trainable if merge else all("lora_" in name for name in trainable)
+
+    estimator = TrainedModelEstimator(folder, cache_dir=None)
+    estimator.fit(dataset.select(range(4)))
+    assert estimator.similarity([0, 1], [2, 3]).shape == (2, 2)
+
+
+def test_a_merged_folder_has_its_adapter_beside_it(adapted, tokenizer, profile, tmp_path):
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path, merge=True)
+    saved = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert saved["r"] == 4 and saved["inference_mode"] is True and saved["peft_type"] == "LORA"
+    model = load_model(folder / "adapter", profile)
+    close(embeddings(model, tokenizer, profile), embeddings(adapted, tokenizer, profile))
+
+
+def test_peft_itself_loads_the_adapter(adapted, base, tokenizer, profile, tmp_path):
+    from peft import PeftModel
+
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+    model = PeftModel.from_pretrained(load_model(base, profile), str(folder))
+    close(embeddings(model, tokenizer, profile), embeddings(adapted, tokenizer, profile))
+
+
+def test_no_weights_of_the_other_form_stay_in_a_folder(adapted, base, tokenizer, profile, tmp_path):
+    plain = load_model(base, profile)
+    for _ in range(2):
+        for model, merge in ((adapted, False), (plain, False), (adapted, True), (adapted, False)):
+            folder = export_encoder(model, tokenizer, profile, tmp_path, merge=merge)
+            close(load_encoder(folder, device="cpu").encode_queries(TEXTS), embeddings(model, tokenizer, profile))
+            assert (folder / "adapter").is_dir() is False or merge or not any((folder / "adapter").iterdir())
+
+
+def test_the_base_is_named_so_that_it_is_found_from_everywhere(
+    adapted, base, tokenizer, profile, tmp_path, monkeypatch
+):
+    from soft_trainer.encoders.adapters import base_name
+
+    monkeypatch.chdir(base.parent)
+    assert base_name(load_model(base.name, profile)) == str(base.resolve())
+    adapted.config._name_or_path = "someone/encoder"
+    assert base_name(adapted) == "someone/encoder"
+    adapted.config._name_or_path = "/cache/models--someone--encoder/snapshots/abc"
+    assert base_name(adapted) == "someone/encoder"
+
+
+def test_the_profile_of_somebody_elses_adapter_is_that_of_its_base(adapted, base, tokenizer, profile, tmp_path):
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+    (folder / "soft_trainer.json").unlink()
+    (folder / "modules.json").unlink()
+    assert resolve_profile(folder) == profile
+
+
+def test_an_adapter_without_its_base_says_so(adapted, tokenizer, profile, tmp_path):
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for base, says in (
+        (str(tmp_path / "gone"), "it is an adapter, and its base cannot be loaded: .*gone"),
+        (None, "no base_model_name"),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+        with pytest.raises(UserError, match=says) as error:
+            load_encoder(folder)
+        assert "\n" not in str(error.value)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(UserError, match="no adapter_model.safetensors"):
+        load_encoder(folder)
+
+
+def test_without_peft_one_line_names_the_extra(adapted, tokenizer, profile, tmp_path, monkeypatch):
+    import sys
+
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    for call in (lambda: load_encoder(folder), lambda: add_lora(adapted, LoraOptions(lora_r=4))):
+        with pytest.raises(UserError, match=r"pip install 'soft-trainer\[lora\]'"):
+            call()
+
+
+def test_target_modules(model):
+    assert target_modules(model) == ["query", "value"]
+    assert target_modules(model, "all-linear") == "all-linear"
+    assert target_modules(model, "attention.self.query, intermediate.dense") == [
+        "attention.self.query",
+        "intermediate.dense",
+    ]
+    model.config.model_type = "mpnet"  # peft knows no usual modules
+    assert target_modules(model) == "all-linear"
+    with pytest.raises(
+        UserError, match="no linear layer 'q_proj'; it has query, key, value, dense; or use all-linear"
+    ):
+        target_modules(model, "query,q_proj")
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"lora_alpha": 32}, "lora_alpha: has no meaning without --lora_r"),
+        ({"lora_dropout": 0.0}, "lora_dropout: has no meaning without"),
+        ({"lora_target_modules": "query"}, "lora_target_modules: has no meaning without"),
+        ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
+        ({"lora_r": 4, "lora_alpha": -1}, "lora_alpha=-1: must be 1 or more"),
+        ({"lora_r": 4, "lora_dropout": 1.0}, "lora_dropout=1.0: must be from 0 to below 1"),
+    ],
+)
+def test_options_that_cannot_work(options, says):
+    with pytest.raises(UserError, match=says):
+        ModelArguments(**options)
+
+
+def test_an_adapter_gets_no_second_one(adapted):
+    with pytest.raises(UserError, match="has an adapter already"):
+        add_lora(adapted, LoraOptions(lora_r=2))
+
+
+def test_a_peft_model_gives_the_encoder_inside(base, profile, tokenizer, tmp_path):
+    from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+    wrapped = get_peft_model(load_model(base, profile), LoraConfig(r=2, target_modules=["query"]))
+    encoder = plain_encoder(wrapped)
+    assert encoder is wrapped.get_base_model() and has_adapter(encoder)
+    folder = export_encoder(encoder, tokenizer, profile, tmp_path)
+    close(load_encoder(folder, device="cpu").encode_queries(TEXTS), embeddings(wrapped, tokenizer, profile))
+    prompts = PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)
+    with pytest.raises(UserError, match="PROMPT_TUNING keeps its weights outside the encoder"):
+        plain_encoder(get_peft_model(load_model(base, profile), prompts))
+
+
+def test_merging_leaves_no_trace_of_peft(adapted, base, profile):
+    merged = merge_adapter(copy.deepcopy(adapted))
+    assert merged.state_dict().keys() == load_model(base, profile).state_dict().keys()

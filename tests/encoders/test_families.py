@@ -1,0 +1,151 @@
+"""Family x {trains, resumes, loads everywhere, chunked equals unchunked, gradient cache equals plain, LoRA}."""
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.data.chunks import ChunkCost
+from soft_trainer.data.collator import PairCollator
+from soft_trainer.encoders.adapters import adapter_state, add_lora
+from soft_trainer.encoders.encoding import encode, pad, tokenize
+from soft_trainer.encoders.loading import load_encoder, load_model
+from soft_trainer.encoders.lora import LoraOptions
+from soft_trainer.hub.export import export_encoder
+
+TEXTS = ["read a file", "x", "a much longer text than all of the others " * 9]
+
+
+@pytest.fixture(scope="module")
+def settings(family, profile):
+    return profile.replace(pooling=family.pooling, query_prefix="query: ")
+
+
+@pytest.fixture(scope="module")
+def trainer_of(family, settings, dataset, tokenizer, tmp_path_factory):
+    """Makes a trainer of a copy of the family's model."""
+    folder = tmp_path_factory.mktemp("family")
+
+    def make(collator=None, callbacks=(), model=None, **options):
+        arguments = {"per_device_train_batch_size": 8, "max_steps": 2, "save_steps": 1, "save_strategy": "steps"}
+        arguments |= {"learning_rate": 1e-2, "use_cpu": True, "disable_tqdm": True, "logging_steps": 1}
+        return SoftInfoNCETrainer(
+            model=family.copy() if model is None else model,
+            args=SoftInfoNCETrainingArguments(**{"output_dir": str(folder)} | arguments | options),
+            train_dataset=dataset,
+            processing_class=tokenizer,
+            encoder=settings,
+            data_collator=collator,
+            callbacks=list(callbacks),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(trainer_of):
+    """The trainer after two steps, with a checkpoint of each and the saved folder."""
+    trainer = trainer_of(callbacks=[EstimatorCallback(BM25Estimator())])
+    trainer.train()
+    trainer.save_model()
+    return trainer
+
+
+def test_trains(family, trained):
+    before, after = family.model.state_dict(), trained.model.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name, _ in family.model.named_parameters())
+    assert all(weight.isfinite().all() for weight in after.values())
+
+
+def test_resumes(trained, trainer_of):
+    resumed = trainer_of(callbacks=[EstimatorCallback(BM25Estimator())])
+    resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-1")
+    for name, weight in trained.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+def test_loads_everywhere(family, settings, trained):
+    check_loaded(family, settings, trained, trained.args.output_dir)
+
+
+def check_loaded(family, settings, trained, folder):
+    """Checks that every library loads a folder with the embeddings of the trainer's model."""
+    from sentence_transformers import SentenceTransformer
+
+    ours = load_encoder(folder, device="cpu")
+    queries, codes = ours.encode_queries(TEXTS), ours.encode_codes(TEXTS)
+    assert (queries[0] - queries[2]).abs().max() > 1e-3  # the texts differ, so equal embeddings mean something
+    model = trained.model.eval()
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    plain = AutoModel.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    plain = plain.encoder if family.name == "t5" else plain
+    for embeddings, expected, prefix, length in (
+        (theirs.encode_query(TEXTS), queries, settings.query_prefix, settings.query_length),
+        (theirs.encode_document(TEXTS), codes, settings.code_prefix, settings.code_length),
+    ):
+        inputs = pad(tokenize(tokenizer, TEXTS, prefix, length), tokenizer.pad_token_id)
+        with torch.no_grad():
+            torch.testing.assert_close(encode(model, settings, inputs), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(encode(plain.eval(), settings, inputs), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(embeddings), expected, atol=1e-5, rtol=0)
+
+
+def first_loss(trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
+    """Loss, gradients and number of chunks of the first batch, in a step as training makes it."""
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.training_step(trainer.model, batch)
+    return loss, {name: p.grad for name, p in trainer.model.named_parameters()}, len(batch.code.chunks)
+
+
+@pytest.fixture(scope="module")
+def whole(trainer_of, tokenizer):
+    """Loss and gradients of a batch that is encoded in one piece."""
+    loss, gradients, chunks = first_loss(trainer_of(PairCollator(tokenizer.pad_token_id)))
+    assert chunks == 1
+    return loss, gradients
+
+
+def assert_same_step(step, whole) -> None:
+    (loss, gradients, chunks), (expected_loss, expected) = step, whole
+    assert chunks > 1
+    torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=0)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_chunked_equals_unchunked(trainer_of, tokenizer, whole):
+    collator = PairCollator(tokenizer.pad_token_id, ChunkCost(overhead=1.0))
+    assert_same_step(first_loss(trainer_of(collator)), whole)
+
+
+def test_gradient_cache_equals_plain(trainer_of, tokenizer, whole):
+    collator = PairCollator(tokenizer.pad_token_id, largest_chunk=3)
+    assert_same_step(first_loss(trainer_of(collator, gradient_cache_chunk_size=3)), whole)
+
+
+@pytest.mark.slow
+def test_lora(family, settings, trainer_of, tokenizer, tmp_path):
+    base = export_encoder(family.copy(), tokenizer, settings, tmp_path / "base")
+
+    def make(seed):
+        torch.manual_seed(seed)
+        model = load_model(base, settings)
+        add_lora(model, LoraOptions(lora_r=2))
+        options = {"optim": "sgd", "learning_rate": 1.0, "output_dir": str(tmp_path / "out")}
+        return trainer_of(callbacks=[EstimatorCallback(BM25Estimator())], model=model, **options)
+
+    trained, resumed = make(0), make(1)
+    trained.train()
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/out/checkpoint-1")
+    weights = adapter_state(trained.model)
+    for name, weight in adapter_state(resumed.model).items():
+        assert weight.any() and torch.equal(weight, weights[name]), name
+    for merge in (False, True):
+        check_loaded(
+            family,
+            settings,
+            trained,
+            export_encoder(trained.model, tokenizer, settings, tmp_path / str(merge), merge=merge),
+        )

@@ -1,0 +1,140 @@
+"""Tokenizers of all kinds: without padding, with an end token, written in Python, cutting or padding on the left."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoTokenizer,
+    ByT5Tokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+)
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.data.tokens import column_of, tokenized
+from soft_trainer.encoders.encoding import pad, prompt_length, tokenize, tokenize_with_lengths
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.tokenizers import add_padding_token, prepare_tokenizer
+from soft_trainer.errors import UserError
+from soft_trainer.hub.export import export_encoder
+
+END = "<|endoftext|>"
+TEXTS = ["read a file", "write", "sort a list of numbers " * 9]
+
+
+@pytest.fixture
+def decoder_tokenizer(rows):
+    """A tokenizer like that of Qwen3-Embedding: it ends every text with a token, and has none to pad with."""
+    words = sorted({word for row in rows for word in (*row["docstring_tokens"], *row["code_tokens"])})
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", END, *words])}, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token=END)
+
+
+@pytest.fixture
+def decoder(decoder_tokenizer):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen3Config(vocab_size=len(decoder_tokenizer), head_dim=8, intermediate_size=32, **sizes)
+    return Qwen3Model(config).eval()
+
+
+PROFILE = EncoderProfile(pooling="last_token", query_length=8, code_length=12)
+
+
+def test_the_end_token_survives_the_cut_and_is_what_is_pooled(decoder_tokenizer):
+    ids, lengths = tokenize_with_lengths(decoder_tokenizer, TEXTS, "", 8)
+    assert [row[-1] for row in ids] == [1, 1, 1] and len(ids[2]) == 8
+    assert lengths == [4, 2, 46]
+
+
+def test_a_tokenizer_without_a_padding_token_takes_its_end_token(decoder, decoder_tokenizer, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    size = len(decoder_tokenizer)
+    prepare_tokenizer(decoder_tokenizer, PROFILE)
+    assert decoder_tokenizer.pad_token == END and len(decoder_tokenizer) == size
+    export_encoder(decoder, decoder_tokenizer, PROFILE, tmp_path)
+    ours = load_encoder(tmp_path, device="cpu")
+    assert ours.tokenizer.pad_token == END and len(ours.tokenizer) == size == ours.model.config.vocab_size
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    together = ours.encode_queries(TEXTS)
+    torch.testing.assert_close(torch.tensor(theirs.encode_query(TEXTS)), together, atol=1e-5, rtol=0)
+    alone = torch.cat([ours.encode_queries([text]) for text in TEXTS])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def test_a_tokenizer_without_any_special_token_is_refused():
+    words = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    with pytest.raises(UserError, match="no padding token, and no special token .*set tokenizer.pad_token"):
+        add_padding_token(PreTrainedTokenizerFast(tokenizer_object=words))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_side_of_padding_and_cut_changes_no_embedding_of_ours(decoder, decoder_tokenizer, side, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    decoder_tokenizer.padding_side = decoder_tokenizer.truncation_side = side
+    decoder_tokenizer.init_kwargs |= {"padding_side": side, "truncation_side": side}  # as its published file says
+    profile = PROFILE.with_prompts("find ")
+    prepare_tokenizer(decoder_tokenizer, profile)
+    ids = tokenize(decoder_tokenizer, TEXTS, profile.query_prefix, 8)
+    first = decoder_tokenizer("find")["input_ids"][0]
+    assert [row[0] for row in ids] == [first] * 3 and [row[-1] for row in ids] == [1] * 3
+    export_encoder(decoder, decoder_tokenizer, profile, tmp_path)
+    ours, theirs = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
+    assert AutoTokenizer.from_pretrained(tmp_path).padding_side == side
+    expected = torch.tensor(theirs.encode_query(TEXTS))
+    torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
+
+
+def test_lengths_before_a_cut_on_the_left(decoder_tokenizer):
+    decoder_tokenizer.truncation_side = "left"
+    ids, lengths = tokenize_with_lengths(decoder_tokenizer, TEXTS, "", 8)
+    assert lengths == [4, 2, 46] and [len(row) for row in ids] == [4, 2, 8]
+
+
+def test_a_prompt_that_fills_the_length_is_refused(decoder_tokenizer):
+    with pytest.raises(UserError, match="query_prompt: its 10 tokens .* query_length=8: shorten it"):
+        prepare_tokenizer(decoder_tokenizer, PROFILE.with_prompts("find " * 9))
+
+
+# ---- Tokenizers written in Python ----
+
+
+def test_a_tokenizer_written_in_python_trains_and_loads(dataset, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    tokenizer = ByT5Tokenizer()
+    profile = EncoderProfile(query_length=24, code_length=24, query_prefix="q: ", include_prompt=False)
+    ids, lengths = tokenize_with_lengths(tokenizer, TEXTS, "", 10)
+    assert lengths == [len(text.encode()) + 1 for text in TEXTS] and [len(row) for row in ids] == [10, 6, 10]
+    assert prompt_length(tokenizer, profile, "query") == 3
+    assert tokenized(dataset, "query", profile, tokenizer)[0]["length"] == len("q: sort a list with quick sort") + 1
+    assert len(column_of(dataset, "code", profile, tokenizer)) == len(dataset)
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=384, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    args = {"max_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True}
+    trainer = SoftInfoNCETrainer(
+        T5EncoderModel(config),
+        SoftInfoNCETrainingArguments(output_dir=str(tmp_path), save_strategy="no", **args),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        encoder=profile,
+    )
+    trainer.train()
+    trainer.save_model()
+    ours, theirs = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
+    expected = torch.tensor(theirs.encode_query(TEXTS))
+    torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
+
+
+def test_masks_say_which_tokens_are_pooled():
+    batch = pad([[5, 6, 7], [8, 9]], pad_token_id=0, prompt_length=1)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch["pooling_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]

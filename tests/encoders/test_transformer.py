@@ -1,0 +1,242 @@
+"""Models that come with code, other precisions and attentions, and models that do not fit their profile."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5Model,
+)
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.encoders.lazy import LazyEncoder
+from soft_trainer.encoders.loading import load_encoder, load_model, load_tokenizer
+from soft_trainer.encoders.positions import most_tokens
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.transformer import check_model, is_causal
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.registry import EstimatorModels
+from soft_trainer.hub.export import export_encoder
+
+TEXTS = ["read a file", "x"]
+SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+CODE = """
+from transformers import BertConfig, BertModel
+
+class OwnConfig(BertConfig):
+    model_type = "own"
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+"""
+
+
+def own_code(folder, tokenizer, profile):
+    """Makes a folder whose model comes with its code."""
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **SIZE)
+    export_encoder(BertModel(config, add_pooling_layer=False), tokenizer, profile, folder)
+    content = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    content |= {"model_type": "own", "architectures": ["OwnModel"], "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "own.py").write_text(CODE)
+    return folder
+
+
+@pytest.fixture
+def remote(tokenizer, profile, tmp_path):
+    return own_code(tmp_path / "own", tokenizer, profile)
+
+
+@pytest.mark.parametrize("load", [load_encoder, lambda folder: load_model(folder, EncoderProfile())])
+def test_code_runs_only_on_request_and_the_refusal_names_the_option(remote, load):
+    with pytest.raises(UserError) as refusal:
+        load(remote)
+    message = str(refusal.value)
+    assert message.startswith(f"{remote}: its code comes with the model") and "\n" not in message
+    assert "--trust_remote_code true" in message and "trust_remote_code=True" in message
+
+
+def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, dataset, profile, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    model = load_model(remote, profile, trust_remote_code=True)
+    assert type(model).__name__ == "OwnModel" and model.pooler is None
+    args = {"max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True}
+    trainer = SoftInfoNCETrainer(
+        model,
+        SoftInfoNCETrainingArguments(output_dir=str(tmp_path / "out"), save_strategy="no", **args),
+        train_dataset=dataset,
+        processing_class=load_tokenizer(remote, profile, trust_remote_code=True),
+        encoder=profile,
+    )
+    trainer.train()
+    trainer.save_model()
+    shutil.rmtree(remote)
+    ours = load_encoder(tmp_path / "out", device="cpu", trust_remote_code=True)
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu", trust_remote_code=True)
+    expected = torch.tensor(theirs.encode_query(TEXTS))
+    torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
+
+
+def test_encoders_of_estimators_get_the_option_too(remote):
+    from soft_trainer.estimators.trained_model import TrainedModelEstimator
+
+    taken = EstimatorModels(iter([str(remote)]), trust_remote_code=True).take()
+    assert TrainedModelEstimator(**taken).load().model.config.hidden_size == 16
+    with pytest.raises(UserError, match="trust_remote_code"):
+        TrainedModelEstimator(str(remote)).load()
+
+
+def test_a_search_runs_no_code_of_a_model(remote):
+    with pytest.raises(UserError, match=f"^{remote}: .* a search never runs such code$"):
+        LazyEncoder(str(remote)).queries(["read a file"])
+
+
+# ---- Precision and attention ----
+
+
+@pytest.fixture
+def saved(model, tokenizer, profile, tmp_path):
+    return export_encoder(model, tokenizer, profile, tmp_path / "saved")
+
+
+def test_dtype_and_attention_are_those_asked_for(saved, profile):
+    assert load_model(saved, profile).dtype == torch.float32
+    half = load_model(saved, profile, dtype="bfloat16", attn_implementation="eager")
+    assert half.dtype == torch.bfloat16 and half.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"dtype": "int8"}, ["dtype='int8'", "float32, bfloat16, float16"]),
+        ({"attn_implementation": "fast"}, ["fast"]),
+        ({"attn_implementation": "flash_attention_2"}, ["flash"]),
+    ],
+)
+def test_a_dtype_or_attention_that_cannot_be_is_one_line(saved, profile, options, words):
+    with pytest.raises(UserError) as refusal:
+        load_model(saved, profile, **options)
+    message = str(refusal.value)
+    assert "\n" not in message and all(word in message.lower() for word in words)
+
+
+# ---- Models and profiles that do not fit ----
+
+
+@pytest.mark.parametrize(
+    "config, most",
+    [
+        ({"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "t5"}, None),
+        ({"model_type": "xlnet", "max_position_embeddings": -1}, None),
+    ],
+)
+def test_the_number_of_tokens_that_a_model_reads(config, most):
+    assert most_tokens(config) == most
+
+
+def test_texts_longer_than_the_positions_are_refused_from_python(saved, model, tokenizer, profile, dataset):
+    long = profile.replace(code_length=33)
+    refusal = "^code_length=33: the model reads at most 32 tokens$"
+    with pytest.raises(UserError, match=refusal):
+        args = SoftInfoNCETrainingArguments(per_device_train_batch_size=8, use_cpu=True)
+        SoftInfoNCETrainer(model, args, dataset, processing_class=tokenizer, encoder=long)
+    with pytest.raises(UserError, match=refusal):
+        load_model(saved, long)
+    long.save(saved)
+    with pytest.raises(UserError, match=refusal):
+        load_encoder(saved)
+
+
+def test_lengths_of_sentence_transformers_end_at_the_positions(saved):
+    (saved / "soft_trainer.json").unlink()
+    assert resolve_profile(saved).code_length == 32
+    settings = json.loads((saved / "sentence_bert_config.json").read_text())
+    settings = {name: value for name, value in settings.items() if not name.endswith("_length")}
+    (saved / "sentence_bert_config.json").write_text(json.dumps(settings | {"max_seq_length": 512}))
+    assert resolve_profile(saved).code_length == 32
+
+
+@pytest.mark.parametrize(
+    "make, profile, words",
+    [
+        (lambda: DistilBertModel(DistilBertConfig(vocab_size=9, dim=8, n_layers=1, n_heads=1, hidden_dim=8)),
+         {"pooling": "pooler"}, "pooling=pooler: DistilBertModel has no pooler; use cls, mean or last_token"),
+        (lambda: T5Model(T5Config(vocab_size=9, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)),
+         {}, "model: T5Model has a decoder beside the encoder; pass T5EncoderModel in its place"),
+    ],
+    ids=["no pooler", "decoder beside"],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_is_refused(make, profile, words):
+    with pytest.raises(UserError) as refusal:
+        check_model(make(), EncoderProfile(**profile))
+    assert str(refusal.value) == words
+
+
+def test_flash_attention_has_no_place_for_data_flow(model):
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UserError, match="flash_attention_2: takes no mask for data flow; use sdpa or eager"):
+        check_model(model, EncoderProfile(query_length=8, code_length=8, data_flow_length=8))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last_token"])
+def test_a_decoder_with_the_first_token_is_warned_with_the_reason(dataset, tokenizer, profile, pooling, tmp_path):
+    from soft_trainer.training.checks import warnings_of
+
+    torch.manual_seed(0)
+    sizes = SIZE | {"num_key_value_heads": 1, "head_dim": 8}
+    model = Qwen3Model(Qwen3Config(vocab_size=len(tokenizer), **sizes))
+    assert is_causal(model)
+    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
+    encoder = profile.replace(pooling=pooling)
+    trainer = SoftInfoNCETrainer(model, args, dataset, processing_class=tokenizer, encoder=encoder)
+    warned = [line for line in warnings_of(trainer) if "pooling=cls" in line]
+    assert len(warned) == (pooling == "cls")
+    assert all("sees no other" in line and "--pooling last_token" in line for line in warned)
+
+
+# ---- Published encoders ----
+
+
+@pytest.mark.parametrize(
+    "name, profile",
+    [
+        ("nomic-ai/CodeRankEmbed", "coderankembed"),
+        ("Qwen/Qwen3-Embedding-0.6B", "qwen3-embedding"),
+        ("Alibaba-NLP/gte-modernbert-base", "gte-modernbert"),
+        ("someone/ModernBERT-base", "modernbert"),
+    ],
+)
+def test_the_profile_of_a_published_encoder(name, profile, tmp_path, monkeypatch):
+    (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_profile(name) is PROFILES[profile]
+
+
+def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    T5Model(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    encoder = load_encoder(tmp_path, device="cpu")
+    assert type(encoder.model).__name__ == "T5EncoderModel"
+    export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "out")
+    whole = AutoModel.from_pretrained(tmp_path / "out")
+    assert type(whole) is T5Model
+    for name, weight in encoder.model.encoder.state_dict().items():
+        assert torch.equal(whole.encoder.state_dict()[name], weight), name

@@ -1,0 +1,220 @@
+"""Training of an adapter: nothing else moves, a resumed run is exact, and the folder is the one that was asked for."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+
+from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter
+from soft_trainer.encoders.loading import load_encoder, load_model
+from soft_trainer.encoders.lora import LoraOptions
+from soft_trainer.errors import UserError
+from soft_trainer.hub.export import export_encoder
+
+FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
+
+
+@pytest.fixture(scope="module")
+def base(_model, tokenizer, profile, tmp_path_factory):
+    return export_encoder(copy.deepcopy(_model), tokenizer, profile, tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def adapted(base, profile):
+    """Makes the base with a new adapter; its random numbers come from `seed`."""
+
+    def make(seed=0, **options):
+        torch.manual_seed(seed)
+        model = load_model(base, profile)
+        add_lora(model, LoraOptions(**{"lora_r": 4, "lora_dropout": 0.1} | options))
+        return model
+
+    return make
+
+
+@pytest.fixture
+def train(trainer_of, adapted):
+    """Trains an adapter and returns its trainer."""
+
+    def run(model=None, resume=None, **options):
+        trainer = trainer_of(arguments={"model": adapted() if model is None else model}, **FAST | options)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    return run
+
+
+def check_equal(first, second, **tolerance):
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        if tolerance:
+            torch.testing.assert_close(second[name], tensor, **tolerance, msg=name)
+        else:
+            assert torch.equal(second[name], tensor), name
+
+
+def test_only_the_adapter_learns(train, base, profile):
+    trainer = train(weight_decay=0.1)
+    before = load_model(base, profile).state_dict()
+    weights = trainer.model.state_dict()
+    for name, tensor in before.items():
+        assert torch.equal(
+            weights.get(
+                name, weights.get(name.replace("query.", "query.base_layer.").replace("value.", "value.base_layer."))
+            ),
+            tensor,
+        ), name
+    for name, tensor in adapter_state(trainer.model).items():
+        assert tensor.any(), name
+    assert sum(len(group["params"]) for group in trainer.optimizer.param_groups) == len(adapter_state(trainer.model))
+
+
+def test_a_resumed_run_is_exact_to_the_bit(train, adapted, tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = train(**options)
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    assert (checkpoint / "adapter_config.json").is_file() and not (checkpoint / "model.safetensors").exists()
+    resumed = train(model=adapted(seed=7), resume=str(checkpoint), **options)
+    check_equal(adapter_state(whole.model), adapter_state(resumed.model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"gradient_cache_chunk_size": 3}, {"gradient_checkpointing": True}], ids=str)
+def test_less_memory_changes_no_gradient(train, adapted, options):
+    models = [adapted(lora_dropout=0.0) for _ in range(2)]
+    for module in (*models[0].modules(), *models[1].modules()):
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    expected, trainer = (
+        train(each, max_steps=2, optim="sgd", **more) for each, more in zip(models, ({}, options), strict=True)
+    )
+    assert any(tensor.any() for name, tensor in adapter_state(trainer.model).items() if "lora_B" in name)
+    check_equal(adapter_state(expected.model), adapter_state(trainer.model), atol=1e-5, rtol=0)
+
+
+def test_the_best_model_is_loaded_at_the_end(train, tmp_path):
+    trainer = train(
+        max_steps=4,
+        learning_rate=1.0,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_total_limit=None,
+        load_best_model_at_end=True,
+    )
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.parent == tmp_path / "out"
+    saved = load_file(best / "adapter_model.safetensors")
+    check_equal(
+        {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()},
+        adapter_state(trainer.model),
+    )
+
+
+def test_merged_on_request_and_checkpoints_are_adapters(train, tmp_path):
+    trainer = train(max_steps=2, save_strategy="steps", save_steps=1, merge_lora=True)
+    trainer.save_model()
+    assert has_adapter(trainer.model)
+    folder = tmp_path / "out"
+    assert (folder / "model.safetensors").is_file() and (folder / "adapter" / "adapter_config.json").is_file()
+    assert not (folder / "adapter_config.json").exists()
+    assert (folder / "checkpoint-2" / "adapter_model.safetensors").is_file()
+    texts = ["sort a list", "read a file"]
+    merged, adapter = (load_encoder(each, device="cpu") for each in (folder, folder / "checkpoint-2"))
+    torch.testing.assert_close(merged.encode_queries(texts), adapter.encode_queries(texts), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_initial_model_stays_the_frozen_start(train, adapted, dataset, profile, tokenizer, base):
+    from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
+
+    estimator = InitialModelEstimator(cache_dir=None)
+    train(estimator=estimator)
+    untrained = TrainedModelEstimator(base, cache_dir=None)
+    untrained.fit(dataset)
+    rows = range(8)
+    torch.testing.assert_close(estimator.similarity(rows, rows), untrained.similarity(rows, rows), atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_peft_model_trains_as_the_encoder_inside(trainer_of, base, profile):
+    wrapped = get_peft_model(load_model(base, profile), LoraConfig(r=2, target_modules=["query"]))
+    trainer = trainer_of(arguments={"model": wrapped})
+    trainer.train()
+    trainer.save_model()
+    assert trainer.model is wrapped.get_base_model()
+    assert any(tensor.any() for name, tensor in adapter_state(trainer.model).items() if "lora_B" in name)
+    assert has_adapter(load_model(trainer.args.output_dir, profile))
+
+
+@pytest.mark.slow
+def test_an_adapter_folder_is_trained_on(train, base, profile, tmp_path):
+    first = train()
+    first.save_model(tmp_path / "first")
+    model = load_model(tmp_path / "first", profile)
+    check_equal(adapter_state(first.model), adapter_state(model))
+    second = train(model)
+    assert not torch.equal(*(next(iter(adapter_state(t.model).values())) for t in (first, second)))
+
+
+def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model):
+    frozen, unsaved, nameless = adapted().requires_grad_(False), adapted(), adapted()
+    unsaved.embeddings.LayerNorm.weight.requires_grad_(True)
+    nameless.config._name_or_path = ""
+    refused = {
+        "its adapter is frozen, as AutoModel loads it": (frozen, {}),
+        "embeddings.LayerNorm.weight is trained but is not part of the adapter": (unsaved, {}),
+        "neither a folder nor a name on the Hub": (nameless, {}),
+        "merge_lora: the encoder has no adapter": (model, {"merge_lora": True}),
+    }
+    for says, (each, options) in refused.items():
+        with pytest.raises(UserError, match=says) as error:
+            trainer_of(arguments={"model": each}, **options)
+        assert "\n" not in str(error.value)
+    trainer_of(arguments={"model": nameless}, merge_lora=True)
+    assert "eval_mrr" in trainer_of(arguments={"model": frozen, "train_dataset": None}).evaluate()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_kind_is_refused(train, trainer_of, adapted, model, tmp_path):
+    trainer = train(max_steps=1, save_strategy="steps", save_steps=1)
+    checkpoint = tmp_path / "out" / "checkpoint-1"
+    with pytest.raises(UserError, match="it holds an adapter"):
+        trainer_of().train(resume_from_checkpoint=str(checkpoint))
+    with pytest.raises(UserError, match="does not fit the model: .*4 x 32 there and 8 x 32 here"):
+        train(adapted(lora_r=8), resume=str(checkpoint))
+    (checkpoint / "adapter_model.safetensors").unlink()
+    with pytest.raises(UserError, match="it holds no adapter"):
+        train(resume=str(checkpoint))
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_of_the_script_ends_with_the_same_adapter(script, data_dir, base, tmp_path):
+    options = {
+        "data_dir": data_dir, "language": "python", "model_name_or_path": base, "output_dir": "out", "max_steps": 4,
+        "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True, "examples": 0,
+        "lexical": False, "lora_r": 4, "lora_target_modules": "all-linear", "learning_rate": 0.01,
+    }  # fmt: skip
+    assert script(**options)[0] == 0
+    out = tmp_path / "out"
+    whole = (out / "adapter_model.safetensors").read_bytes()
+    for path in (out / "adapter_model.safetensors", out / "checkpoint-4" / "complete.json"):
+        path.unlink()
+    assert script(**options, resume_from_checkpoint="last")[0] == 0
+    assert (out / "adapter_model.safetensors").read_bytes() == whole
+
+
+def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, trainer_of):
+    from soft_trainer.training.checks import warnings_of
+
+    model = adapted()
+    assert not warnings_of(trainer_of(arguments={"model": model}))
+    model.peft_config["default"].revision = "v2"
+    [warning] = warnings_of(trainer_of(arguments={"model": model}))
+    assert "revision v2 of its base" in warning
+    assert not warnings_of(trainer_of(arguments={"model": model}, merge_lora=True))

@@ -1,0 +1,158 @@
+"""Matryoshka embeddings: the loss, its gradients and the metrics by each number of dimensions."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from soft_trainer.data.tokens import SIDES
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.losses import soft_info_nce
+from soft_trainer.training.checks import warnings_of
+
+DIMS = {"matryoshka_dims": "32,16,4"}
+
+
+def test_dims_are_read_and_sorted():
+    assert parse_dims(None) == ()
+    assert parse_dims("64, 768,256") == parse_dims([256, 768, 64]) == (768, 256, 64)
+
+
+@pytest.mark.parametrize(
+    "dims, says",
+    [
+        ("768,x", "whole numbers by comma"),
+        ("768,0", "0 is not a number of"),
+        ("64,64", "64 is there twice"),
+        ("", "whole"),
+    ],
+)
+def test_dims_that_cannot_be(dims, says, trainer_of):
+    with pytest.raises(UserError, match=f"matryoshka_dims={dims}: .*{says}"):
+        trainer_of(matryoshka_dims=dims)
+
+
+def test_dims_above_the_hidden_size(trainer_of):
+    with pytest.raises(UserError, match="matryoshka_dims=64: the embeddings of this encoder have 32 dimensions"):
+        trainer_of(matryoshka_dims="64,16")
+    with pytest.raises(UserError, match="truncate_dim=33"):
+        check_dims([33], 32, "truncate_dim")
+
+
+def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
+    assert not warnings_of(trainer_of(**DIMS))
+    [warning] = warnings_of(trainer_of(matryoshka_dims="16,4"))
+    assert "leaves 32 out, so the dimensions after the first 16 do not learn" in warning
+
+
+def test_shortened_embeddings_are_normalised_anew_where_the_profile_normalises():
+    rows = torch.randn(3, 8)
+    assert torch.equal(shorten(EncoderProfile(), rows, 4), rows[:, :4])
+    assert torch.equal(shorten(EncoderProfile(), rows, None), rows)
+    normalised = shorten(EncoderProfile(normalize=True), F.normalize(rows, dim=-1), 4)
+    torch.testing.assert_close(normalised, F.normalize(rows[:, :4], dim=-1))
+
+
+def test_the_loss_is_the_sum_over_the_dimensions_with_shared_weights(trainer_of, dataset):
+    trainer = trainer_of(**DIMS)
+    trainer.model.eval()
+    trainer.estimator_callback.fit()
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    with torch.no_grad():
+        loss = trainer.compute_loss(trainer.model, batch)
+        queries, codes = (trainer.embeddings(trainer.model, getattr(batch, side)) for side in SIDES)
+    weights = trainer.weigher(batch.rows, batch.code_rows, batch.positives, batch.negatives)["weights"]
+    expected = 0.0
+    for dim in (32, 16, 4):
+        scores = F.normalize(queries[:, :dim], dim=-1) @ F.normalize(codes[:, :dim], dim=-1).T * 20
+        expected += soft_info_nce(scores, weights, batch.positives)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_weights_are_computed_once_a_step(trainer_of, monkeypatch):
+    trainer, calls = trainer_of(**DIMS, max_steps=2), []
+    callback = trainer.estimator_callback
+    similarity = callback.estimator.similarity
+    monkeypatch.setattr(callback.estimator, "similarity", lambda *rows: calls.append(1) or similarity(*rows))
+    trainer.train()
+    assert len(calls) == 2
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
+@pytest.mark.slow
+def test_gradient_caching_changes_no_gradient(trainer_of, _model):
+    weights = []
+    for chunk in (None, 3):
+        arguments = {"model": copy.deepcopy(_model)}
+        trainer = trainer_of(
+            **DIMS, gradient_cache_chunk_size=chunk, arguments=arguments, optim="sgd", learning_rate=0.1
+        )
+        without_dropout(trainer.model)
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=1e-5, rtol=0, msg=name)
+    moved = weights[0]["embeddings.LayerNorm.bias"] - _model.state_dict()["embeddings.LayerNorm.bias"]
+    assert moved.abs().max() > 1e-4
+
+
+def test_evaluation_measures_every_number_of_dimensions(trainer_of, dataset, tmp_path):
+    trainer = trainer_of(**DIMS, eval_strategy="steps", eval_steps=3, metric_for_best_model="mrr_4")
+    trainer.train()
+    metrics = trainer.evaluate()
+    queries, codes = (trainer.embed_rows(dataset, side) for side in SIDES)
+    for dim, name in ((32, "eval_mrr"), (16, "eval_mrr_16"), (4, "eval_mrr_4")):
+        scores = (F.normalize(queries[:, :dim], dim=-1) @ F.normalize(codes[:, :dim], dim=-1).T).double()
+        ranks = 1 + (scores > scores.diag()[:, None] + 1e-6).sum(1)
+        assert metrics[name] == pytest.approx(float((1 / ranks).mean()), abs=1e-3)
+    assert "eval_mrr_32" not in metrics
+    output = trainer.predict(dataset)
+    assert output.shorter.keys() == {16, 4} and output.metrics["test_mrr_4"] == metrics["eval_mrr_4"]
+    with pytest.raises(UserError, match="metric_for_best_model='mrr_8': evaluation does not measure it"):
+        trainer_of(**DIMS, eval_strategy="steps", eval_steps=3, metric_for_best_model="mrr_8")
+
+
+def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset):
+    from sentence_transformers import SentenceTransformer
+
+    trainer = trainer_of(**DIMS, max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    folder = trainer.args.output_dir
+    texts = dataset["docstring"][:4]
+    whole, short = (load_encoder(folder, device="cpu", truncate_dim=dim) for dim in (None, 4))
+    assert whole.profile.matryoshka_dims == (32, 16, 4)
+    assert torch.equal(short.encode_queries(texts), whole.encode_queries(texts)[:, :4])
+    theirs = SentenceTransformer(folder, device="cpu", truncate_dim=4).encode_query(texts)
+    torch.testing.assert_close(torch.tensor(theirs), short.encode_queries(texts), atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="truncate_dim=40"):
+        load_encoder(folder, truncate_dim=40)
+    again = trainer_of(arguments={"model": whole.model, "encoder": whole.profile})
+    assert "eval_mrr_16" in again.evaluate()  # known from the folder
+    assert again.profile_to_save.matryoshka_dims == ()  # but not trained so any more
+
+
+def test_a_run_writes_the_metrics_and_the_card(script, data_dir):
+    code, errors = script(
+        data_dir=data_dir, language="python", from_scratch="32x1", vocabulary_size=400, output_dir="out", max_steps=1,
+        per_device_train_batch_size=8, query_length=16, code_length=32, use_cpu=True, examples=0, lexical=False,
+        **DIMS,
+    )  # fmt: skip
+    assert code == 0, errors
+    numbers = json.loads(Path("out/all_results.json").read_text())
+    assert {"test_mrr", "test_mrr_16", "test_mrr_4", "test_untrained_mrr_4"} <= numbers.keys()
+    record = json.loads(Path("out/run.json").read_text())
+    assert record["results"]["test"]["trained"]["mrr_16"] == numbers["test_mrr_16"]
+    card = Path("out/README.md").read_text()
+    assert "MRR by 16 dimensions" in card and "truncate_dim=4" in card and "- matryoshka" in card
