@@ -2,7 +2,7 @@
 
     python benchmarks/sentence_transformers_loss.py --data_dir DIR --model ENCODER --output_dir outputs/losses
 
-All runs have the same batches (the rows shuffled once, then in order), no dropout, and texts of 128 tokens. The table
+All runs have the same batches (the rows shuffled once, then in order), no dropout, and texts of 64 tokens. The table
 has the loss of every fifth step, then the time of a step; the last lines say by how much the loss that
 sentence-transformers computes with ours differs from our trainer's. `curves.png` in the output folder is the picture,
 if matplotlib is there.
@@ -35,7 +35,7 @@ from soft_trainer.files import write_json
 from soft_trainer.sentence_transformers import SoftInfoNCELoss, with_rows
 from soft_trainer.terminal import table
 
-LENGTH = 128
+LENGTH = 64
 EVERY = 5
 COMMON = {
     "per_device_train_batch_size": 32,

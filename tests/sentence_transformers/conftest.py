@@ -23,8 +23,13 @@ def encoder_folder(_model, tokenizer, long_profile, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def _sentence_transformer(encoder_folder):
-    return SentenceTransformer(str(encoder_folder), device="cpu")
+def _sentence_transformer(encoder_folder, tmp_path_factory):
+    # Saved once more, it has a pooler: a checkpoint of sentence-transformers cannot be resumed without.
+    folder = str(tmp_path_factory.mktemp("sentence_transformer"))
+    SentenceTransformer(str(encoder_folder), device="cpu").save_pretrained(folder)
+    model = SentenceTransformer(folder, device="cpu")
+    model.max_seq_length = 32
+    return model
 
 
 @pytest.fixture
@@ -46,7 +51,9 @@ def tuples(pairs):
     """The pairs with two negatives each: codes of other rows, and the code of no row."""
     codes = pairs["positive"][:]
     first = [codes[(row + 1) % len(codes)] for row in range(len(codes))]
-    second = [codes[(row * 7 + 5) % len(codes)] if row % 3 else f"def other(): return {row}" for row in range(len(codes))]
+    second = [
+        codes[(row * 7 + 5) % len(codes)] if row % 3 else f"def other(): return {row}" for row in range(len(codes))
+    ]
     return pairs.add_column("negative_1", first).add_column("negative_2", second)
 
 
