@@ -9,7 +9,6 @@ from torch import Tensor
 from soft_trainer import distributed
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.estimators.base import Estimator, Rows, as_array
-from soft_trainer.estimators.trained_model import InitialModelEstimator
 
 
 class SentenceTransformerEstimator(Estimator):
@@ -24,11 +23,8 @@ class SentenceTransformerEstimator(Estimator):
         batch_size: the number of texts encoded at once.
     """
 
-    alpha, beta, temperature = (
-        InitialModelEstimator.alpha,
-        InitialModelEstimator.beta,
-        InitialModelEstimator.temperature,
-    )
+    # As those of InitialModelEstimator, whose scores these are.
+    alpha, beta, temperature = 1.3, 0.7, 2.0
 
     def __init__(self, model: SentenceTransformer | None = None, batch_size: int = 64):
         self.model, self.batch_size = model, batch_size

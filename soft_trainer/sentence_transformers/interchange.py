@@ -104,19 +104,26 @@ def _in_layout(lists: list[tuple], layout: str, number: int | None, scores: bool
         raise UserError(f"no row has {least - 1} negatives: choose a smaller number")
     if scores and any(math.isnan(value) for _, _, values in kept for value in values):
         raise UserError("scores: not all of the negatives' scores, and of the right codes', are known")
-    made = []
-    for query, documents, values in kept:
-        if layout == "labeled-list":
-            columns = {"documents": documents, "labels": [1] + [0] * (len(documents) - 1)}
-            made.append({"anchor": query} | columns | ({"scores": values} if scores else {}))
-            continue
-        for places in [[0, place] for place in range(1, len(documents))] if layout == "triplet" else [range(least)]:
-            texts = [documents[place] for place in places]
-            wrong = ["negative"] if layout == "triplet" else [f"negative_{place}" for place in places[1:]]
-            row = {"anchor": query} | dict(zip(["positive", *wrong], texts, strict=True))
-            made.append(row | ({"scores": [values[place] for place in places]} if scores else {}))
+    made = [row for item in kept for row in _rows_of(*item, layout, least, scores)]
     dataset = Dataset.from_list(made)
     return dataset if scores or layout == "labeled-list" else with_rows(dataset)
+
+
+def _rows_of(
+    query: str, documents: list[str], values: list[float], layout: str, width: int, scores: bool
+) -> Iterator[dict]:
+    """The rows of a layout for one query: one, or for triplets one for each negative."""
+    if layout == "labeled-list":
+        labels = {"documents": documents, "labels": [1] + [0] * (len(documents) - 1)}
+        yield {"anchor": query} | labels | ({"scores": values} if scores else {})
+    elif layout == "triplet":
+        for document, value in zip(documents[1:], values[1:], strict=True):
+            texts = {"anchor": query, "positive": documents[0], "negative": document}
+            yield texts | ({"scores": [values[0], value]} if scores else {})
+    else:
+        names = ["positive", *(f"negative_{place}" for place in range(1, width))]
+        texts = {"anchor": query} | dict(zip(names, documents[:width], strict=True))
+        yield texts | ({"scores": values[:width]} if scores else {})
 
 
 def from_sentence_transformers(dataset: Dataset, language: str | None = None) -> Dataset:
@@ -137,14 +144,14 @@ def from_sentence_transformers(dataset: Dataset, language: str | None = None) ->
         UserError: columns of no layout, or no right code in any row.
     """
     dataset = as_rows(dataset, "dataset")
-    found: dict[object, dict] = {}
+    row_of: dict[object, dict] = {}
     for key, query, code, wrong, score in _pairs(dataset):
-        row = found.setdefault(key, {"docstring": query, "code": code, COLUMN_NAME: {}, OWN_SCORE: score})
+        row = row_of.setdefault(key, {"docstring": query, "code": code, COLUMN_NAME: {}, OWN_SCORE: score})
         row[COLUMN_NAME].update(wrong)
-    if not found:
+    if not row_of:
         raise UserError("dataset: no row has a right code")
     rows = []
-    for place, row in enumerate(found.values(), 1):
+    for place, row in enumerate(row_of.values(), 1):
         negatives = row.pop(COLUMN_NAME)
         row |= {"url": f"row-{place}", COLUMN_NAME: list(negatives), SCORES: list(negatives.values())}
         rows.append(row | ({"language": language} if language else {}))

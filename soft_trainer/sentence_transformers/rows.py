@@ -74,12 +74,11 @@ class LabelledRows:
         """Reads a data set of texts (query, code, then own negatives) with row numbers as labels.
 
         Raises:
-            UserError: no row numbers, fewer than two columns of texts, or a column that does not hold texts.
+            UserError: no row numbers, fewer than two columns of texts, or a column without a text in some row.
         """
         labels = _labels_of(train_dataset)
         columns = text_columns(train_dataset)
-        texts = [train_dataset[name][:] for name in columns]
-        queries, codes, *negatives = texts
+        queries, codes, *negatives = (_texts_of(train_dataset, name) for name in columns)
         numbers, code_only = code_numbers(negatives, TrainingRows(queries, codes, [None] * len(codes)))
         pairs = Dataset.from_dict({"docstring": queries, "code": codes})
         rows, text_ids = with_codes(pairs, code_only, PROFILES["auto"])
@@ -136,6 +135,14 @@ def text_columns(dataset: Dataset) -> list[str]:
         if getattr(dataset.features[name], "dtype", None) not in ("string", "large_string"):
             raise UserError(f"train_dataset: column {name!r} does not hold texts; remove it, or turn it into texts")
     return names
+
+
+def _texts_of(dataset: Dataset, name: str) -> list[str]:
+    """The texts of a column, all of which must be there."""
+    texts = dataset[name][:]
+    if None in texts:
+        raise UserError(f"train_dataset: column {name!r} has no text in row {texts.index(None) + 1}")
+    return texts
 
 
 def _labels_of(dataset: Dataset) -> np.ndarray:

@@ -44,6 +44,7 @@ def test_what_cannot_be_numbered(dataset, words):
         (data(label=[0, 1]).select([]), "train_dataset: it has no rows"),
         (data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: two columns of texts are expected"),
         (data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
+        (data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
         ({"a": data(label=[0, 1])}, "for several data sets make a loss for each"),
     ],
 )

@@ -1,5 +1,8 @@
 """The loss inside sentence-transformers equals our trainer's, cached or not, and its trainer can use it."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from datasets import Dataset
@@ -276,6 +279,17 @@ def test_a_run_trains_evaluates_and_describes_itself(
     again = type(sentence_transformer)(str(tmp_path / "saved"), device="cpu")
     for name, value in again.state_dict().items():
         torch.testing.assert_close(value, sentence_transformer.state_dict()[name], msg=name)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_documentation_runs(pairs, encoder_folder, tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "sentence_transformers.md"
+    script, *_ = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    pairs.to_json(tmp_path / "pairs.jsonl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    exec(script.replace("sentence-transformers/all-MiniLM-L6-v2", str(encoder_folder)), {})
+    assert (tmp_path / "out" / "final" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
