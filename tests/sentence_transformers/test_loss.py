@@ -248,7 +248,8 @@ def train(sentence_transformer, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("kind", [SoftInfoNCELoss, pytest.param(CachedSoftInfoNCELoss, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
 def test_a_run_trains_evaluates_and_describes_itself(
     kind, train, pairs, train_dataset, sentence_transformer, tmp_path
 ):
