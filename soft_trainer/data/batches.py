@@ -166,7 +166,8 @@ class TrainBatches(Dataset):
         code_rows = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
         start = sum(map(len, codes_of[: self.rank])) if self.gather else 0
         positives = torch.arange(start, start + len(rows))
-        same = self._same_texts(rows, code_rows, positives, meets)
+        ids = self.text_ids
+        same = None if ids is None else same_texts(ids, rows, code_rows, positives, meets)
         negatives = meets if same is None else (~same if meets is None else meets & ~same)
         duplicates = 0 if same is None else int(same.sum())
         return Batch(
@@ -224,21 +225,28 @@ class TrainBatches(Dataset):
         empty = [side for side in SIDES if not len(ids_of[side][self.rank])]
         return sides | {side: sides[side].without_rows() for side in empty}
 
-    def _same_texts(
-        self, rows: np.ndarray, code_rows: np.ndarray, positives: Tensor, meets: Tensor | None
-    ) -> Tensor | None:
-        """BoolTensor[B, N], True on other columns with the query's or the code's text; None if there are none.
 
-        Only columns that `meets` lets the query meet are looked at.
-        """
-        if self.text_ids is None:
-            return None
-        same = np.zeros((len(rows), len(code_rows)), dtype=bool)
-        for ids in self.text_ids.values():
-            same |= ids[rows][:, None] == ids[code_rows][None, :]
-        same = torch.from_numpy(same).scatter_(1, positives.unsqueeze(1), False)
-        same = same if meets is None else same & meets
-        return same if bool(same.any()) else None
+def same_texts(
+    text_ids: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    code_rows: np.ndarray,
+    positives: Tensor,
+    meets: Tensor | None = None,
+) -> Tensor | None:
+    """The other columns that have the query's or the code's text, BoolTensor[B, N]; None if there are none.
+
+    Args:
+        text_ids: for "query" and "code" a number for every row's text, equal for equal texts.
+        rows, code_rows: the rows of queries and columns, int64[B] and int64[N].
+        positives: LongTensor[B], column of each query's own code.
+        meets: BoolTensor[B, N]; only columns that it lets the query meet are looked at. None: all of them.
+    """
+    same = np.zeros((len(rows), len(code_rows)), dtype=bool)
+    for ids in text_ids.values():
+        same |= ids[rows][:, None] == ids[code_rows][None, :]
+    same = torch.from_numpy(same).scatter_(1, positives.unsqueeze(1), False)
+    same = same if meets is None else same & meets
+    return same if bool(same.any()) else None
 
 
 def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:

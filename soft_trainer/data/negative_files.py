@@ -245,8 +245,10 @@ def column_negatives(
     rows: TrainingRows,
     further: Sequence[Mapping] = (),
     place: str = "train",
+    scores: Sequence[Sequence[float] | None] | None = None,
+    own: Sequence[float | None] | None = None,
 ) -> Negatives:
-    """The negatives of a column of urls or texts, in their order and without scores.
+    """The negatives of a column of urls or texts: without scores in their order, else the nearest first.
 
     A value is the text of a code if it holds white space and is not a url.
 
@@ -254,16 +256,38 @@ def column_negatives(
         values: for each row one or several, or None.
         further: rows with `url` and `code` that are no training rows.
         place: the name of the file, for a message.
+        scores: for each row one for each of its values, if they are known.
+        own: for each row the score of its own code, if it is known.
 
     Raises:
-        UserError: a url that is neither a training row's nor a further code's (names the row).
+        UserError: a url that is neither a training row's nor a further code's, or scores of another number (names
+            the row).
     """
     codes = _Codes(rows, further)
     candidates = []
     for row, value in enumerate(values):
         names = [value] if isinstance(value, str) else value or ()
-        candidates.append({codes.number(name, f"{place}, row {row + 1}"): math.nan for name in names})
-    return codes.negatives((of_row, math.nan) for of_row in candidates)
+        numbers = [codes.number(name, f"{place}, row {row + 1}") for name in names]
+        known = (scores and scores[row]) or [None] * len(names)
+        if len(known) != len(names):
+            raise UserError(f"{place}, row {row + 1}: {len(names)} negatives and {len(known)} scores")
+        of_row = dict(zip(numbers, map(_score, known), strict=True))
+        candidates.append((of_row, _score(own[row] if own else None)))
+    return codes.negatives(candidates)
+
+
+def code_numbers(columns: Sequence[Sequence[str]], rows: TrainingRows) -> tuple[np.ndarray, list[dict]]:
+    """The numbers of codes that are given by their texts, column by column.
+
+    Args:
+        columns: k columns with one text for each of n rows.
+
+    Returns:
+        int64[n, k], and the code-only rows in the order of their numbers from n on.
+    """
+    codes = _Codes(rows)
+    numbers = [[codes.text(text) for text in column] for column in columns]
+    return np.array(numbers, np.int64).reshape(len(columns), len(rows)).T, codes.code_only
 
 
 def layout_negatives(table: Iterable[Mapping], rows: TrainingRows, place: str = "negatives") -> Negatives:
@@ -281,7 +305,8 @@ def layout_negatives(table: Iterable[Mapping], rows: TrainingRows, place: str = 
     right: dict[str, dict[str, float]] = {}
     wrong: dict[str, dict[str, tuple[str, float]]] = {}
     for number, row in enumerate(table, 1):
-        query, documents = _documents(row, f"{place}, row {number}")
+        query, documents = layout_documents(row, f"{place}, row {number}")
+        query = _squeezed(query)
         right_here, wrong_here = right.setdefault(query, {}), wrong.setdefault(query, {})
         for text, label, score in documents:
             if label:
@@ -308,8 +333,15 @@ def layout_negatives(table: Iterable[Mapping], rows: TrainingRows, place: str = 
     return codes.negatives(candidates)
 
 
-def _documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, float]]]:
-    """The query of one row of a layout, without white space, and its documents with label and score."""
+def layout_documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, float]]]:
+    """The query of one row of a layout, and its documents, each with True if it is right and its score or NaN.
+
+    Args:
+        place: the name of the row, for a message.
+
+    Raises:
+        UserError: no such layout, or documents without labels or scores.
+    """
     names = list(row)
     texts = [name for name in names[2:] if name == "negative" or name.startswith("negative_")]
     labels = row.get("labels", row.get("label"))
@@ -332,7 +364,7 @@ def _documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, flo
     if not len(documents) == len(labels) == len(scores):
         raise UserError(f"{place}: {len(documents)} documents, {len(labels)} labels and {len(scores)} scores")
     values = zip(documents, map(bool, labels), map(_score, scores), strict=True)
-    return _squeezed(row[names[0]]), list(values)
+    return row[names[0]], list(values)
 
 
 def _lines(path: Path) -> Iterator[dict]:

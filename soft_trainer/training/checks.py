@@ -311,7 +311,15 @@ def check_batches(args, objective: Objective, train_dataset, batch_size: int) ->
     GlobalBatchSampler(
         len(train_dataset), size, strategy=strategy, drop_last=args.dataloader_drop_last, languages=languages
     )
-    codes = size if options_of(args).gather_negatives is not False else batch_size
+    check_codes(objective, size if options_of(args).gather_negatives is not False else batch_size)
+
+
+def check_codes(objective: Objective, codes: int) -> None:
+    """Refuses batches in which a query meets too few codes for the weights.
+
+    Raises:
+        UserError: names the number that works.
+    """
     if codes < objective.smallest_batch:
         raise UserError(
             f"a query meets N={codes} codes, too few for loss={objective.loss} with alpha={objective.alpha:g}, "

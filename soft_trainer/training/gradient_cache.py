@@ -68,7 +68,7 @@ def cached_backward(
     leaves = {side: embeddings.requires_grad_() for side, (embeddings, _) in embedded.items()}
     queries, local_codes = (leaves[side][sides[side].order] for side in SIDES)
     codes = distributed.gather_with_gradient(local_codes, batch.code_sizes) if gathers else local_codes
-    total = _loss_in_blocks(queries, codes, loss_of, backward, block_size)
+    total = loss_in_blocks(queries, codes, loss_of, backward, block_size)
     chunks = [
         (chunk, state, gradient)
         for side, (_, states) in embedded.items()
@@ -98,8 +98,23 @@ def _embed(encode: Encode, side: Side) -> tuple[Tensor, list[RandomState]]:
     return torch.cat(parts), states
 
 
-def _loss_in_blocks(queries: Tensor, codes: Tensor, loss_of, backward, block_size: int) -> Tensor:
-    """Runs backward through the scores of one block of queries after another, then once through order and gather."""
+def loss_in_blocks(
+    queries: Tensor,
+    codes: Tensor,
+    loss_of: Callable[[Tensor, Tensor, slice], Tensor],
+    backward: Callable[[Tensor], None],
+    block_size: int,
+) -> Tensor:
+    """Runs backward through the scores of one block of queries after another, then once through order and gather.
+
+    Args:
+        queries: Tensor[B, d], with a graph.
+        codes: Tensor[N, d], with a graph.
+        loss_of, backward, block_size: as in `cached_backward`.
+
+    Returns:
+        The loss, a scalar without graph.
+    """
     q, c = queries.detach().requires_grad_(), codes.detach().requires_grad_()
     total = queries.new_zeros(())
     for start in range(0, max(len(q), 1), block_size):  # a process without queries has its share of the gather too

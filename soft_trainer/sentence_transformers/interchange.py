@@ -1,0 +1,201 @@
+"""Rows of ours as data sets of sentence-transformers and back, with negatives and their scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from datasets import Dataset
+
+from soft_trainer.data.negative_files import TrainingRows, column_negatives, layout_documents
+from soft_trainer.data.negatives import Negatives
+from soft_trainer.data.tokens import column_texts, text_column
+from soft_trainer.errors import UserError
+from soft_trainer.sentence_transformers.rows import LABEL, LABEL_COLUMNS, NO_TEXTS, with_rows
+from soft_trainer.terminal import print_on_main
+from soft_trainer.training.hard_batches import COLUMN_NAME
+from soft_trainer.training.retrieval import as_rows
+
+LAYOUTS = ("n-tuple", "triplet", "labeled-list")
+SCORES, OWN_SCORE = "negative_scores", "positive_score"  # columns beside `negatives`
+QUERY_COLUMNS, CODE_COLUMNS = ("docstring", "docstring_tokens"), ("code", "original_string", "code_tokens")
+
+
+def to_sentence_transformers(
+    rows: Dataset | Sequence[Mapping],
+    negatives: Negatives | None = None,
+    layout: str = "n-tuple",
+    number: int | None = None,
+    scores: bool = False,
+    query_columns: Sequence[str] = QUERY_COLUMNS,
+    code_columns: Sequence[str] = CODE_COLUMNS,
+) -> Dataset:
+    """Returns rows of ours as a data set that sentence-transformers trains on.
+
+    Args:
+        rows: rows in CodeSearchNet's columns. Their column `negatives` (urls or texts) is read, with the columns
+            `negative_scores` and `positive_score` if there are any.
+        negatives: negatives in place of that column, such as `load_negatives` gives.
+        layout: "n-tuple" has the columns anchor, positive, negative_1, negative_2 and on; "triplet" anchor, positive
+            and negative, a row for each negative; "labeled-list" anchor, documents and labels, the right code first.
+            Without negatives an n-tuple is a pair.
+        number: negatives of each row, the nearest first. None: all of them, for an n-tuple those of the row with the
+            fewest. Rows with fewer are left out, and a line says how many.
+        scores: add a column of scores, the right code's first. sentence-transformers takes it as its labels.
+        query_columns, code_columns: columns to read the texts from; the first that the rows have.
+
+    Returns:
+        The data set, for pairs, triplets and n-tuples without scores with row numbers as `label`, for
+        `SoftInfoNCELoss`.
+
+    Raises:
+        UserError: no such layout, no negatives where the layout needs them, or no scores where they are asked for.
+    """
+    if layout not in LAYOUTS:
+        raise UserError(f"layout={layout!r}: use one of {', '.join(LAYOUTS)}")
+    rows = as_rows(rows, "rows")
+    queries = list(column_texts(rows, text_column(rows, query_columns, "query")))
+    codes = list(column_texts(rows, text_column(rows, code_columns, "code")))
+    if negatives is None and COLUMN_NAME in rows.column_names:
+        negatives = _column(rows, queries, codes)
+    if negatives is None:
+        if layout != "n-tuple" or number or scores:
+            raise UserError(f"layout={layout!r}: the rows have no column {COLUMN_NAME!r}; give negatives=")
+        return with_rows(Dataset.from_dict({"anchor": queries, "positive": codes}))
+    if len(negatives) != len(rows):
+        raise UserError(f"negatives: they are of {len(negatives):,} rows, but there are {len(rows):,} rows")
+    names = [*codes, *(row["code"] for row in negatives.code_only)]
+    number = _number(negatives, layout, number)
+    lists = []
+    for row in range(len(rows)):
+        own = slice(negatives.starts[row], negatives.starts[row + 1])
+        documents = [codes[row], *(names[code] for code in negatives.codes[own][:number].tolist())]
+        values = [float(negatives.own[row]), *negatives.scores[own][:number].tolist()]
+        lists.append((queries[row], documents, values))
+    return _in_layout(lists, layout, number, scores)
+
+
+def _number(negatives: Negatives, layout: str, number: int | None) -> int | None:
+    """The negatives of each row, None for all of them."""
+    if number is not None and number < 1:
+        raise UserError(f"number={number}: must be 1 or more")
+    if number is None and layout == "n-tuple":
+        number = int(negatives.counts.min())
+        if not number:
+            row = int(negatives.counts.argmin()) + 1
+            raise UserError(f"row {row} has no negatives: name number=, which leaves rows with fewer out")
+    return number
+
+
+def _column(rows: Dataset, queries: list[str], codes: list[str]) -> Negatives:
+    """The negatives of the rows' own column."""
+    urls, scores, own = (rows[name][:] if name in rows.column_names else None for name in ("url", SCORES, OWN_SCORE))
+    texts = TrainingRows(queries, codes, urls or [None] * len(rows))
+    return column_negatives(rows[COLUMN_NAME][:], texts, place="rows", scores=scores, own=own)
+
+
+def _in_layout(lists: list[tuple], layout: str, number: int | None, scores: bool) -> Dataset:
+    """Rows of (query, documents, scores) in a layout of sentence-transformers."""
+    least = 1 + (number or (layout == "triplet"))
+    kept = [item for item in lists if len(item[1]) >= least]
+    if len(kept) < len(lists):
+        print_on_main(f"{len(lists) - len(kept):,} of {len(lists):,} rows have too few negatives and are left out")
+    if not kept:
+        raise UserError(f"no row has {least - 1} negatives: choose a smaller number")
+    if scores and any(math.isnan(value) for _, _, values in kept for value in values):
+        raise UserError("scores: not all of the negatives' scores, and of the right codes', are known")
+    made = [row for item in kept for row in _rows_of(*item, layout, least, scores)]
+    dataset = Dataset.from_list(made)
+    return dataset if scores or layout == "labeled-list" else with_rows(dataset)
+
+
+def _rows_of(
+    query: str, documents: list[str], values: list[float], layout: str, width: int, scores: bool
+) -> Iterator[dict]:
+    """The rows of a layout for one query: one, or for triplets one for each negative."""
+    if layout == "labeled-list":
+        labels = {"documents": documents, "labels": [1] + [0] * (len(documents) - 1)}
+        yield {"anchor": query} | labels | ({"scores": values} if scores else {})
+    elif layout == "triplet":
+        for document, value in zip(documents[1:], values[1:], strict=True):
+            texts = {"anchor": query, "positive": documents[0], "negative": document}
+            yield texts | ({"scores": [values[0], value]} if scores else {})
+    else:
+        names = ["positive", *(f"negative_{place}" for place in range(1, width))]
+        texts = {"anchor": query} | dict(zip(names, documents[:width], strict=True))
+        yield texts | ({"scores": values[:width]} if scores else {})
+
+
+def from_sentence_transformers(dataset: Dataset, language: str | None = None) -> Dataset:
+    """Returns a data set of sentence-transformers as rows of ours.
+
+    Pairs, triplets, n-tuples, labelled pairs and labelled lists are read, with or without scores; the query is the
+    first column. Triplets and labelled pairs of one query and its code become one row. Row numbers as `label` are
+    left out.
+
+    Args:
+        language: the rows' programming language, which encoders with data flow need.
+
+    Returns:
+        Rows with `docstring`, `code` and `url` (a name from `row-1` on); `negatives`, the texts, if there are any;
+        `negative_scores` and `positive_score` if they are known; `language` if it is given.
+
+    Raises:
+        UserError: columns of no layout, or no right code in any row.
+    """
+    dataset = as_rows(dataset, "dataset")
+    row_of: dict[object, dict] = {}
+    for key, query, code, wrong, score in _pairs(dataset):
+        row = row_of.setdefault(key, {"docstring": query, "code": code, COLUMN_NAME: {}, OWN_SCORE: score})
+        row[COLUMN_NAME].update(wrong)
+    if not row_of:
+        raise UserError("dataset: no row has a right code")
+    rows = []
+    for place, row in enumerate(row_of.values(), 1):
+        negatives = row.pop(COLUMN_NAME)
+        row |= {"url": f"row-{place}", COLUMN_NAME: list(negatives), SCORES: list(negatives.values())}
+        rows.append(row | ({"language": language} if language else {}))
+    return Dataset.from_list([{name: row[name] for name in _used(rows)} for row in rows])
+
+
+def _used(rows: list[dict]) -> list[str]:
+    """The columns of rows that say something: negatives if there are any, scores if all are known."""
+    unused = set()
+    if not any(row[COLUMN_NAME] for row in rows):
+        unused |= {COLUMN_NAME, SCORES}
+    if any(math.isnan(score) for row in rows for score in row[SCORES]):
+        unused.add(SCORES)
+    if any(math.isnan(row[OWN_SCORE]) for row in rows):
+        unused.add(OWN_SCORE)
+    return [name for name in rows[0] if name not in unused]
+
+
+def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float], float]]:
+    """Right pairs: a key of the row that they belong to, query, code, negatives with scores, the code's score."""
+    texts = [name for name in dataset.column_names if name not in NO_TEXTS]
+    labels = [name for name in LABEL_COLUMNS if name in dataset.column_names]
+    if len(texts) == 2 and _is_pairs(dataset, labels):
+        for number, row in enumerate(dataset):
+            yield number, row[texts[0]], row[texts[1]], {}, math.nan
+        return
+    dataset = dataset.select_columns([*texts, *labels])
+    labelled = len(texts) == 2 and getattr(dataset.features[texts[1]], "dtype", None) == "string"
+    merges = labelled or "negative" in texts
+    table = [layout_documents(row, f"dataset, row {number}") for number, row in enumerate(dataset, 1)]
+    wrong_of: dict[str, dict[str, float]] = {}
+    if labelled:  # the negatives of a query stand in other rows
+        for query, documents in table:
+            wrong_of.setdefault(query, {}).update({text: score for text, label, score in documents if not label})
+    for number, (query, documents) in enumerate(table):
+        wrong = wrong_of.get(query) or {text: score for text, label, score in documents if not label}
+        for text, label, score in documents:
+            if label:
+                yield ((query, text) if merges else (number, text)), query, text, wrong, score
+
+
+def _is_pairs(dataset: Dataset, labels: Sequence[str]) -> bool:
+    """True if all rows are right pairs: no labels or scores, or labels that are row numbers."""
+    if list(labels) != [LABEL]:
+        return not labels
+    values = dataset[LABEL][:]
+    return len(set(values)) == len(values)

@@ -1,0 +1,299 @@
+"""Soft-InfoNCE as a loss of sentence-transformers, plain and with gradient caching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import CachedLossMixin, has_static_embedding_input
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.util import cos_sim, similarity_fct_name
+from torch import Tensor, nn
+
+from soft_trainer import distributed, losses
+from soft_trainer.arguments import SoftInfoNCEOptions
+from soft_trainer.callbacks import EstimatorCallback
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import members_of
+from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
+from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
+from soft_trainer.training.checks import CHOICES, OBJECTIVE_OPTIONS, check_codes, check_weighting, make_objective
+from soft_trainer.training.gradient_cache import loss_in_blocks
+from soft_trainer.training.hard_batches import check_code_only
+from soft_trainer.weights import Weigher
+
+# Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
+OPTIONS = ("loss", "alpha", "beta", "temperature", "margin", *OBJECTIVE_OPTIONS, "duplicates", "negatives_meet")
+CITATION = """
+@inproceedings{li-etal-2023-rethinking,
+    title = "Rethinking Negative Pairs in Code Search",
+    author = "Li, Haochen and Zhou, Xin and Luu, Anh Tuan and Miao, Chunyan",
+    booktitle = "Proceedings of the 2023 Conference on Empirical Methods in Natural Language Processing",
+    year = "2023",
+}
+"""
+
+
+class SoftInfoNCELoss(nn.Module):
+    """InfoNCE whose negatives carry weights, for `SentenceTransformerTrainer`.
+
+    `MultipleNegativesRankingLoss` counts every other code of the batch as equally wrong for a query. Here an estimator
+    says how similar the codes are to the query, and those that are close to right count less (Li et al., 2023). The
+    estimator is frozen: it is fitted on the training rows when the loss is made.
+
+    Where gradients are off, as in an evaluation, the value is plain InfoNCE without weights: the rows of an evaluation
+    set are no training rows, and its labels are not read.
+
+    What `SoftInfoNCETrainer` can do and this cannot: resume with exactly the batches of an uninterrupted run; compute
+    the weights in data workers, ahead of the step (here the step computes them, and waits for the labels of its
+    batch); draw own negatives anew in each epoch, or batches of similar rows; log statistics of the weights.
+
+    Args:
+        model: the `SentenceTransformer` in training.
+        estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)` or
+            `SentenceTransformerEstimator()`, the model as it starts. None: InfoNCE. Several losses must not share one.
+        train_dataset: the data set that `with_rows` gives, with the texts of queries, of codes, and then of own
+            negatives. The trainer gets the same one.
+        scale: the factor on similarities.
+        similarity_fct: Tensor[B, d] and Tensor[N, d] -> Tensor[B, N].
+        gather_across_devices: take the codes of all processes as negatives.
+        options: fields of `SoftInfoNCEOptions`: `loss`, `weighting` ("eq4" or "positive_aware"), `alpha`, `beta`,
+            `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`, `order_loss_weight`,
+            `order_loss_scale`, `infonce_weight`, `kl_weight`, `clamp_negative_scores` and `duplicates`, with the same
+            defaults; and `negatives_meet`, "all" (as in sentence-transformers) or "own".
+
+    Raises:
+        UserError: options, rows or an estimator that cannot work together; in the first step, a batch that is too
+            small; in any step, labels that are no row numbers of `train_dataset`.
+
+    Example:
+        >>> train_dataset = with_rows(train_dataset)
+        >>> loss = SoftInfoNCELoss(model, BM25Estimator(), train_dataset)
+        >>> trainer = SentenceTransformerTrainer(model, args, train_dataset, loss=loss)
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        estimator,
+        train_dataset: Dataset,
+        *,
+        scale: float = 20.0,
+        similarity_fct: Callable[[Tensor, Tensor], Tensor] = cos_sim,
+        gather_across_devices: bool = False,
+        **options,
+    ):
+        super().__init__()
+        if not scale > 0:
+            raise UserError(f"scale={scale}: must be above 0")
+        self.model, self.scale, self.similarity_fct = model, scale, similarity_fct
+        self.gather_across_devices = gather_across_devices
+        self.options = _checked_options(options)
+        self.estimator = estimator
+        _take_model(estimator, model)
+        self.objective = make_objective(self.options, estimator)
+        if self.objective.needs_similarity and estimator is None:
+            raise UserError(f"loss={self.objective.loss}, cancel={self.objective.cancel} needs an estimator")
+        check_weighting(self.objective, estimator)
+        self.rows = LabelledRows.of(train_dataset)
+        if self.objective.needs_similarity:
+            check_code_only(estimator, self.rows.code_only)
+            EstimatorCallback(estimator).fit(self.rows.rows)
+        self._batch_checked = False
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
+        """The mean loss of a batch: a scalar. The features are those of queries, codes and then own negatives."""
+        features = list(sentence_features)
+        self._check_columns(len(features))
+        return self.compute_loss_from_embeddings(embed_columns(self.model, features), labels)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
+        """The loss of queries, codes and own negatives, Tensor[B, d] each, with their row numbers LongTensor[B]."""
+        sizes, rank = self._sizes(len(embeddings[0]))
+        if not torch.is_grad_enabled():
+            return self._evaluation_loss(*self._both_sides(embeddings, sizes), sizes, rank, len(embeddings) - 1)
+        columns = self._columns(labels, sizes, rank)
+        queries, codes = self._both_sides(embeddings, sizes)
+        return self._block_loss(queries, codes[columns.places.to(codes.device)], columns, sizes)
+
+    def _sizes(self, size: int) -> tuple[list[int], int]:
+        """The number of queries of each process whose codes are negatives, and this process's place among them."""
+        if not self.gather_across_devices:
+            return [size], 0
+        return distributed.gather_numbers(size), distributed.rank_and_world_size()[0]
+
+    def _both_sides(self, embeddings: list[Tensor], sizes: list[int]) -> tuple[Tensor, Tensor]:
+        """Queries of this process and codes of all those in `sizes`, in float32 or higher."""
+        queries, *codes = (side if side.dtype == torch.float64 else side.float() for side in embeddings)
+        codes = torch.cat(codes)
+        if self.gather_across_devices:
+            codes = distributed.gather_with_gradient(codes, [size * (len(embeddings) - 1) for size in sizes])
+        return queries, codes
+
+    def _columns(self, labels: Tensor | None, sizes: list[int], rank: int) -> Columns:
+        """The columns of the batch's scores. The first batch must be large enough for the weights."""
+        rows = self.rows.find(labels, sizes[rank])
+        rows_of = [rows]
+        if self.gather_across_devices:
+            gathered = distributed.gather(torch.from_numpy(rows).to(labels.device)).numpy(force=True)
+            rows_of = np.split(gathered, np.cumsum(sizes)[:-1])
+        meet_all, duplicates = self.options.negatives_meet == "all", self.options.duplicates
+        columns = columns_of(self.rows, rows_of, rank, meet_all, duplicates)
+        if not self._batch_checked:
+            check_codes(self.objective, columns.fewest)
+            self._batch_checked = True  # a later batch may be the short one at the end of an epoch
+        return columns
+
+    def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
+        """Scaled similarities, Tensor[B, N], whose precision no autocast lowers."""
+        with torch.autocast(queries.device.type, enabled=False):
+            return self.similarity_fct(queries, codes) * self.scale
+
+    def _block_loss(
+        self, queries: Tensor, codes: Tensor, columns: Columns, sizes: list[int], block: slice = slice(None)
+    ) -> Tensor:
+        """The part of a block of queries in this process's loss, against the codes Tensor[N, d]."""
+        device = queries.device
+        positives = columns.positives[block].to(device)
+        negatives, also = (
+            None if mask is None else mask[block].to(device) for mask in (columns.negatives, columns.also)
+        )
+        inputs = {}
+        if self.objective.needs_similarity:
+            weigher = Weigher(self.objective, self.estimator)
+            inputs = weigher(columns.rows[block], columns.code_rows, positives, negatives)
+        loss = self.objective(self._scores(queries, codes), positives, negatives=negatives, also=also, **inputs)
+        # Gradients are averaged over processes: with this factor they are those of one process on the global batch.
+        return loss * (len(queries) * len(sizes) / sum(sizes))
+
+    def _evaluation_loss(self, queries: Tensor, codes: Tensor, sizes: list[int], rank: int, width: int) -> Tensor:
+        """InfoNCE of the batch against all its codes."""
+        start = sum(sizes[:rank]) * width
+        positives = torch.arange(start, start + len(queries), device=codes.device)
+        return losses.info_nce(self._scores(queries, codes), positives)
+
+    def _check_columns(self, given: int) -> None:
+        """Refuses a batch with other columns of texts than the training rows have."""
+        expected = 2 + self.rows.negatives.shape[1]
+        if given < 2 or (given != expected and torch.is_grad_enabled()):
+            raise UserError(
+                f"{type(self).__name__}: a batch of {given} columns of texts, but the train_dataset that the loss was "
+                f"made with has {expected}: give loss and trainer the same data set"
+            )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings that have an effect, for the model card."""
+        objective, config = asdict(self.objective), {}
+        names = ["loss"]
+        if self.objective.uses_weights:
+            aware = self.objective.weighting == "positive_aware"
+            names += ["weighting", *(("margin",) if aware else ("alpha", "beta", "floor")), "temperature"]
+        names += {"kl_regularization": ["infonce_weight", "kl_weight"]}.get(self.objective.loss, [])
+        names += {"top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}.get(self.objective.cancel, [])
+        names += ["order_loss_weight", "order_loss_scale"] if self.objective.order_loss_weight else []
+        names += ["clamp_negative_scores"] if self.objective.clamp_negative_scores else []
+        config |= {"estimator": _name(self.estimator)} | {name: objective[name] for name in names}
+        config |= {"duplicates": self.options.duplicates, "negatives_meet": self.options.negatives_meet}
+        config |= {"scale": self.scale, "similarity_fct": similarity_fct_name(self.similarity_fct)}
+        return config | {"gather_across_devices": self.gather_across_devices}
+
+    @property
+    def citation(self) -> str:
+        """The paper, for the model card."""
+        return CITATION
+
+
+class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
+    """`SoftInfoNCELoss` for batches of any size in the memory of a mini-batch, with the same gradients.
+
+    Every text is encoded twice, so a step takes about 1.3 times as long or more.
+
+    Args:
+        mini_batch_size: the number of texts encoded at once.
+        mini_batch_num_tokens: encode as many texts at once as have this many tokens, in place of `mini_batch_size`.
+        show_progress_bar: show the progress within a batch.
+        model, estimator, train_dataset, settings: as in `SoftInfoNCELoss`.
+
+    Raises:
+        UserError: as `SoftInfoNCELoss`, and a mini-batch size below 1, or static embeddings, which have no batches.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        estimator,
+        train_dataset: Dataset,
+        *,
+        mini_batch_size: int = 32,
+        mini_batch_num_tokens: int | None = None,
+        show_progress_bar: bool = False,
+        **settings,
+    ):
+        for name, value in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value}: must be 1 or more")
+        if has_static_embedding_input(model):
+            raise UserError("model: static embeddings cannot be encoded in mini-batches; use SoftInfoNCELoss")
+        super().__init__(model, estimator, train_dataset, **settings)
+        self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
+        self.show_progress_bar = show_progress_bar
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
+        """The mean loss of a batch: a scalar, whose backward pass encodes the texts again."""
+        features = list(sentence_features)
+        self._check_columns(len(features))
+        return self.forward_cached(features, labels)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """The loss of the embeddings of each column's mini-batches; `with_backward` sends gradients into them."""
+        embeddings = [torch.cat(parts) for parts in reps]
+        if not with_backward:
+            return self.compute_loss_from_embeddings(embeddings, labels)
+        sizes, rank = self._sizes(len(embeddings[0]))
+        columns = self._columns(labels, sizes, rank)
+        queries, codes = self._both_sides(embeddings, sizes)
+
+        def loss_of(queries: Tensor, codes: Tensor, block: slice) -> Tensor:
+            return self._block_loss(queries, codes, columns, sizes, block)
+
+        codes = codes[columns.places.to(codes.device)]
+        return loss_in_blocks(queries, codes, loss_of, Tensor.backward, self.mini_batch_size)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings that have an effect, for the model card."""
+        size = ("mini_batch_size", "mini_batch_num_tokens")[self.mini_batch_num_tokens is not None]
+        return super().get_config_dict() | {size: getattr(self, size)}
+
+
+def _checked_options(options: dict) -> SoftInfoNCEOptions:
+    """The options of the loss; own negatives meet all queries unless they say otherwise."""
+    for name in options:
+        if name not in OPTIONS:
+            raise UserError(f"{name}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
+    checked = SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
+    for name in ("duplicates", "negatives_meet"):
+        if getattr(checked, name) not in CHOICES[name]:
+            raise UserError(f"{name}={getattr(checked, name)!r}: use one of {', '.join(CHOICES[name])}")
+    return checked
+
+
+def _take_model(estimator, model: SentenceTransformer) -> None:
+    """Gives the model in training to an estimator that has none of its own."""
+    for member in members_of(estimator):
+        if isinstance(member, InitialModelEstimator):
+            raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
+        if isinstance(member, SentenceTransformerEstimator) and member.model is None:
+            member.model = model
+
+
+def _name(estimator) -> str | None:
+    """The name of an estimator's class, None without one."""
+    return None if estimator is None else type(estimator).__name__

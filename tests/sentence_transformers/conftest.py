@@ -1,0 +1,74 @@
+"""A tiny sentence-transformers model, and the pairs of the tests as its data sets."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.sentence_transformers import with_rows
+
+
+@pytest.fixture(scope="session")
+def long_profile(profile):
+    """The profile of the tests with lengths that cut no text."""
+    return profile.replace(query_length=64, code_length=64)
+
+
+@pytest.fixture(scope="session")
+def encoder_folder(_model, tokenizer, long_profile, tmp_path_factory):
+    return export_encoder(_model, tokenizer, long_profile, tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="session")
+def _sentence_transformer(encoder_folder, tmp_path_factory):
+    # Saved once more, it has a pooler: a checkpoint of sentence-transformers cannot be resumed without.
+    folder = str(tmp_path_factory.mktemp("sentence_transformer"))
+    SentenceTransformer(str(encoder_folder), device="cpu").save_pretrained(folder)
+    model = SentenceTransformer(folder, device="cpu")
+    model.max_seq_length = 32
+    return model
+
+
+@pytest.fixture
+def sentence_transformer(_sentence_transformer):
+    """A fresh copy of the tiny encoder as a `SentenceTransformer`."""
+    return copy.deepcopy(_sentence_transformer)
+
+
+@pytest.fixture(scope="session")
+def pairs(rows):
+    """The pairs, with two twins: row 22 has the query of row 0, row 23 the code of row 1."""
+    queries, codes = [row["docstring"] for row in rows], [row["code"] for row in rows]
+    queries[22], codes[23] = queries[0], codes[1]
+    return Dataset.from_dict({"anchor": queries, "positive": codes})
+
+
+@pytest.fixture(scope="session")
+def tuples(pairs):
+    """The pairs with two negatives each: codes of other rows, and the code of no row."""
+    codes = pairs["positive"][:]
+    first = [codes[(row + 1) % len(codes)] for row in range(len(codes))]
+    second = [
+        codes[(row * 7 + 5) % len(codes)] if row % 3 else f"def other(): return {row}" for row in range(len(codes))
+    ]
+    return pairs.add_column("negative_1", first).add_column("negative_2", second)
+
+
+@pytest.fixture
+def features_of():
+    """The features of a batch as the trainer of sentence-transformers gives them to a loss, and its labels."""
+
+    def make(model, dataset, rows):
+        batch = dataset.select(rows)
+        texts = [name for name in batch.column_names if name != "label"]
+        return [model.preprocess(batch[name][:]) for name in texts], torch.tensor(batch["label"][:])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def train_dataset(pairs):
+    return with_rows(pairs)

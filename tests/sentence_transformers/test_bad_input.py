@@ -1,0 +1,127 @@
+"""Data sets, options and estimators that cannot work together are refused in one line."""
+
+import re
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+
+from soft_trainer import BM25Estimator
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.sentence_transformers import CachedSoftInfoNCELoss, SoftInfoNCELoss, with_rows
+
+PAIR = {"anchor": ["a b", "c d"], "positive": ["e f", "g h"]}
+
+
+def data(**columns) -> Dataset:
+    return Dataset.from_dict(PAIR | columns)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (DatasetDict(train=data()), "with_rows: one Dataset is expected, not a dict of them"),
+        ({"a": data()}, "give the trainer a dict of losses"),
+        (data().to_iterable_dataset(), "not IterableDataset: rows of a stream have no numbers"),
+        (data(score=[0.1, 0.2]), "with_rows: the data set has a column 'score' already"),
+        (with_rows(data()), "with_rows: the data set has a column 'label' already"),
+    ],
+)
+def test_what_cannot_be_numbered(dataset, words):
+    with pytest.raises(UserError, match=re.escape(words)) as raised:
+        with_rows(dataset)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (data(), "no column 'label' of row numbers among anchor, positive: train_dataset = with_rows(train_dataset)"),
+        (data(label=[0.0, 1.0]), "column 'label' does not hold row numbers, each once"),
+        (data(label=[1, 1]), "column 'label' does not hold row numbers, each once"),
+        (data(label=["0", "1"]), "column 'label' does not hold row numbers"),
+        (data(label=[0, 1]).select([]), "train_dataset: it has no rows"),
+        (data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: two columns of texts are expected"),
+        (data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
+        (data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
+        ({"a": data(label=[0, 1])}, "for several data sets make a loss for each"),
+    ],
+)
+def test_a_data_set_without_usable_row_numbers(dataset, words, sentence_transformer):
+    with pytest.raises(UserError, match=re.escape(words)) as raised:
+        SoftInfoNCELoss(sentence_transformer, BM25Estimator(), dataset)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "words"),
+    [
+        (BM25Estimator(), {"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
+        (BM25Estimator(), {"weighting": "eq5"}, "weighting='eq5': use one of eq4, positive_aware"),
+        (BM25Estimator(), {"aplha": 1.0}, "aplha: no option of SoftInfoNCELoss; use loss, alpha, beta"),
+        (BM25Estimator(), {"negatives_per_query": 1}, "negatives_per_query: no option of SoftInfoNCELoss"),
+        (BM25Estimator(), {"alpha": -1.0}, "alpha=-1: must be 0 or more"),
+        (BM25Estimator(), {"duplicates": "drop"}, "duplicates='drop': use one of mask, positives, ignore"),
+        (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
+        (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce, cancel=none needs an estimator"),
+        (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
+        (BM25Estimator("docstring_words"), {}, "BM25 reads column 'docstring_words'"),
+    ],
+)
+def test_options_that_cannot_work(estimator, options, words, sentence_transformer):
+    with pytest.raises(UserError, match=re.escape(words)):
+        SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()), **options)
+
+
+def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
+    train_dataset = with_rows(data(negative=["g h", "x y"]))
+    with pytest.raises(UserError, match="1 of them.* have no query, but BM25Estimator compares queries"):
+        SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
+    SoftInfoNCELoss(sentence_transformer, None, train_dataset)
+
+
+def test_mini_batches_have_a_size(sentence_transformer):
+    for name in ("mini_batch_size", "mini_batch_num_tokens"):
+        with pytest.raises(UserError, match=f"{name}=0: must be 1 or more"):
+            CachedSoftInfoNCELoss(sentence_transformer, BM25Estimator(), with_rows(data()), **{name: 0})
+
+
+@pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (None, "the batch has no labels; it finds weights by row number: train_dataset = with_rows(train_dataset)"),
+        (torch.tensor([0.5, 1.0, 0.0, 3.0]), "labels of type float32 and shape (4,) are no row numbers of 4 rows"),
+        (torch.tensor([[0, 1, 2, 3]]), "labels of type int64 and shape (1, 4)"),
+        (torch.tensor([0, 1, 2, 24]), "label 24 is no row number of the train_dataset that it was made with (24 rows"),
+        (torch.tensor([-1, 1, 2, 3]), "label -1 is no row number"),
+    ],
+)
+def test_labels_that_are_no_row_numbers(kind, labels, words, train_dataset, sentence_transformer, features_of):
+    loss = kind(sentence_transformer, BM25Estimator(), train_dataset)
+    features, _ = features_of(sentence_transformer, train_dataset, range(4))
+    with pytest.raises(UserError, match=re.escape(words)) as raised:
+        loss(features, labels)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
+def test_columns_that_the_training_rows_do_not_have(kind, train_dataset, sentence_transformer, features_of):
+    loss = kind(sentence_transformer, BM25Estimator(), train_dataset)
+    features, labels = features_of(sentence_transformer, train_dataset, range(4))
+    for given in (features[:1], [*features, features[1]]):
+        with pytest.raises(
+            UserError, match=f"a batch of {len(given)} columns of texts, but the train_dataset .* has 2"
+        ):
+            loss(given, labels)
+
+
+@pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
+def test_batches_too_small_for_the_weights_are_refused_at_once(kind, train_dataset, sentence_transformer, features_of):
+    loss = kind(sentence_transformer, BM25Estimator(), train_dataset)
+    small, large = (features_of(sentence_transformer, train_dataset, range(size)) for size in (4, 5))
+    with pytest.raises(UserError, match=r"a query meets N=4 codes, too few .* the smallest N that works is 5"):
+        loss(*small)
+    loss(*large)
+    assert torch.isfinite(loss(*small))  # the short batch at the end of an epoch

@@ -1,0 +1,157 @@
+"""Rows of ours become data sets of sentence-transformers and come back the same, with negatives and scores."""
+
+import re
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from soft_trainer import BM25Estimator
+from soft_trainer.data.negative_files import TrainingRows, layout_negatives
+from soft_trainer.data.negatives import Negatives
+from soft_trainer.errors import UserError
+from soft_trainer.sentence_transformers import SoftInfoNCELoss, from_sentence_transformers, to_sentence_transformers
+
+ROWS = [
+    {"docstring": "sort a list", "code": "def sort(xs): pass", "url": "u/0"},
+    {"docstring": "read a file", "code": "def read(path): pass", "url": "u/1"},
+    {"docstring": "send mail", "code": "def send(mail): pass", "url": "u/2"},
+    {"docstring": "send mail", "code": "def send(mail): pass", "url": "u/3"},
+]
+SORT, READ, SEND = (row["code"] for row in ROWS[:3])
+FAR, OTHER = "def far(): pass", "def other(): pass"
+LISTS = [["u/1", FAR], [OTHER, "u/0", FAR], ["u/0"], [SORT, READ]]
+TEXTS = [[READ, FAR], [OTHER, SORT, FAR], [SORT], [SORT, READ]]
+SCORES = [[0.5, 0.25], [0.75, 0.5, -1.0], [0.125], [0.5, 0.25]]
+OWN = [1.0, 0.875, 0.75, 0.75]
+
+
+def made(scores=True, **changes) -> list[dict]:
+    rows = [row | {"negatives": names} for row, names in zip(ROWS, LISTS, strict=True)]
+    if scores:
+        for row, values, own in zip(rows, SCORES, OWN, strict=True):
+            row |= {"negative_scores": values, "positive_score": own}
+    return rows
+
+
+def test_pairs_have_row_numbers_and_come_back():
+    dataset = to_sentence_transformers(ROWS)
+    assert dataset.column_names == ["anchor", "positive", "label"] and dataset["label"][:] == [0, 1, 2, 3]
+    again = from_sentence_transformers(dataset, language="ruby")
+    assert again.column_names == ["docstring", "code", "url", "language"] and again["url"][0] == "row-1"
+    for name in ("docstring", "code"):
+        assert again[name][:] == [row[name] for row in ROWS]
+    assert len(from_sentence_transformers(dataset.remove_columns("label"))) == 4
+
+
+def test_tuples_have_equally_many_negatives(capsys):
+    dataset = to_sentence_transformers(made(), number=2)
+    assert "1 of 4 rows have too few negatives" in capsys.readouterr().err
+    assert dataset.column_names == ["anchor", "positive", "negative_1", "negative_2", "label"]
+    assert dataset[1] == {
+        "anchor": "read a file",
+        "positive": READ,
+        "negative_1": OTHER,
+        "negative_2": SORT,
+        "label": 1,
+    }
+    assert to_sentence_transformers(made()).column_names == ["anchor", "positive", "negative_1", "label"]
+    again = from_sentence_transformers(dataset)
+    assert again["negatives"][:] == [TEXTS[0], TEXTS[1][:2], TEXTS[3]]
+    assert "negative_scores" not in again.column_names
+    assert to_sentence_transformers(again).to_list() == dataset.to_list()
+
+
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("layout", ["triplet", "labeled-list"])
+def test_lists_of_any_length_come_back(layout, scores):
+    rows = made()[:3] if layout == "triplet" else made()  # triplets do not tell equal rows apart
+    dataset = to_sentence_transformers(rows, layout=layout, scores=scores)
+    again = from_sentence_transformers(dataset)
+    for name, expected in (("docstring", [row["docstring"] for row in rows]), ("negatives", TEXTS[: len(rows)])):
+        assert again[name][:] == expected
+    assert ("negative_scores" in again.column_names) == ("positive_score" in again.column_names) == scores
+    if scores:
+        assert again["negative_scores"][:] == SCORES[: len(rows)] and again["positive_score"][:] == OWN[: len(rows)]
+    assert to_sentence_transformers(again, layout=layout, scores=scores).to_list() == dataset.to_list()
+
+
+def test_triplets_are_rows_of_one_negative_each():
+    dataset = to_sentence_transformers(made(), layout="triplet")
+    assert dataset.column_names == ["anchor", "positive", "negative", "label"] and len(dataset) == 8
+    assert dataset["negative"][:3] == [READ, FAR, OTHER] and dataset["label"][:] == list(range(8))
+    one = to_sentence_transformers(made(), layout="triplet", number=1, scores=True)
+    assert one.column_names == ["anchor", "positive", "negative", "scores"] and one["scores"][0] == [1.0, 0.5]
+
+
+def test_labelled_pairs_are_read():
+    table = [("sort a list", SORT, 1), ("sort a list", READ, 0), ("read a file", READ, 1), ("sort a list", FAR, 0)]
+    names = ["query", "answer", "label"]
+    rows = from_sentence_transformers(Dataset.from_list([dict(zip(names, row, strict=True)) for row in table]))
+    assert rows["code"][:] == [SORT, READ] and rows["negatives"][:] == [[READ, FAR], []]
+
+
+def test_negatives_that_were_mined_are_taken_with_their_codes():
+    mined = Negatives(
+        np.array([0, 2, 3, 4, 5]),
+        np.array([1, 4, 4, 0, 1]),
+        np.array([0.5, 0.25, 0.5, 0.75, 0.125], np.float32),
+        np.ones(4, np.float32),
+        [{"code": FAR}],
+    )
+    dataset = to_sentence_transformers(ROWS, negatives=mined, layout="labeled-list", scores=True)
+    assert dataset["documents"][:2] == [[SORT, READ, FAR], [READ, FAR]] and dataset["labels"][0] == [1, 0, 0]
+    texts = TrainingRows(*([row[name] for row in ROWS] for name in ("docstring", "code", "url")))
+    again = layout_negatives(dataset, texts)
+    for name in ("starts", "codes", "scores", "own"):
+        expected = getattr(mined, name)
+        if name in ("starts", "codes"):  # the last two rows are equal, so that they share their negatives
+            continue
+        np.testing.assert_array_equal(
+            getattr(again, name)[: 3 if name == "scores" else 2], expected[: 3 if name == "scores" else 2]
+        )
+
+
+def test_the_loss_takes_what_is_made(sentence_transformer):
+    loss = SoftInfoNCELoss(
+        sentence_transformer, BM25Estimator(document_column="code_tokens"), to_sentence_transformers(made(), number=2)
+    )
+    assert loss.rows.negatives.tolist() == [[1, 4], [3, 0], [0, 1]]
+    assert loss.rows.rows["code"][3:] == [OTHER, FAR]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layout": "pairs"}, "layout='pairs': use one of n-tuple, triplet, labeled-list"),
+        ({"number": 0}, "number=0: must be 1 or more"),
+        ({"number": 9}, "no row has 9 negatives"),
+        ({"rows": ROWS, "layout": "triplet"}, "the rows have no column 'negatives'; give negatives="),
+        ({"rows": ROWS, "scores": True}, "the rows have no column 'negatives'"),
+        ({"rows": made(scores=False), "scores": True, "number": 1}, "scores: not all of the negatives' scores"),
+        ({"rows": [made()[0] | {"negatives": [], "negative_scores": []}]}, "row 1 has no negatives: name number="),
+        (
+            {"rows": [made()[0] | {"negatives": [FAR, READ], "negative_scores": [1.0]}]},
+            "rows, row 1: 2 negatives and 1 scores",
+        ),
+        ({"rows": [{"text": "a"}]}, "no column for the query: the rows have text"),
+        ({"rows": made()[:3], "negatives": Negatives(np.zeros(2, int), *[np.zeros(0)] * 2, np.zeros(1))}, "of 1 rows"),
+    ],
+)
+def test_what_cannot_be_made_is_one_line(changes, words):
+    with pytest.raises(UserError, match=re.escape(words)) as raised:
+        to_sentence_transformers(**{"rows": made()} | changes)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"anchor": ["a", "b", "c"], "label": [1, 2, 3]}, "columns anchor, label: expected a query, a document"),
+        ({"a": ["a"] * 3, "b": ["b"] * 3, "label": [0, 0, 0]}, "no row has a right code"),
+        ({"a": ["a"], "b": ["b"], "c": ["c"]}, "columns a, b, c: expected a query"),
+    ],
+)
+def test_what_is_no_layout_is_one_line(columns, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        from_sentence_transformers(Dataset.from_dict(columns))

@@ -1,0 +1,368 @@
+"""The loss inside sentence-transformers equals our trainer's, cached or not, and its trainer can use it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.util import dot_score
+
+from soft_trainer import BM25Estimator, Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
+from soft_trainer.sentence_transformers import (
+    CachedSoftInfoNCELoss,
+    SentenceTransformerEstimator,
+    SoftInfoNCELoss,
+    with_rows,
+)
+
+ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with both pairs of twins
+BM25 = {"document_column": "code_tokens"}
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    """The gradients of an encoder, or of the encoder in a sentence-transformers model, by parameter."""
+    return {
+        name.rsplit("model.", 1)[-1]: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def step(loss, features, labels):
+    """The loss of a batch and its gradients."""
+    loss.model.zero_grad()
+    value = loss(features, labels)
+    value.backward()
+    return value.item(), gradients(loss.model)
+
+
+def assert_same(found, expected, tolerance=1e-6):
+    assert found[0] == pytest.approx(expected[0], abs=tolerance)
+    assert found[1].keys() == expected[1].keys() and len(found[1]) > 20
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=tolerance, rtol=1e-4, msg=name)
+
+
+@pytest.fixture
+def trainer_step(encoder_folder, long_profile, tmp_path):
+    """Loss and gradients of the first batch of `SoftInfoNCETrainer`, the rows in their order, without dropout."""
+
+    def run(dataset, estimator, **options):
+        encoder = load_encoder(encoder_folder, device="cpu")
+        columns = {"anchor": "docstring", "positive": "code"}
+        rows = dataset.rename_columns(columns)
+        trainer = SoftInfoNCETrainer(
+            model=without_dropout(encoder.model),
+            args=SoftInfoNCETrainingArguments(
+                output_dir=str(tmp_path / "out"),
+                per_device_train_batch_size=len(dataset),
+                train_sampling_strategy="sequential",
+                eval_strategy="no",
+                use_cpu=True,
+                **options,
+            ),
+            train_dataset=rows,
+            processing_class=encoder.tokenizer,
+            encoder=long_profile,
+            callbacks=[EstimatorCallback(estimator)] if estimator else [],
+        )
+        trainer.prepare_rows()
+        if estimator:
+            trainer.estimator_callback.on_train_begin(None, None, None)
+        batch = next(iter(trainer.get_train_dataloader()))
+        value = trainer.compute_loss(trainer.model, batch)
+        value.backward()
+        return value.item(), gradients(trainer.model)
+
+    return run
+
+
+OPTIONS = {
+    "eq4": {"alpha": 1.5, "beta": 0.5, "temperature": 1.0},
+    "positive_aware": {"weighting": "positive_aware", "temperature": 2.0, "margin": 0.5},
+    "order, right twins": {"order_loss_weight": 0.2, "duplicates": "positives"},
+    "cancelled, twins as they are": {"cancel": "top_k", "cancel_k": 2, "duplicates": "ignore", "floor": 0.3},
+    "kl": {"loss": "kl_regularization", "kl_weight": 0.3},
+}
+
+
+KINDS = ((SoftInfoNCELoss, {}), (CachedSoftInfoNCELoss, {"mini_batch_size": 3}))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_it_equals_the_trainer_on_pairs(name, pairs, sentence_transformer, features_of, trainer_step):
+    batch = pairs.select(ROWS)
+    expected = trainer_step(batch, BM25Estimator(**BM25), **OPTIONS[name])
+    train_dataset, model = with_rows(batch), without_dropout(sentence_transformer)
+    given = features_of(model, train_dataset, range(len(ROWS)))
+    for kind, size in KINDS:
+        loss = kind(model, BM25Estimator(**BM25), train_dataset, **size, **OPTIONS[name])
+        assert_same(step(loss, *given), expected)
+
+
+@pytest.mark.parametrize("meet", ["own", "all"])
+@pytest.mark.parametrize("name", ["eq4", "positive_aware"])
+def test_it_equals_the_trainer_with_own_negatives(name, meet, tuples, sentence_transformer, features_of, trainer_step):
+    batch = tuples.select(ROWS)
+    columns = zip(batch["negative_1"], batch["negative_2"], strict=True)
+    rows = batch.remove_columns(["negative_1", "negative_2"]).add_column("negatives", [list(c) for c in columns])
+    own = {"negatives_per_query": 2, "negatives_meet": meet}
+    expected = trainer_step(rows, BM25Estimator(**BM25), **OPTIONS[name], **own)
+    train_dataset = with_rows(batch)
+    model = without_dropout(sentence_transformer)
+    given = features_of(model, train_dataset, range(len(ROWS)))
+    pairs_only = SoftInfoNCELoss(model, BM25Estimator(**BM25), with_rows(batch.select_columns(["anchor", "positive"])))
+    assert abs(pairs_only(given[0][:2], given[1]).item() - expected[0]) > 1e-2
+    for kind, size in KINDS:
+        loss = kind(model, BM25Estimator(**BM25), train_dataset, negatives_meet=meet, **size, **OPTIONS[name])
+        assert_same(step(loss, *given), expected)
+
+
+def test_rows_are_found_by_label_whatever_their_order(tuples, sentence_transformer, features_of, trainer_step):
+    model = without_dropout(sentence_transformer)
+    train_dataset = with_rows(tuples)
+    whole = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset)
+    shuffled = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset.shuffle(seed=5))
+    given = features_of(model, train_dataset, ROWS)
+    assert_same(step(shuffled, *given), step(whole, *given), 0)
+    backwards = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset)
+    assert_same(step(backwards, *features_of(model, train_dataset, ROWS[::-1])), step(whole, *given))
+
+
+def test_without_an_estimator_it_is_the_loss_of_sentence_transformers(tuples, sentence_transformer, features_of):
+    model, train_dataset = without_dropout(sentence_transformer), with_rows(tuples)
+    # Rows whose texts and negatives all differ: nothing is left out, in either loss.
+    given = features_of(model, train_dataset, [3, 6, 9, 12, 15])
+    expected = step(MultipleNegativesRankingLoss(model), *given)
+    assert_same(step(SoftInfoNCELoss(model, None, train_dataset), *given), expected)
+    dot = {"scale": 0.5, "similarity_fct": dot_score}
+    expected = step(MultipleNegativesRankingLoss(model, **dot), *given)
+    assert_same(step(SoftInfoNCELoss(model, None, train_dataset, **dot), *given), expected, 1e-5)
+
+
+def test_in_an_evaluation_it_is_the_loss_of_sentence_transformers(tuples, sentence_transformer, features_of):
+    sentence_transformer.eval()
+    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator(**BM25), with_rows(tuples))
+    cached = CachedSoftInfoNCELoss(sentence_transformer, BM25Estimator(**BM25), with_rows(tuples), mini_batch_size=3)
+    features, _ = features_of(sentence_transformer, with_rows(tuples), ROWS)
+    with torch.no_grad():
+        expected = MultipleNegativesRankingLoss(sentence_transformer)(features, None)
+        for labels in (None, torch.full((8,), 999)):  # the numbers of other rows
+            torch.testing.assert_close(loss(features, labels), expected)
+            torch.testing.assert_close(cached(features, labels), expected)
+        # An evaluation set may have no negatives where the training rows have some.
+        torch.testing.assert_close(
+            loss(features[:2], None), MultipleNegativesRankingLoss(sentence_transformer)(features[:2], None)
+        )
+
+
+def test_cached_gradients_replay_dropout(tuples, sentence_transformer, features_of):
+    model, train_dataset = sentence_transformer.train(), with_rows(tuples)
+    features, labels = features_of(model, train_dataset, ROWS)
+    cached = CachedSoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset, mini_batch_size=3)
+    torch.manual_seed(7)
+    found = step(cached, features, labels)
+    torch.manual_seed(7)
+    model.zero_grad()
+    # The same chunks in the same order, with a graph: the dropout of each is that of the first pass.
+    chunks = [list(cached.embed_minibatch_iter(side, True, False)) for side in features]
+    embeddings = [torch.cat([chunk for chunk, _ in side]) for side in chunks]
+    value = cached.compute_loss_from_embeddings(embeddings, labels)
+    value.backward()
+    assert_same(found, (value.item(), gradients(model)))
+    torch.manual_seed(8)
+    assert abs(step(cached, features, labels)[0] - found[0]) > 1e-4
+
+
+def test_scores_stay_in_float32_under_autocast(pairs, sentence_transformer, features_of):
+    model, train_dataset = without_dropout(sentence_transformer), with_rows(pairs)
+    loss = SoftInfoNCELoss(model, BM25Estimator(), train_dataset)
+    given = features_of(model, train_dataset, ROWS)
+    exact = loss(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss(*given)
+    assert value.dtype == torch.float32 and value.item() == pytest.approx(exact.item(), rel=0.02)
+    embeddings = [model(features)["sentence_embedding"].detach() for features in given[0]]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings, given[1]), exact.detach())
+
+
+def test_the_model_as_it_starts_gives_the_weights(pairs, sentence_transformer, features_of, trainer_step):
+    batch = pairs.select(ROWS)
+    options = {"weighting": "positive_aware"}
+    expected = trainer_step(batch, InitialModelEstimator(cache_dir=None), **options)
+    train_dataset, estimator = with_rows(batch), SentenceTransformerEstimator(batch_size=3)
+    model = without_dropout(sentence_transformer.train())
+    loss = SoftInfoNCELoss(model, estimator, train_dataset, **options)
+    assert model.training
+    given = features_of(model, train_dataset, range(len(ROWS)))
+    assert_same(step(loss, *given), expected, 1e-5)
+    assert loss.objective.temperature == 1.0 and loss.get_config_dict()["estimator"] == "SentenceTransformerEstimator"
+    before = estimator.similarity([0, 1], [2, 3])
+    with torch.no_grad():
+        next(model.parameters()).mul_(3)
+    torch.testing.assert_close(estimator.similarity([0, 1], [2, 3]), before)
+
+
+def test_a_trained_encoder_gives_the_weights(encoder_folder, tuples, sentence_transformer, features_of):
+    model, train_dataset = without_dropout(sentence_transformer), with_rows(tuples)
+    given, options = features_of(model, train_dataset, ROWS), {"alpha": 1.3, "beta": 0.7, "temperature": 2.0}
+    estimator = TrainedModelEstimator(str(encoder_folder), cache_dir=None)
+    found = step(SoftInfoNCELoss(model, estimator, train_dataset, **options), *given)
+    guide = SentenceTransformerEstimator(type(model)(str(encoder_folder), device="cpu"))
+    assert_same(found, step(SoftInfoNCELoss(model, guide, train_dataset, **options), *given), 1e-5)
+
+
+def test_the_codes_of_own_negatives_know_the_rows_that_they_are(tuples, sentence_transformer):
+    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator(**BM25), with_rows(tuples))
+    assert loss.rows.code_only == 8 and len(loss.rows.rows) == 32
+    # The first negative of row 0 is the code of row 1, and row 22's is that of row 23, which row 1 has first.
+    assert loss.rows.negatives[[0, 22], 0].tolist() == [1, 1] and loss.rows.negatives[0, 1] == 24
+
+
+# ---- In the trainer of sentence-transformers ----
+
+
+@pytest.fixture
+def train(sentence_transformer, tmp_path):
+    def run(loss, train_dataset, eval_dataset=None, resume=None, **options):
+        settings = {"max_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 8, "use_cpu": True}
+        settings |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "output_dir": str(tmp_path)}
+        args = SentenceTransformerTrainingArguments(**settings | options)
+        trainer = SentenceTransformerTrainer(sentence_transformer, args, train_dataset, eval_dataset, loss=loss)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
+def test_a_run_trains_evaluates_and_describes_itself(
+    kind, train, pairs, train_dataset, sentence_transformer, tmp_path
+):
+    before = {name: value.clone() for name, value in sentence_transformer.named_parameters()}
+    loss = kind(sentence_transformer, BM25Estimator(), train_dataset, alpha=1.2)
+    trainer = train(
+        loss,
+        train_dataset,
+        pairs,
+        batch_sampler="no_duplicates",
+        gradient_accumulation_steps=2,
+        bf16=True,
+        eval_strategy="steps",
+        eval_steps=2,
+        per_device_eval_batch_size=8,
+        prompts={"anchor": "query: ", "positive": "code: "},
+        learning_rate=1e-3,
+    )
+    history = trainer.state.log_history
+    assert len([entry["loss"] for entry in history if "loss" in entry]) == 2
+    assert any(entry.get("eval_loss", 0) > 0 for entry in history)
+    moved = [name for name, value in sentence_transformer.named_parameters() if not torch.equal(before[name], value)]
+    assert len(moved) >= len(before) - 2
+    sentence_transformer.save_pretrained(str(tmp_path / "saved"))
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert f"loss.{kind.__name__}</code> with these parameters" in card and '"alpha": 1.2' in card
+    assert "Rethinking Negative Pairs in Code Search" in card and f"loss:{kind.__name__}" in card
+    again = type(sentence_transformer)(str(tmp_path / "saved"), device="cpu")
+    for name, value in again.state_dict().items():
+        torch.testing.assert_close(value, sentence_transformer.state_dict()[name], msg=name)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_documentation_runs(pairs, encoder_folder, tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "sentence_transformers.md"
+    script, *_ = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    pairs.to_json(tmp_path / "pairs.jsonl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    exec(script.replace("sentence-transformers/all-MiniLM-L6-v2", str(encoder_folder)), {})
+    assert (tmp_path / "out" / "final" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_data_sets_in_a_dict_have_a_loss_each(train, pairs, sentence_transformer):
+    sets = {"a": with_rows(pairs.select(range(12))), "b": with_rows(pairs.select(range(12, 24)))}
+    losses = {name: SoftInfoNCELoss(sentence_transformer, BM25Estimator(), rows) for name, rows in sets.items()}
+    assert len(train(losses, sets, per_device_train_batch_size=6).state.log_history) == 3
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_checkpoint(train, train_dataset, sentence_transformer):
+    loss = SoftInfoNCELoss(sentence_transformer, SentenceTransformerEstimator(), train_dataset)
+    train(loss, train_dataset, save_strategy="steps", save_steps=2, max_steps=2)
+    trainer = train(loss, train_dataset, max_steps=3, resume=True)
+    assert trainer.state.global_step == 3 and [entry["step"] for entry in trainer.state.log_history][:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
+def test_it_works_inside_matryoshka(kind, tuples, sentence_transformer, features_of):
+    model, train_dataset = without_dropout(sentence_transformer), with_rows(tuples)
+    loss = kind(model, BM25Estimator(**BM25), train_dataset)
+    features, labels = features_of(model, train_dataset, ROWS)
+    found = step(MatryoshkaLoss(model, loss, [32, 16]), features, labels)
+    embeddings = [torch.nn.functional.normalize(model(side)["sentence_embedding"], dim=-1) for side in features]
+    plain = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset)
+    sides = [[side[:, :width] for side in embeddings] for width in (32, 16)]
+    expected = sum(plain.compute_loss_from_embeddings(side, labels).item() for side in sides)
+    assert found[0] == pytest.approx(expected, abs=1e-5)
+
+
+class Constant(Estimator):
+    """All codes are equally similar, as an estimator of a user's own."""
+
+    def fit(self, dataset):
+        self.columns = dataset.column_names
+
+    def similarity(self, query_rows, code_rows):
+        return torch.zeros(len(query_rows), len(code_rows))
+
+
+def test_a_users_own_estimator(pairs, sentence_transformer, features_of):
+    train_dataset, estimator = with_rows(pairs), Constant()
+    loss = SoftInfoNCELoss(sentence_transformer.eval(), estimator, train_dataset, alpha=0.5)
+    value, _ = step(loss, *features_of(sentence_transformer, train_dataset, [2, 3, 4, 5]))
+    plain = SoftInfoNCELoss(sentence_transformer, None, train_dataset)
+    assert value == pytest.approx(step(plain, *features_of(sentence_transformer, train_dataset, [2, 3, 4, 5]))[0])
+    assert estimator.columns == ["docstring", "code"]
+
+
+def test_the_settings_that_have_an_effect_are_named(pairs, sentence_transformer):
+    def config(estimator=None, **options):
+        return SoftInfoNCELoss(sentence_transformer, estimator, with_rows(pairs), **options).get_config_dict()
+
+    common = {"duplicates": "mask", "negatives_meet": "all", "scale": 20.0, "similarity_fct": "cos_sim"}
+    common |= {"gather_across_devices": False}
+    assert config() == {"estimator": None, "loss": "info_nce"} | common
+    aware = config(BM25Estimator(**BM25), weighting="positive_aware", cancel="top_k", order_loss_weight=0.1)
+    assert aware == common | {
+        "estimator": "BM25Estimator",
+        "loss": "soft_info_nce",
+        "weighting": "positive_aware",
+        "margin": 0.0,
+        "temperature": 1.0,
+        "cancel": "top_k",
+        "cancel_k": 3,
+        "order_loss_weight": 0.1,
+        "order_loss_scale": 1.0,
+    }
+    kl = config(BM25Estimator(), loss="kl_regularization", clamp_negative_scores=True)
+    assert {"kl_weight", "infonce_weight", "clamp_negative_scores"} <= kl.keys() and "alpha" not in kl
+
+
+def test_a_data_set_without_twins_has_every_column(pairs):
+    assert with_rows(pairs)["label"][:] == list(range(24))
+    assert isinstance(with_rows(pairs), Dataset) and "label" not in pairs.column_names
