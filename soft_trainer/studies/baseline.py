@@ -149,44 +149,18 @@ def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: 
         SentenceTransformer,
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
-        losses,
     )
-    from sentence_transformers.util import mine_hard_negatives
 
-    device = str(args.device)
+    settings = {"device": str(args.device)}
+    settings["model_kwargs"] = {"attn_implementation": model.config._attn_implementation}
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
         export_encoder(model, tokenizer, profile, folder)
-        settings = {"device": device, "model_kwargs": {"attn_implementation": model.config._attn_implementation}}
         student = SentenceTransformer(folder, **settings)
         guide = SentenceTransformer(baseline.guide_model or folder, **settings)
     start = time.monotonic()
     if baseline.mined_negatives:
-        pairs = mine_hard_negatives(
-            pairs,
-            guide,
-            num_negatives=baseline.mined_negatives,
-            range_max=baseline.mined_ranks,
-            relative_margin=baseline.guide_margin,
-            sampling_strategy="random",
-            output_format="n-tuple",
-            batch_size=args.per_device_eval_batch_size,
-        )
-        if len(pairs) < args.per_device_train_batch_size:
-            raise UserError(f"mined_negatives: {len(pairs)} rows have enough; lower guide_margin or raise mined_ranks")
+        pairs = _with_negatives(pairs, guide, baseline, args)
     seconds = time.monotonic() - start
-    scale = profile.score_scale
-    if baseline.baseline == "gist":
-        loss = losses.CachedGISTEmbedLoss(
-            student,
-            guide,
-            temperature=1 / scale,
-            mini_batch_size=args.per_device_train_batch_size,
-            margin_strategy="relative",
-            margin=baseline.guide_margin,
-        )
-    else:
-        hardness = {"hardness_mode": baseline.hardness_mode, "hardness_strength": baseline.hardness_strength}
-        loss = losses.MultipleNegativesRankingLoss(student, scale=scale, **hardness)
     prompts = {COLUMNS[side]: getattr(profile, f"{side}_prefix") for side in SIDES}
     trainer = SentenceTransformerTrainer(
         student,
@@ -199,7 +173,40 @@ def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: 
             **{name: getattr(args, name) for name in SHARED},
         ),
         train_dataset=pairs,
-        loss=loss,
+        loss=_loss(student, guide, baseline, profile.score_scale, args.per_device_train_batch_size),
     )
     trainer.train()
     return student.transformers_model, trainer.state, seconds
+
+
+def _with_negatives(pairs: Dataset, guide, baseline: BaselineArguments, args) -> Dataset:
+    """The pairs that have enough negatives, with them."""
+    from sentence_transformers.util import mine_hard_negatives  # for the same reason
+
+    mined = mine_hard_negatives(
+        pairs,
+        guide,
+        num_negatives=baseline.mined_negatives,
+        range_max=baseline.mined_ranks,
+        relative_margin=baseline.guide_margin,
+        sampling_strategy="random",
+        output_format="n-tuple",
+        batch_size=args.per_device_eval_batch_size,
+    )
+    if len(mined) < args.per_device_train_batch_size:
+        raise UserError(
+            f"mined_negatives={baseline.mined_negatives}: {len(mined)} of {len(pairs)} queries have so many, fewer than "
+            "a batch; lower guide_margin or raise mined_ranks"
+        )
+    return mined
+
+
+def _loss(student, guide, baseline: BaselineArguments, scale: float, batch_size: int):
+    """The loss of sentence-transformers."""
+    from sentence_transformers import losses  # for the same reason
+
+    if baseline.baseline == "gist":
+        margin = {"margin_strategy": "relative", "margin": baseline.guide_margin}
+        return losses.CachedGISTEmbedLoss(student, guide, temperature=1 / scale, mini_batch_size=batch_size, **margin)
+    hardness = {"hardness_mode": baseline.hardness_mode, "hardness_strength": baseline.hardness_strength}
+    return losses.MultipleNegativesRankingLoss(student, scale=scale, **hardness)
