@@ -22,7 +22,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import members_of
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
-from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
+from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of, only_labelled
 from soft_trainer.training.checks import CHOICES, OBJECTIVE_OPTIONS, check_codes, check_weighting, make_objective
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.hard_batches import check_code_only
@@ -59,7 +59,7 @@ class SoftInfoNCELoss(nn.Module):
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)` or
             `SentenceTransformerEstimator()`, the model as it starts. None: InfoNCE. Several losses must not share one.
         train_dataset: the data set that `with_rows` gives, with the texts of queries, of codes, and then of own
-            negatives. The trainer gets the same one.
+            negatives. The trainer gets the same one. None: the only one that `with_rows` has made.
         scale: the factor on similarities.
         similarity_fct: Tensor[B, d] and Tensor[N, d] -> Tensor[B, N].
         gather_across_devices: take the codes of all processes as negatives.
@@ -74,7 +74,7 @@ class SoftInfoNCELoss(nn.Module):
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
-        >>> loss = SoftInfoNCELoss(model, BM25Estimator(), train_dataset)
+        >>> loss = SoftInfoNCELoss(model, BM25Estimator())
         >>> trainer = SentenceTransformerTrainer(model, args, train_dataset, loss=loss)
     """
 
@@ -82,7 +82,7 @@ class SoftInfoNCELoss(nn.Module):
         self,
         model: SentenceTransformer,
         estimator,
-        train_dataset: Dataset,
+        train_dataset: Dataset | None = None,
         *,
         scale: float = 20.0,
         similarity_fct: Callable[[Tensor, Tensor], Tensor] = cos_sim,
@@ -101,7 +101,7 @@ class SoftInfoNCELoss(nn.Module):
         if self.objective.needs_similarity and estimator is None:
             raise UserError(f"loss={self.objective.loss}, cancel={self.objective.cancel} needs an estimator")
         check_weighting(self.objective, estimator)
-        self.rows = LabelledRows.of(train_dataset)
+        self.rows = LabelledRows.of(only_labelled() if train_dataset is None else train_dataset)
         if self.objective.needs_similarity:
             check_code_only(estimator, self.rows.code_only)
             EstimatorCallback(estimator).fit(self.rows.rows)
@@ -228,7 +228,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         self,
         model: SentenceTransformer,
         estimator,
-        train_dataset: Dataset,
+        train_dataset: Dataset | None = None,
         *,
         mini_batch_size: int = 32,
         mini_batch_num_tokens: int | None = None,

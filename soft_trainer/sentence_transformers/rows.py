@@ -21,6 +21,7 @@ LABEL = "label"
 # sentence-transformers takes the first of these that a data set has as labels; all other columns are texts.
 LABEL_COLUMNS = (LABEL, "labels", "score", "scores")
 NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
+_LABELLED: dict[str, Dataset] = {}  # what `with_rows` has returned, by the fingerprint of what it was given
 
 
 def with_rows(train_dataset: Dataset) -> Dataset:
@@ -47,7 +48,24 @@ def with_rows(train_dataset: Dataset) -> Dataset:
             f"with_rows: the data set has a column {taken[0]!r} already; the loss takes row numbers in its place: "
             f"train_dataset.remove_columns({taken[0]!r})"
         )
-    return train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
+    labelled = train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
+    _LABELLED[train_dataset._fingerprint] = labelled
+    return labelled
+
+
+def only_labelled() -> Dataset:
+    """The data set that `with_rows` has made in this process.
+
+    Raises:
+        UserError: it has made none, or several.
+    """
+    if len(_LABELLED) != 1:
+        made = "several data sets" if _LABELLED else "none"
+        raise UserError(
+            f"SoftInfoNCELoss: with_rows has made {made}: train_dataset = with_rows(train_dataset), and give the loss "
+            "train_dataset=train_dataset"
+        )
+    return next(iter(_LABELLED.values()))
 
 
 @dataclass(frozen=True)

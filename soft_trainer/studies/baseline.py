@@ -195,8 +195,8 @@ def _with_negatives(pairs: Dataset, guide, baseline: BaselineArguments, args) ->
     )
     if len(mined) < args.per_device_train_batch_size:
         raise UserError(
-            f"mined_negatives={baseline.mined_negatives}: {len(mined)} of {len(pairs)} queries have so many, fewer than "
-            "a batch; lower guide_margin or raise mined_ranks"
+            f"mined_negatives={baseline.mined_negatives}: {len(mined)} of {len(pairs)} queries have so many, less "
+            "than a batch; lower guide_margin or raise mined_ranks"
         )
     return mined
 

@@ -8,13 +8,19 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.sentence_transformers import with_rows
+from soft_trainer.sentence_transformers import rows, with_rows
+
+
+@pytest.fixture(autouse=True)
+def nothing_labelled(monkeypatch):
+    """Every test is a program of its own for `with_rows`."""
+    monkeypatch.setattr(rows, "_LABELLED", {})
 
 
 @pytest.fixture(scope="session")
 def long_profile(profile):
     """The profile of the tests with lengths that cut no text."""
-    return profile.replace(query_length=64, code_length=64)
+    return profile.replace(query_length=32, code_length=32)
 
 
 @pytest.fixture(scope="session")

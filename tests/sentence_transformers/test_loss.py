@@ -12,6 +12,7 @@ from sentence_transformers.util import dot_score
 
 from soft_trainer import BM25Estimator, Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.sentence_transformers import (
     CachedSoftInfoNCELoss,
@@ -291,6 +292,16 @@ def test_the_script_of_the_documentation_runs(pairs, encoder_folder, tmp_path, m
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     exec(script.replace("sentence-transformers/all-MiniLM-L6-v2", str(encoder_folder)), {})
     assert (tmp_path / "out" / "final" / "model.safetensors").exists()
+
+
+def test_without_a_data_set_it_takes_the_only_one_with_row_numbers(pairs, sentence_transformer):
+    with_rows(pairs)
+    with_rows(pairs)  # a cell of a notebook that is run twice
+    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator())
+    assert loss.rows.rows["docstring"][:] == pairs[pairs.column_names[0]][:]
+    with_rows(pairs.select(range(12)))
+    with pytest.raises(UserError, match="with_rows has made several data sets"):
+        SoftInfoNCELoss(sentence_transformer, BM25Estimator())
 
 
 @pytest.mark.slow
