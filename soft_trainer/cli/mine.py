@@ -11,7 +11,8 @@ import argparse
 import sys
 
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.tree import MAX_FILE_BYTES, RULES, mine_to, mining_table
+from soft_trainer.mining.source_files import MAX_FILE_BYTES
+from soft_trainer.mining.tree import RULES, mine_to, mining_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

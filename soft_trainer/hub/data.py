@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, DatasetInfo
+from datasets import Dataset, DatasetDict, DatasetInfo, Features
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments
-from soft_trainer.data.codesearchnet import FEATURES, HUB_SPLITS
+from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.errors import UserError
 from soft_trainer.files import reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import PUSHED_ROWS, check_push, push_folder
@@ -61,19 +61,27 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
     """Writes `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
 
+    Where a split has `negatives`, all of them get the column.
+
     Raises:
         UserError: the disk is full or the folder cannot be written.
     """
     folder = Path(folder)
     with reporting_disk_errors(folder):
-        write_rows({split: _complete(rows) for split, rows in data.items()}, folder)
+        columns = _features(data)
+        write_rows({split: _complete(rows, columns) for split, rows in data.items()}, folder)
         write_text(folder / "README.md", str(data_card(data, arguments)))
     return folder
 
 
-def _complete(rows: Dataset) -> Iterator[dict]:
-    """Yields the rows with every column of FEATURES; a missing one is None."""
-    return ({name: row.get(name) for name in FEATURES} for row in rows)
+def _features(data: DatasetDict) -> Features:
+    """The columns of the files."""
+    return FILE_FEATURES if any("negatives" in rows.column_names for rows in data.values()) else FEATURES
+
+
+def _complete(rows: Dataset, columns: Iterable[str]) -> Iterator[dict]:
+    """Yields the rows with every one of the columns; a missing one is None."""
+    return ({name: row.get(name) for name in columns} for row in rows)
 
 
 def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
@@ -91,6 +99,7 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
         split=split,
         repositories=len(repositories),
         largest=", ".join(f"{name} ({count:,})" for name, count in repositories.most_common(LARGEST)),
+        negatives="negatives" in _features(data),
         rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
     )
 
@@ -104,5 +113,5 @@ def _header(data: DatasetDict, languages: list[str]) -> DatasetCardData:
         tags=["code-search", "soft-infonce", *languages],
         configs=[{"config_name": "default", "data_files": files}],
     )
-    DatasetInfosDict({"default": DatasetInfo(features=FEATURES)}).to_dataset_card_data(header)
+    DatasetInfosDict({"default": DatasetInfo(features=_features(data))}).to_dataset_card_data(header)
     return header

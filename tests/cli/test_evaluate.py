@@ -8,6 +8,7 @@ from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.cli.evaluate import training_arguments
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.studies.report.records import find_runs
 
 HERE = ["--language", "python", "--use_cpu", "true", "--disable_tqdm", "true"]
 
@@ -64,6 +65,12 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(
     assert load_ranks(tmp_path / "out/ranks-test-trained.parquet").ranks.tolist() == expected.ranks.tolist()
     record = json.loads((tmp_path / "out/run.json").read_text())
     assert record["base_model"] == encoder_dir and "loss" not in record and "training" not in record
+    # Nothing was trained, so a report has no row for it.
+    with pytest.raises(UserError, match="measured by `soft-trainer evaluate`, not trained; `soft-trainer compare`"):
+        find_runs([tmp_path / "out"])
+    capsys.readouterr()
+    assert run_command(["compare", str(tmp_path / "out"), str(tmp_path / "out")]) == 0
+    assert "delta MRR +0.0000" in capsys.readouterr().out
 
     assert run_command([*words, "--lexical", "true"]) == 0  # the same again
     with pytest.raises(UserError, match="holds another run .code_length was None, is 8"):

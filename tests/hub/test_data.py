@@ -48,6 +48,23 @@ def test_what_is_written_is_read_again(arguments, data_dir, tmp_path):
     assert (write_data(data, arguments, tmp_path / "again") / "train.jsonl.gz").read_bytes() == first
 
 
+def test_negatives_of_a_row_are_pushed_and_read_again(here, arguments, data_dir, tmp_path):
+    folder = Path(shutil.copytree(data_dir, tmp_path / "rows"))
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    for row in rows[1:3]:
+        row["negatives"] = [rows[0]["url"], "def wrong(): pass"]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = write_data(load_folder(folder), arguments, tmp_path / "written")
+    push_folder(written, REPO, WRITE_TOKEN, repo_type="dataset")
+    assert "| negatives " in (written / "README.md").read_text()
+    loaded = load_hub(REPO, "python")
+    assert loaded["train"]["negatives"][1:4] == [rows[1]["negatives"], rows[1]["negatives"], None]
+    assert "negatives" not in loaded["test"].column_names
+    theirs = datasets.load_dataset(str(written))
+    assert theirs["train"][2]["negatives"] == rows[2]["negatives"]
+    assert theirs["codebase"]["negatives"][:] == [None] * 24
+
+
 def test_the_card_says_what_the_rows_are(arguments, data_dir, tmp_path):
     card = DatasetCard.load(write_data(load_folder(data_dir), arguments, tmp_path / "rows") / "README.md")
     assert card.data.language == ["code"] and {"python", "code-search"} <= set(card.data.tags)
@@ -67,7 +84,7 @@ def test_the_card_says_what_the_rows_are(arguments, data_dir, tmp_path):
         "--dataset_name ann/rows --language python",
     ):
         assert words in card.text, words
-    assert str(data_dir) not in card.content
+    assert str(data_dir) not in card.content and "negatives" not in card.content
 
 
 @pytest.mark.parametrize("compressed", [True, False], ids=["as pushed by a run", "a folder pushed as it is"])

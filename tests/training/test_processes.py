@@ -14,7 +14,7 @@ from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.hub.export import export_encoder
 
 WORKER = Path(worker.__file__)
-LIMIT = 60  # seconds for a case
+LIMIT = 300  # seconds for a case
 LORA = {"lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 # Name -> options; "batch" is the global batch.
 CASES = {

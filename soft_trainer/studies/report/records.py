@@ -82,7 +82,10 @@ def read_run(folder: Path) -> ReportedRun:
     if not path.is_file():
         raise UserError(f"not finished: it has ranks but no {RECORD}")
     record = _read_json(path)
-    if missing := [name for name in _NEEDED if name not in record]:
+    missing = [name for name in _NEEDED if name not in record]
+    if missing == ["loss", "training"]:
+        raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
+    if missing:
         raise UserError(f"{path.name} is not that of a code-search run: it lacks {', '.join(missing)}")
     if not (isinstance(record["loss"], dict) and record["loss"].get("loss") and isinstance(record["training"], dict)):
         raise UserError(f"{path.name}: loss and training must be tables")
