@@ -112,13 +112,13 @@ def test_the_quickstart_trains_and_its_encoder_finds_functions(quickstart, insta
     numbers = json.loads((quickstart / "all_results.json").read_text())
     assert 0 < numbers["test_mrr"] <= 1 and numbers["test_lexical_mrr"] > 0.2
     shown = [block for block in _python_blocks() if "outputs/quickstart" in block]
-    assert shown, "the README shows no search with the quickstart's encoder"
+    assert shown, "docs/training.md shows no search with the quickstart's encoder"
     for block in shown:
         assert installed.run("python", "-c", block).stdout.strip()
 
 
 def _python_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_an_encoder_is_measured_and_reported(quickstart, installed):
