@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from soft_trainer.arguments import SoftInfoNCEOptions, parse, read_recipe
+from soft_trainer.hub.export import export_encoder
 
 ROOT = Path(__file__).parents[1]
 LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
@@ -76,8 +77,11 @@ def test_a_launch_recipe_is_one_that_accelerate_takes(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RUNS, ids=name)
-def test_a_recipe_trains(path, script, data_dir, tmp_path):
+def test_a_recipe_trains(path, script, data_dir, tmp_path, model, tokenizer, profile):
     options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "language": "python"}
+    if read_recipe(path).get("estimator") == "initial_model":  # needs an encoder that knows something
+        encoder = export_encoder(model, tokenizer, profile, tmp_path / "encoder")
+        options |= {"from_scratch": "", "model_name_or_path": encoder, "estimator_cache_dir": tmp_path / "rows"}
     code, lines = script(config=path, **options)
     assert code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
