@@ -40,9 +40,12 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
     from soft_trainer.training.checks import check_before_loading
+    from soft_trainer.training.default_recipe import take_default_recipe
     from soft_trainer.training.refused_options import check_options
 
     check_options(args)
+    profile = build_profile(model_args)
+    take_default_recipe(model_args, data_args, args, profile)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
@@ -52,7 +55,6 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     if checkpoint is None:
         check_output_dir(model_args, data_args, args)
     check_pushes(data_args, args)
-    profile = build_profile(model_args)
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
     with args.main_process_first(desc="loading data"):
         needed = needed_splits(data_args, args, bool(model_args.from_scratch))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import json
 import sys
@@ -11,18 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.encoders.options import PretrainedOptions
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
+from soft_trainer.recipe_files import read_recipe, recipe_path
 from soft_trainer.terminal import nearest
 
-# A wheel has the recipes inside the package, a checkout beside it.
-_PACKAGE = Path(__file__).parent
-RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 SMALLEST_VOCABULARY = 300  # the 256 bytes and the special tokens
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -109,7 +105,7 @@ class DataArguments:
     estimator: str | None = option(
         "bm25",
         "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder as it starts), none, a "
-        "mixture a+b, or module:Class.",
+        "mixture a+b, or module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
     )
     estimator_model: str | None = option(
         None, "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
@@ -291,7 +287,7 @@ def parse(
 
     What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
     names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
-    package.
+    package. Each instance has an attribute `given`, the names of the options that somebody gave.
 
     Raises:
         UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
@@ -313,6 +309,10 @@ def parse(
         raise UserError(str(error)) from error
     if rest:
         raise UserError(f"unknown option {rest[0]}{nearest(rest[0].lstrip('-').split('=')[0], known)}")
+    words = (word for word in (*as_argv(options), *argv) if word.startswith("--"))
+    given = frozenset(word.removeprefix("--").split("=")[0] for word in words)
+    for instance in parsed:
+        instance.given = given
     return tuple(parsed[: len(dataclass_types)])
 
 
@@ -332,39 +332,6 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentPars
     parser.add_argument("--config", help="YAML file or name of a recipe; options on the command line win.")
     parser.error = _raise
     return parser
-
-
-def recipe_path(name: str | Path) -> Path:
-    """The file of a recipe: `name` if there is such a file, else the recipe of the package with this name.
-
-    Raises:
-        UserError: neither; the message lists the names that are near.
-    """
-    for path in (Path(name), RECIPES / f"{str(name).removesuffix('.yaml')}.yaml"):
-        if path.is_file():
-            return path
-    files = (file for file in sorted(RECIPES.rglob("*.yaml")) if file.parent.name != "accelerate")
-    names = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in files]
-    near = difflib.get_close_matches(str(name), names, n=5) or [key for key in names if str(name) in key.split("/")]
-    listed = f"near are {', '.join(near)}" if near else f"there are {', '.join(names)}"
-    raise UserError(f"{name}: neither a file nor the name of a recipe; {listed}")
-
-
-def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """The options of a recipe, those of its `base` first; `readers` are the recipes that it is a base of."""
-    path = Path(path)
-    if path.resolve() in readers:
-        raise UserError(f"{path}: is its own base")
-    try:
-        options = yaml.safe_load(path.read_text()) or {}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(options, dict):
-        raise UserError(f"{path}: a mapping of options is expected")
-    base = options.pop("base", None)
-    return {**(read_recipe(path.parent / base, (*readers, path.resolve())) if base else {}), **options}
 
 
 def _take_config(argv: list[str]) -> str | None:

@@ -28,7 +28,7 @@ ORDER = [
     ("objective",),
     ("losses", "weights"),
     ("metrics",),
-    ("files",),
+    ("files", "recipe_files"),
     ("terminal",),
     ("distributed",),
     ("errors",),

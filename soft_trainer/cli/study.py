@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if unset:
         raise UserError(f"set {unset[0]}: write OPTION=VALUE")
     # Imported here, so that --help does not wait for torch.
-    from soft_trainer.arguments import recipe_path
+    from soft_trainer.recipe_files import recipe_path
     from soft_trainer.studies import plan
     from soft_trainer.studies.execution import Stopped
     from soft_trainer.studies.grid import read_study

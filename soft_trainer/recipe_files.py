@@ -1,0 +1,47 @@
+"""Recipes: YAML files of options, in the package or anywhere else."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import yaml
+
+from soft_trainer.errors import UserError
+
+# A wheel has the recipes inside the package, a checkout beside it.
+_PACKAGE = Path(__file__).parent
+RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
+
+
+def recipe_path(name: str | Path) -> Path:
+    """The file of a recipe: `name` if there is such a file, else the recipe of the package with this name.
+
+    Raises:
+        UserError: neither; the message lists the names that are near.
+    """
+    for path in (Path(name), RECIPES / f"{str(name).removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    files = (file for file in sorted(RECIPES.rglob("*.yaml")) if file.parent.name != "accelerate")
+    names = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in files]
+    near = difflib.get_close_matches(str(name), names, n=5) or [key for key in names if str(name) in key.split("/")]
+    listed = f"near are {', '.join(near)}" if near else f"there are {', '.join(names)}"
+    raise UserError(f"{name}: neither a file nor the name of a recipe; {listed}")
+
+
+def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
+    """The options of a recipe, those of its `base` first; `readers` are the recipes that it is a base of."""
+    path = Path(path)
+    if path.resolve() in readers:
+        raise UserError(f"{path}: is its own base")
+    try:
+        options = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(options, dict):
+        raise UserError(f"{path}: a mapping of options is expected")
+    base = options.pop("base", None)
+    return {**(read_recipe(path.parent / base, (*readers, path.resolve())) if base else {}), **options}
