@@ -246,3 +246,8 @@ def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, traine
     [warning] = warnings_of(trainer_of(arguments={"model": model}))
     assert "revision v2 of its base" in warning
     assert not warnings_of(trainer_of(arguments={"model": model}, merge_lora=True))
+
+
+def test_a_profile_of_a_wrong_type(trainer_of):
+    with pytest.raises(UserError, match="encoder='mean': must be a profile"):
+        trainer_of(arguments={"encoder": "mean"})
