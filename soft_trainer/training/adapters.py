@@ -149,6 +149,8 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
 def _check_same_settings(model: PreTrainedModel, saved: dict, checkpoint: str) -> None:
     """Refuses settings that leave the shapes of the weights as they are; the weights themselves show the others."""
     config = model.peft_config[active_adapter(model)]
+    if saved.get("r") != getattr(config, "r", None):
+        return  # alpha follows r, and the message about the weights names both ranks
     for name in ("lora_alpha", "lora_dropout", "use_rslora"):
         value = getattr(config, name, None)
         if name in saved and saved[name] != value:
