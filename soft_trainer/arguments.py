@@ -301,6 +301,7 @@ def parse(
     for key in options:
         if key not in known:
             raise UserError(f"{recipe}: unknown option {key!r}{nearest(str(key), known)}")
+    options = {key: _as_one_text(parser, key, value) for key, value in options.items()}
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(
             [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
@@ -354,6 +355,12 @@ def as_argv(options: dict) -> list[str]:
         if value is not None:
             argv += [f"--{key}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
     return argv
+
+
+def _as_one_text(parser: argparse.ArgumentParser, key: str, value):
+    """A list joined by commas for an option that takes one text; any other value as it is."""
+    takes_one = parser._option_string_actions[f"--{key}"].nargs is None
+    return ",".join(map(_word, value)) if isinstance(value, list) and takes_one else value
 
 
 def _word(value) -> str:

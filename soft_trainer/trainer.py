@@ -22,7 +22,7 @@ from soft_trainer.encoders.encoding import encode, prompt_length
 from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
 from soft_trainer.encoders.pooling import score
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profile, resolve_profile
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
@@ -95,6 +95,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
+        check_profile(encoder)
         model, self.encoder = plain_encoder(model), encoder
         self.estimator_callback = find_estimator_callback(callbacks)
         self.codebase = as_row_sets(codebase, "codebase")

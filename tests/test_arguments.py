@@ -85,6 +85,10 @@ def test_a_recipe_sets_options_of_every_kind(recipe):
     assert read("--config", path) == (Colours("red", None, ["a", "b"]), Sizes(7, 0.001, True, False))
 
 
+def test_a_list_is_joined_for_an_option_that_takes_one_text(recipe):
+    assert read("--config", recipe("ink: [16, 8]\nnames: [a, b]\n"))[0] == Colours("16,8", None, ["a", "b"])
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_the_command_line_wins_wherever_the_recipe_is_named(recipe, place):
     words = [["--width", "9", "--frame", "false"], [f"--config={recipe('width: 7')}"]]

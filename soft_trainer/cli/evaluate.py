@@ -94,6 +94,7 @@ def _measure(
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer import SoftInfoNCETrainer, distributed
     from soft_trainer.data.sources import load_data, needed_splits
+    from soft_trainer.encoders.transformer import profile_warnings
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.files import write_results
@@ -109,6 +110,8 @@ def _measure(
     tokenizer = build_tokenizer(model_args, profile, None)
     model = build_model(model_args, profile, tokenizer)
     trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
+    for warning in profile_warnings(trainer.model, profile):
+        print_on_main(warning)
     run = Run(trainer, data, model_args, data_args, {}, sets)
     run.measure("trained")
     if data_args.lexical:

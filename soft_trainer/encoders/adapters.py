@@ -61,6 +61,20 @@ def base_name(model: PreTrainedModel) -> str:
     return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
 
+def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
+    """Refuses to save an adapter into the folder of its own base; `option` names the folder in the message.
+
+    Raises:
+        UserError: saving would delete or change the base.
+    """
+    base = base_name(model)
+    if folder and base and Path(base).is_dir() and Path(base) == Path(folder).resolve():
+        raise UserError(
+            f"{option}{folder}: it is the folder of the adapter's base, which saving would delete: write to another "
+            "folder"
+        )
+
+
 # ---- Adapters in a model ----
 
 
@@ -119,7 +133,7 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    if not wanted:
+    if wanted is None:
         usual = USUAL.get(model.config.model_type, ALL_LINEAR)
         return usual if isinstance(usual, str) or all(_matches(name, linear) for name in usual) else ALL_LINEAR
     names = [name.strip() for name in wanted.split(",")]

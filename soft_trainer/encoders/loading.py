@@ -19,7 +19,7 @@ from soft_trainer.encoders.lora import import_peft, reading_base, saved_adapter
 from soft_trainer.encoders.matryoshka import check_dims, shorten
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import no_tokenizer, reading, repository_file
+from soft_trainer.encoders.repository import no_tokenizer, read_json, reading, repository_file
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.encoders.transformer import check_model, load_transformer
 from soft_trainer.errors import UserError
@@ -94,7 +94,8 @@ def load_encoder(
         revision: branch, tag or commit on the Hub.
         device: where to run; by default the accelerator if there is one, else the CPU.
         trust_remote_code: run the code that comes with the model. Read it first.
-        truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it.
+        truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. Default:
+            the number that the files of sentence-transformers have, or all.
 
     Raises:
         UserError: there is no such folder or repository, no tokenizer or no safetensors weights in it, no profile can
@@ -115,8 +116,16 @@ def load_encoder(
         merge_adapter(model)
     check_model(model, profile)
     check_dims([truncate_dim] if truncate_dim is not None else [], model.config.hidden_size, "truncate_dim")
+    if truncate_dim is None:
+        truncate_dim = _saved_truncate_dim(name_or_path, revision)
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
+
+
+def _saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
+    """The number of dimensions that sentence-transformers would keep of every embedding; None for all."""
+    path = repository_file(name_or_path, "config_sentence_transformers.json", revision, expected=False)
+    return read_json(path).get("truncate_dim") if path else None
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:

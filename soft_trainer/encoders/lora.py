@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from soft_trainer.encoders.repository import repository_file
+from soft_trainer.encoders.repository import read_json, repository_file
 from soft_trainer.errors import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's names
@@ -47,6 +46,9 @@ class LoraOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name}={value}: must be 1 or more")
+        modules = self.lora_target_modules
+        if modules is not None and not all(name.strip() for name in modules.split(",")):
+            raise UserError(f"lora_target_modules={modules}: a name is empty")
         if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
             raise UserError(f"lora_dropout={self.lora_dropout}: must be from 0 to below 1")
 
@@ -69,15 +71,19 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> Save
     """Returns the adapter at `name_or_path`, or None for a model with all its weights.
 
     Raises:
-        UserError: there is no such folder, repository or revision, or the adapter does not name its base.
+        UserError: there is no such folder, repository or revision, or the adapter does not name its base or names
+            itself.
     """
     path = repository_file(name_or_path, CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if not values.get("base_model_name_or_path"):
+    values = read_json(path)
+    base, base_revision = values.get("base_model_name_or_path"), values.get("revision")
+    if not base:
         raise UserError(f"{name_or_path}: {CONFIG} has no base_model_name_or_path; name the base there")
-    return SavedAdapter(path.parent, values["base_model_name_or_path"], values.get("revision"))
+    if Path(base).resolve() == Path(name_or_path).resolve() and (Path(base).is_dir() or base_revision == revision):
+        raise UserError(f"{name_or_path}: {CONFIG} names the adapter itself as its base; name the base there")
+    return SavedAdapter(path.parent, base, base_revision)
 
 
 def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
@@ -100,8 +106,8 @@ def reading_base(name_or_path: str | Path) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(
-            f"{name_or_path}: it is an adapter, and its base cannot be loaded: {error}; base_model_name_or_path in "
-            f"{CONFIG} names the base"
+            f"{name_or_path}: it is an adapter, and its base cannot be loaded: {error}; change "
+            f"base_model_name_or_path in {CONFIG} to its new folder"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -17,11 +18,13 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
     Raises:
         UserError: not a whole number, a number below 1, or one that is there twice.
     """
-    words = [] if value is None else value.split(",") if isinstance(value, str) else list(value)
+    words = [] if value is None else value.split(",") if isinstance(value, str) else value
     try:
-        dims = [int(word) for word in words]
+        dims = [_whole_number(word) for word in words]
     except (TypeError, ValueError):
-        raise UserError(f"matryoshka_dims={value}: expected are whole numbers by comma, such as 768,256,64") from None
+        raise UserError(
+            f"matryoshka_dims={value}: whole numbers separated by commas are expected, such as 768,256,64"
+        ) from None
     for dim in dims:
         if dim < 1:
             raise UserError(f"matryoshka_dims={value}: {dim} is not a number of dimensions, which is 1 or more")
@@ -30,15 +33,26 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
     return tuple(sorted(dims, reverse=True))
 
 
+def _whole_number(value) -> int:
+    """Reads a number or a word; a boolean or a fraction is no number of dimensions."""
+    if isinstance(value, bool):
+        raise TypeError(value)
+    return int(value) if isinstance(value, str) else operator.index(value)
+
+
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
     """Refuses dimensions that an embedding of `hidden_size` does not have; `option` names them.
 
     Raises:
-        UserError: names the largest that works.
+        UserError: names the smallest and the largest that work.
     """
-    wrong = [dim for dim in dims if not 1 <= dim <= hidden_size]
-    if wrong:
-        raise UserError(f"{option}={wrong[0]}: the embeddings of this encoder have {hidden_size} dimensions")
+    for dim in dims:
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise UserError(f"{option}={dim!r}: must be a whole number from 1 to {hidden_size}")
+        if dim < 1:
+            raise UserError(f"{option}={dim}: must be 1 or more")
+        if dim > hidden_size:
+            raise UserError(f"{option}={dim}: the embeddings of this encoder have {hidden_size} dimensions")
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.lora import base_of
 from soft_trainer.encoders.positions import most_tokens
-from soft_trainer.encoders.repository import published_name, repository_file
+from soft_trainer.encoders.repository import published_name, read_json, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
 
@@ -67,8 +67,8 @@ class EncoderProfile:
                 f"query_length={self.query_length}, code_length={self.code_length}, "
                 f"data_flow_length={self.data_flow_length}: lengths are at least 3 tokens, data flow at least 0"
             )
-        if not self.score_scale > 0:
-            raise UserError(f"score_scale={self.score_scale}: must be above 0")
+        if not 0 < self.score_scale < math.inf:
+            raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
         if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
             reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
             raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
@@ -107,9 +107,19 @@ class EncoderProfile:
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
         """Reads the profile that `save` wrote at `path` (the file, not the folder)."""
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = read_json(path)
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
+
+
+def check_profile(profile) -> None:
+    """Refuses anything but a profile, or None for the one that is known from the model.
+
+    Raises:
+        UserError: shows a profile.
+    """
+    if profile is not None and not isinstance(profile, EncoderProfile):
+        raise UserError(f"encoder={profile!r}: must be a profile, such as EncoderProfile(pooling='mean')")
 
 
 COSINE_SCALE = 20.0
@@ -198,11 +208,11 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
     """Translates the files of sentence-transformers into a profile."""
 
-    def read(file: str) -> dict:
+    def read(file: str, kind: type = dict):
         path = repository_file(name_or_path, file, revision)
-        return json.loads(path.read_text()) if path else {}
+        return read_json(path, kind) if path else kind()
 
-    modules = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in read("modules.json")}
+    modules = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in read("modules.json", list)}
     transformer, settings = read("sentence_bert_config.json"), read("config_sentence_transformers.json")
     prompts = settings.get("prompts") or {}
     pooling_config = read(f"{modules['Pooling']}/config.json") if "Pooling" in modules else {}

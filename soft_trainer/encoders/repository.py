@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import textwrap
@@ -60,6 +61,21 @@ def repository_file(
     return None
 
 
+def read_json(path: str | Path, kind: type = dict):
+    """Reads a JSON file whose content is a `kind`: a mapping, or a list.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(values, kind):
+        raise UserError(f"{path}: a {'list' if kind is list else 'mapping'} is expected, not {values!r:.40}")
+    return values
+
+
 @contextmanager
 def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
     """Turns an error from reading a folder or repository into a one-line UserError.
@@ -71,7 +87,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
         yield
     except UserError:
         raise
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
 
 
@@ -85,8 +101,13 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
             "neither a folder here nor a repository on the Hub that may be read; check the name, "
             "and for a private or gated one set HF_TOKEN"
         )
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    configs = ("config.json", "adapter_config.json")
+    if folder.is_dir() and not any((folder / name).is_file() for name in configs):
         return "no config.json in it, so it is not the folder of a model; check the name"
+    if isinstance(error, KeyError):
+        return f"{error} in its files is unknown to this release"
+    if "`attn_implementation=" in str(error):
+        return "its model has no such attn_implementation; use eager, sdpa or flash_attention_2"
     if "trust_remote_code" in str(error):
         return (
             "its code comes with the model and runs only if you say so: read it, then give --trust_remote_code true "

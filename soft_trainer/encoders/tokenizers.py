@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
 
 
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
-    """Changes a tokenizer for `profile`: prefix tokens, padding token and side of the cut. No id is added.
+    """Changes a tokenizer for `profile`: prefix tokens, padding token, sides of padding and cut. No id is added.
 
     Raises:
         UserError: the vocabulary lacks a prefix token, there is no token to pad with, or a prompt fills the length.
     """
     register_prefix_tokens(tokenizer, profile)
     add_padding_token(tokenizer)
+    # Absolute positions count the padding on the left too. The saved tokenizer pads on the right in every library.
+    tokenizer.padding_side = "right"
     for side in ("query", "code"):
         prefix, length = getattr(profile, f"{side}_prefix"), getattr(profile, f"{side}_length")
         if not prefix:
@@ -52,16 +54,21 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
 def register_prefix_tokens(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
     """Makes every `<token>` of the profile's prefixes a special token, with the id that the vocabulary gives it.
 
+    A tag that the vocabulary lacks stays text, unless the named profile needs it.
+
     UniXcoder's `<encoder-only>` is an ordinary entry of its vocabulary, which byte-level BPE never reaches from text.
     No id is added, so the model keeps its size.
 
     Raises:
-        UserError: the vocabulary has no such entry.
+        UserError: the vocabulary lacks an entry that the named profile needs.
     """
+    needed = PROFILES[profile.name].prefix_tokens if profile.name in PROFILES else ()
     for token in profile.prefix_tokens:
         if token in tokenizer.all_special_tokens:
             continue
         if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):
+            if token not in needed:
+                continue
             raise UserError(
                 f"the prefix of profile {profile.name!r} has {token}, which the vocabulary of "
                 f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"

@@ -15,6 +15,8 @@ from soft_trainer.encoders.positions import check_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 
+MISSING_WEIGHTS = "_missing_weights"  # attribute of a loaded model: the weights that its files lack
+
 
 def load_config(name_or_path: str | Path, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
     """Loads the configuration of a model."""
@@ -49,16 +51,19 @@ def load_transformer(
     options = {"attn_implementation": attn_implementation} if attn_implementation else {}
     has_class = type(config) in MODEL_MAPPING
     model_class = MODEL_MAPPING[type(config)] if has_class else _remote_class(config, name_or_path, revision)
-    return _auto_class(config).from_pretrained(
+    model, report = _auto_class(config).from_pretrained(
         name_or_path,
         config=config,
         revision=revision or "main",
         dtype=highest if dtype is None else getattr(torch, dtype),
         use_safetensors=True,
         trust_remote_code=bool(trust_remote_code),
+        output_loading_info=True,
         **options,
         **pooling_layer(model_class, profile),
     )
+    setattr(model, MISSING_WEIGHTS, tuple(sorted(report["missing_keys"])))
+    return model
 
 
 def _auto_class(config: PretrainedConfig) -> type:
@@ -108,6 +113,22 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
         raise UserError(
             f"attn_implementation={config._attn_implementation}: takes no mask for data flow; use sdpa or eager"
         )
+
+
+def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
+    """Returns lines about settings of a profile that work with the model, but hardly as intended."""
+    warnings = []
+    if profile.pooling == "cls" and is_causal(model):
+        warnings.append(
+            f"warning: pooling=cls: {type(model).__name__} is a decoder, whose first token sees no other, so all "
+            "texts with the same first token have the same embedding; use --pooling last_token"
+        )
+    if not profile.include_prompt:
+        if profile.pooling == "last_token":
+            warnings.append("warning: include_prompt=False has no effect: pooling=last_token reads no prompt's token")
+        elif not (profile.query_prefix or profile.code_prefix):
+            warnings.append("warning: include_prompt=False has no effect without --query_prompt or --code_prompt")
+    return warnings
 
 
 def is_causal(model: torch.nn.Module) -> bool:

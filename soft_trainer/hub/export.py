@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from soft_trainer.encoders.adapters import has_adapter, merge_adapter, save_adapter
+from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, merge_adapter, save_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.transformer import pooling_layer
 from soft_trainer.files import reporting_disk_errors, write_json
@@ -50,9 +50,11 @@ def export_encoder(
         `folder` as a path.
 
     Raises:
-        UserError: the disk is full or the folder cannot be written.
+        UserError: the disk is full, the folder cannot be written, or it is that of the adapter's base.
     """
     folder = Path(folder)
+    if has_adapter(model):
+        check_apart_from_base(model, folder)
     with reporting_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:

@@ -11,10 +11,13 @@ from soft_trainer.encoders.adapters import (
     active_adapter,
     adapter_state,
     base_name,
+    check_apart_from_base,
     has_adapter,
     set_adapter_state,
 )
-from soft_trainer.encoders.lora import WEIGHTS, LoraOptions, import_peft, saved_adapter
+from soft_trainer.encoders.lora import CONFIG, WEIGHTS, LoraOptions, import_peft, saved_adapter
+from soft_trainer.encoders.repository import read_json
+from soft_trainer.encoders.transformer import MISSING_WEIGHTS
 from soft_trainer.errors import UserError
 
 
@@ -63,8 +66,9 @@ def check_adapter(model: PreTrainedModel, args) -> None:
             "model: its adapter is frozen, as AutoModel loads it: load the base, then model.load_adapter(FOLDER, "
             "is_trainable=True), or make it trainable with requires_grad_"
         )
+    check_apart_from_base(model, args.output_dir, "output_dir=")
     saved = adapter_state(model)
-    own = (f".modules_to_save.{name}", f".{name}")
+    own = (f".modules_to_save.{name}", f".{name}.weight", f".{name}")  # DoRA's magnitudes are saved without ".weight"
     unsaved = [
         parameter
         for parameter in trained
@@ -80,6 +84,12 @@ def check_adapter(model: PreTrainedModel, args) -> None:
         raise UserError("merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training")
     if merge:
         return
+    missing = [weight for weight in getattr(model, MISSING_WEIGHTS, ()) if weight not in saved]
+    if missing:
+        raise UserError(
+            f"model: its base has no {missing[0]}, so it starts at random, and an adapter does not save it: set "
+            f"--merge_lora true{', or --pooling mean' if missing[0].startswith('pooler.') else ''}"
+        )
     base = base_name(model)
     if not base:
         raise UserError(
@@ -118,10 +128,10 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
 
 
 def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
-    """Refuses to resume a full training with an adapter, or the other way round.
+    """Refuses to resume a full training with an adapter, the other way round, or an adapter with other settings.
 
     Raises:
-        UserError: says which it is.
+        UserError: says what differs.
     """
     if checkpoint is None:
         return
@@ -131,6 +141,22 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     sharded = any(Path(checkpoint).glob("pytorch_model_fsdp*"))
     if has_adapter(model) and not saved and not sharded:
         raise UserError(f"{checkpoint}: it holds no adapter; resume it without the options of LoRA")
+    config = Path(checkpoint) / CONFIG
+    if has_adapter(model) and config.is_file():
+        _check_same_settings(model, read_json(config), checkpoint)
+
+
+def _check_same_settings(model: PreTrainedModel, saved: dict, checkpoint: str) -> None:
+    """Refuses settings that leave the shapes of the weights as they are; the weights themselves show the others."""
+    config = model.peft_config[active_adapter(model)]
+    if saved.get("r") != getattr(config, "r", None):
+        return  # alpha follows r, and the message about the weights names both ranks
+    for name in ("lora_alpha", "lora_dropout", "use_rslora"):
+        value = getattr(config, name, None)
+        if name in saved and saved[name] != value:
+            raise UserError(
+                f"{checkpoint}: its adapter has {name}={saved[name]}, not {value}; resume it with the same"
+            )
 
 
 def load_checkpoint_adapter(model: PreTrainedModel, checkpoint: str | Path) -> None:

@@ -23,7 +23,7 @@ from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.encoders.matryoshka import check_dims, parse_dims
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.tokenizers import add_padding_token
-from soft_trainer.encoders.transformer import is_causal
+from soft_trainer.encoders.transformer import profile_warnings
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.mixture import MixtureEstimator
@@ -103,11 +103,7 @@ def warnings_of(trainer) -> list[str]:
             f"warning: the weights themselves are {name}, so small updates are lost: load the model in "
             "float32 (--dtype float32) and use autocast instead, --bf16 true or --fp16 true"
         )
-    if encoder.pooling == "cls" and is_causal(trainer.model):
-        warnings.append(
-            f"warning: pooling=cls: {type(trainer.model).__name__} is a decoder, whose first token sees no other, so "
-            "all texts with the same first token have the same embedding; use --pooling last_token"
-        )
+    warnings += profile_warnings(trainer.model, encoder)
     warnings += adapter_warnings(trainer.model, trainer.args)
     dims, size = trainer.matryoshka_dims, trainer.model.config.hidden_size
     if dims and dims[0] < size:

@@ -35,8 +35,10 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(
 
 def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, own_cache, tmp_path, capsys):
     words = ["evaluate", encoder_dir, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
-    assert run_command([*words, "--lexical", "false", "--matryoshka_dims", "8,32"]) == 0
-    [header, *_] = capsys.readouterr().out.splitlines()
+    assert run_command([*words, "--lexical", "false", "--matryoshka_dims", "8,32", "--include_prompt", "false"]) == 0
+    printed = capsys.readouterr()
+    assert "include_prompt=False has no effect without" in printed.err
+    [header, *_] = printed.out.splitlines()
     assert "MRR by 8 dimensions" in header
     numbers = json.loads((tmp_path / "out/all_results.json").read_text())
     assert {"test_mrr", "test_mrr_8"} <= numbers.keys() and "test_mrr_32" not in numbers

@@ -128,7 +128,10 @@ def test_an_adapter_without_its_base_says_so(adapted, tokenizer, profile, tmp_pa
     folder = export_encoder(adapted, tokenizer, profile, tmp_path)
     config = json.loads((folder / "adapter_config.json").read_text())
     for base, says in (
-        (str(tmp_path / "gone"), "it is an adapter, and its base cannot be loaded: .*gone"),
+        (
+            str(tmp_path / "gone"),
+            "it is an adapter, and its base cannot be loaded: .*gone.*; change base_model_name_or_path in",
+        ),
         (None, "no base_model_name"),
     ):
         (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
@@ -139,6 +142,40 @@ def test_an_adapter_without_its_base_says_so(adapted, tokenizer, profile, tmp_pa
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match="no adapter_model.safetensors"):
         load_encoder(folder)
+
+
+def test_an_adapter_is_not_saved_over_its_base(adapted, base, tokenizer, profile):
+    before = sorted(path.name for path in base.rglob("*"))
+    for merge in (False, True):
+        with pytest.raises(UserError, match="the folder of the adapter's base, which saving would delete"):
+            export_encoder(adapted, tokenizer, profile, base, merge=merge)
+    assert sorted(path.name for path in base.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"base_model_name_or_path": "."}, "names the adapter itself as its base"),
+        ({"peft_type": "GUESS"}, "'GUESS' in its files is unknown"),
+        (None, "adapter_config.json: not valid JSON"),
+    ],
+)
+def test_a_damaged_adapter_config(adapted, tokenizer, profile, tmp_path, changes, says, monkeypatch):
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+    monkeypatch.chdir(folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text("{" if changes is None else json.dumps(config | changes))
+    with pytest.raises(UserError, match=says) as error:
+        load_encoder(folder)
+    assert "\n" not in str(error.value) and "no config.json" not in str(error.value)
+
+
+def test_damaged_weights_of_an_adapter_are_named(adapted, tokenizer, profile, tmp_path):
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    with pytest.raises(UserError) as error:
+        load_encoder(folder)
+    assert "no config.json" not in str(error.value)
 
 
 def test_without_peft_one_line_names_the_extra(adapted, tokenizer, profile, tmp_path, monkeypatch):
@@ -172,6 +209,8 @@ def test_target_modules(model):
         ({"lora_alpha": 32}, "lora_alpha: has no meaning without --lora_r"),
         ({"lora_dropout": 0.0}, "lora_dropout: has no meaning without"),
         ({"lora_target_modules": "query"}, "lora_target_modules: has no meaning without"),
+        ({"lora_r": 4, "lora_target_modules": "query,"}, "lora_target_modules=query,: a name is empty"),
+        ({"lora_r": 4, "lora_target_modules": ""}, "lora_target_modules=: a name is empty"),
         ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
         ({"lora_r": 4, "lora_alpha": -1}, "lora_alpha=-1: must be 1 or more"),
         ({"lora_r": 4, "lora_dropout": 1.0}, "lora_dropout=1.0: must be from 0 to below 1"),

@@ -162,6 +162,13 @@ def test_missing_prefix_token_is_refused(tokenizer):
         register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
 
 
+def test_a_prompt_that_begins_with_a_tag_stays_text(tokenizer):
+    from soft_trainer.encoders.tokenizers import prepare_tokenizer
+
+    prepare_tokenizer(tokenizer, PROFILES["auto"].with_prompts("<query> "))
+    assert "<query>" not in tokenizer.all_special_tokens
+
+
 # ---- Encoding ----
 
 
@@ -191,6 +198,14 @@ def test_scores_are_the_profiles(encoder):
     queries, codes = encoder.encode_queries(TEXTS), encoder.encode_codes(TEXTS[:2])
     cosine = torch.nn.functional.cosine_similarity(queries[:, None], codes[None], dim=-1)
     torch.testing.assert_close(encoder.score(queries, codes), 20.0 * cosine)
+
+
+def test_the_cut_of_sentence_transformers_is_read(model, tokenizer, profile, tmp_path):
+    export_encoder(model, tokenizer, profile, tmp_path)
+    path = tmp_path / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 8}))
+    assert load_encoder(tmp_path, device="cpu").encode_queries(TEXTS).shape[1] == 8
+    assert load_encoder(tmp_path, device="cpu", truncate_dim=16).encode_queries(TEXTS).shape[1] == 16
 
 
 def test_nothing_to_encode(encoder):

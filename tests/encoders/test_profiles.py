@@ -58,6 +58,13 @@ def test_a_profile_of_a_later_version_still_loads(tmp_path):
     assert EncoderProfile.load(tmp_path / PROFILE_FILE) == PROFILES["codebert"]
 
 
+@pytest.mark.parametrize("content, says", [("{", "not valid JSON"), ("[]", "a mapping is expected")])
+def test_a_damaged_profile_names_its_file(tmp_path, content, says):
+    (tmp_path / PROFILE_FILE).write_text(content)
+    with pytest.raises(UserError, match=f"{PROFILE_FILE}: {says}"):
+        EncoderProfile.load(tmp_path / PROFILE_FILE)
+
+
 @pytest.mark.parametrize(
     "values, words",
     [
@@ -65,6 +72,7 @@ def test_a_profile_of_a_later_version_still_loads(tmp_path):
         ({"score_function": "euclid"}, ["score_function='euclid'", "dot, cosine"]),
         ({"score_scale": 0.0}, ["score_scale=0.0", "above 0"]),
         ({"score_scale": float("nan")}, ["score_scale=nan"]),
+        ({"score_scale": float("inf")}, ["score_scale=inf", "finite"]),
         ({"query_length": 2}, ["query_length=2", "at least 3"]),
         ({"code_length": 0}, ["code_length=0", "at least 3"]),
         ({"data_flow_length": -1}, ["data_flow_length=-1", "at least 0"]),

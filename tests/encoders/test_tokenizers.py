@@ -88,7 +88,7 @@ def test_the_side_of_padding_and_cut_changes_no_embedding_of_ours(decoder, decod
     assert [row[0] for row in ids] == [first] * 3 and [row[-1] for row in ids] == [1] * 3
     export_encoder(decoder, decoder_tokenizer, profile, tmp_path)
     ours, theirs = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
-    assert AutoTokenizer.from_pretrained(tmp_path).padding_side == side
+    assert AutoTokenizer.from_pretrained(tmp_path).padding_side == "right"
     expected = torch.tensor(theirs.encode_query(TEXTS))
     torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
 

@@ -22,7 +22,7 @@ from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.encoders.loading import load_encoder, load_model, load_tokenizer
 from soft_trainer.encoders.positions import most_tokens
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
-from soft_trainer.encoders.transformer import check_model, is_causal
+from soft_trainer.encoders.transformer import check_model, is_causal, profile_warnings
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import EstimatorModels
 from soft_trainer.hub.export import export_encoder
@@ -121,7 +121,7 @@ def test_dtype_and_attention_are_those_asked_for(saved, profile):
     "options, words",
     [
         ({"dtype": "int8"}, ["dtype='int8'", "float32, bfloat16, float16"]),
-        ({"attn_implementation": "fast"}, ["fast"]),
+        ({"attn_implementation": "fast"}, ["no such attn_implementation; use eager, sdpa or flash_attention_2"]),
         ({"attn_implementation": "flash_attention_2"}, ["flash"]),
     ],
 )
@@ -240,3 +240,18 @@ def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
     assert type(whole) is T5Model
     for name, weight in encoder.model.encoder.state_dict().items():
         assert torch.equal(whole.encoder.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"include_prompt": False}, "no effect without --query_prompt or --code_prompt"),
+        ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token reads no"),
+        ({"pooling": "cls"}, "is a decoder"),
+        ({"include_prompt": False, "query_prefix": "q: "}, None),
+    ],
+)
+def test_settings_without_effect_are_named(changes, says):
+    sizes = SIZE | {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 20}
+    warnings = profile_warnings(Qwen3Model(Qwen3Config(**sizes)), EncoderProfile(**changes))
+    assert [says in warning for warning in warnings] == ([True] if says else [])

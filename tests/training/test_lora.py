@@ -8,11 +8,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter
+from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter, save_adapter
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.training.adapters import check_checkpoint
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
 
@@ -161,7 +162,34 @@ def test_an_adapter_folder_is_trained_on(train, base, profile, tmp_path):
     assert not torch.equal(*(next(iter(adapter_state(t.model).values())) for t in (first, second)))
 
 
-def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model):
+def test_random_weights_that_an_adapter_would_not_save(trainer_of, base, profile):
+    profile = profile.replace(pooling="pooler")
+    model = load_model(base, profile)
+    add_lora(model, LoraOptions(lora_r=4))
+    with pytest.raises(UserError, match="its base has no pooler.dense.bias, so it starts at random"):
+        trainer_of(arguments={"model": model, "encoder": profile})
+    trainer_of(arguments={"model": model, "encoder": profile}, merge_lora=True)
+
+
+def test_dora_is_trained_and_saved(train, base, profile, tmp_path):
+    model = load_model(base, profile)
+    model.add_adapter(LoraConfig(r=2, target_modules=["query"], use_dora=True))
+    trainer = train(model, max_steps=1)
+    trainer.save_model()
+    check_equal(adapter_state(trainer.model), adapter_state(load_model(tmp_path / "out", profile)))
+
+
+def test_a_checkpoint_with_other_settings_is_refused(adapted, tmp_path):
+    save_adapter(adapted(), tmp_path)
+    check_checkpoint(adapted(), str(tmp_path))
+    for options in ({"lora_alpha": 99}, {"lora_dropout": 0.3}):
+        with pytest.raises(UserError, match=f"its adapter has {next(iter(options))}=.*resume it with the same"):
+            check_checkpoint(adapted(**options), str(tmp_path))
+
+
+def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model, base):
+    with pytest.raises(UserError, match="output_dir=.*: it is the folder of the adapter's base"):
+        trainer_of(arguments={"model": adapted()}, output_dir=str(base))
     frozen, unsaved, nameless = adapted().requires_grad_(False), adapted(), adapted()
     unsaved.embeddings.LayerNorm.weight.requires_grad_(True)
     nameless.config._name_or_path = ""
@@ -218,3 +246,8 @@ def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, traine
     [warning] = warnings_of(trainer_of(arguments={"model": model}))
     assert "revision v2 of its base" in warning
     assert not warnings_of(trainer_of(arguments={"model": model}, merge_lora=True))
+
+
+def test_a_profile_of_a_wrong_type(trainer_of):
+    with pytest.raises(UserError, match="encoder='mean': must be a profile"):
+        trainer_of(arguments={"encoder": "mean"})

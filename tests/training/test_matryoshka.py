@@ -24,10 +24,22 @@ def test_dims_are_read_and_sorted():
     assert parse_dims("64, 768,256") == parse_dims([256, 768, 64]) == (768, 256, 64)
 
 
+@pytest.mark.parametrize("dims", [16, [8.7], [True], 8.0])
+def test_dims_of_a_wrong_type(dims):
+    with pytest.raises(UserError, match="whole numbers separated by commas are expected"):
+        parse_dims(dims)
+
+
+@pytest.mark.parametrize("dim", ["8", 2.5, True])
+def test_a_cut_of_a_wrong_type(dim):
+    with pytest.raises(UserError, match="truncate_dim=.*: must be a whole number from 1 to 32"):
+        check_dims([dim], 32, "truncate_dim")
+
+
 @pytest.mark.parametrize(
     "dims, says",
     [
-        ("768,x", "whole numbers by comma"),
+        ("768,x", "whole numbers separated by commas are expected"),
         ("768,0", "0 is not a number of"),
         ("64,64", "64 is there twice"),
         ("", "whole"),
@@ -43,6 +55,8 @@ def test_dims_above_the_hidden_size(trainer_of):
         trainer_of(matryoshka_dims="64,16")
     with pytest.raises(UserError, match="truncate_dim=33"):
         check_dims([33], 32, "truncate_dim")
+    with pytest.raises(UserError, match="truncate_dim=0: must be 1 or more"):
+        check_dims([0], 32, "truncate_dim")
 
 
 def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
@@ -156,3 +170,4 @@ def test_a_run_writes_the_metrics_and_the_card(script, data_dir):
     assert record["results"]["test"]["trained"]["mrr_16"] == numbers["test_mrr_16"]
     card = Path("out/README.md").read_text()
     assert "MRR by 16 dimensions" in card and "truncate_dim=4" in card and "- matryoshka" in card
+    assert "their first 32, 16 and 4 dimensions" in card
