@@ -360,7 +360,7 @@ def test_the_settings_that_have_an_effect_are_named(pairs, sentence_transformer)
     assert config() == {"estimator": None, "loss": "info_nce"} | common
     aware = config(BM25Estimator(**BM25), weighting="positive_aware", cancel="top_k", order_loss_weight=0.1)
     assert aware == common | {
-        "estimator": "BM25Estimator",
+        "estimator": "BM25Estimator(document_column='code_tokens')",
         "loss": "soft_info_nce",
         "weighting": "positive_aware",
         "margin": 0.0,
