@@ -80,9 +80,19 @@ def test_options_that_cannot_work(estimator, options, words, sentence_transforme
 
 def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
     train_dataset = with_rows(data(negative=["g h", "x y"]))
-    with pytest.raises(UserError, match="1 of them.* have no query, but BM25Estimator compares queries"):
+    with pytest.raises(
+        UserError, match="1 of them.* have no query, but BM25Estimator compares queries; use an encoder, or BM25E"
+    ):
         SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
     SoftInfoNCELoss(sentence_transformer, None, train_dataset)
+
+
+def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_transformer, features_of):
+    estimator = BM25Estimator(document_column="code_tokens")
+    options = {"weighting": "positive_aware", "cancel": "top_k"}
+    loss = SoftInfoNCELoss(sentence_transformer, estimator, train_dataset, **options)
+    with pytest.raises(UserError, match="N=2 codes, too few for loss=soft_info_nce, cancel=top_k: the smallest N"):
+        loss(*features_of(sentence_transformer, train_dataset, range(2)))
 
 
 def test_two_losses_do_not_share_an_estimator(sentence_transformer):

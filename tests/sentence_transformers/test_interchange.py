@@ -137,6 +137,7 @@ def test_the_loss_takes_what_is_made(sentence_transformer):
     ("changes", "words"),
     [
         ({"layout": "pairs"}, "layout='pairs': use one of n-tuple, triplet, labeled-list"),
+        ({"rows": []}, "rows: there are no rows"),
         ({"number": 0}, "number=0: must be 1 or more"),
         ({"number": 9}, "no row has 9 negatives"),
         ({"rows": ROWS, "layout": "triplet"}, "the rows have no column 'negatives'; give negatives="),
