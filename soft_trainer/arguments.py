@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from transformers import HfArgumentParser, TrainingArguments
 
@@ -139,7 +139,12 @@ class DataArguments:
     def rows_name(self) -> str:
         """The name of the rows: their name on the Hub, or that of their folder."""
         own = self.data_dir or self.source_dir
-        return self.push_data_to_hub or (Path(own.replace("{language}", "")).name if own else self.dataset_name)
+        return self.push_data_to_hub or (_folder_name(own) if own else self.dataset_name)
+
+
+def _folder_name(folder: str) -> str:
+    """The folder's own name, also of `.` and `..`."""
+    return os.path.basename(os.path.abspath(folder.replace("{language}", "")))
 
 
 @dataclass

@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="Measure with mteb (pip install 'soft-trainer[mteb]'): names of its tasks and benchmarks, by comma, such "
         "as CosQA or 'MTEB(Code, v1)'. The rows of --data_dir and the like become a task, too; without NAMES they are "
-        "the only one. If MODEL is a folder of ours, its card gets the results.",
+        "the only one. If MODEL is a folder of ours, its card gets the results. BM25 (--lexical) is not measured, and "
+        "--matryoshka_dims is refused.",
     )
     add_shared_options(parser, SHARED)
 
@@ -133,14 +134,16 @@ def _measure_with_mteb(
     keep: bool,
 ) -> None:
     """Measures the encoder with mteb. Names and data are checked before the model is loaded."""
+    if args.matryoshka_dims:
+        raise UserError("--mteb measures whole embeddings: leave --matryoshka_dims out, or measure without --mteb")
     if importlib.util.find_spec("mteb") is None:
         raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
     # Imported here: mteb is an optional dependency, and takes seconds.
     from soft_trainer import distributed
     from soft_trainer.encoders.loading import Encoder
-    from soft_trainer.hub.card_results import add_eval_results
+    from soft_trainer.files import reporting_disk_errors
     from soft_trainer.mteb import MtebEncoder
-    from soft_trainer.mteb.results import eval_results, measure, results_table, write_result
+    from soft_trainer.mteb.results import measure, write_result
     from soft_trainer.mteb.tasks import check_data, find_tasks, split_names
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_name
 
@@ -150,20 +153,34 @@ def _measure_with_mteb(
     tasks = find_tasks(split_names(names))
     profile = build_profile(model_args)
     card = _card(Path(model_name(model_args)), profile)
-    check_data(tasks)
-    tasks += _own_tasks(data_args, args, profile)
+    own_tasks = _own_tasks(data_args, args, profile)
     tokenizer = build_tokenizer(model_args, profile, None)
+    if keep:
+        with reporting_disk_errors(args.output_dir):
+            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    check_data(tasks)  # last, as it may download for long
     encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
     model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)
     results = []
-    for task in tasks:
-        print_on_main(f"mteb: {task.metadata.name}")
-        results.append(measure(model, task, args.per_device_eval_batch_size, not args.disable_tqdm))
-        if keep:  # after each task, so that a long benchmark that is stopped leaves something
-            write_result(results[-1], model, args.output_dir)
+    try:
+        for task in tasks + own_tasks:
+            print_on_main(f"mteb: {task.metadata.name}")
+            results.append(measure(model, task, args.per_device_eval_batch_size, not args.disable_tqdm))
+            if keep:  # after each task, so that a long benchmark that is stopped leaves something
+                write_result(results[-1], model, args.output_dir)
+    finally:  # a task that fails does not take the results of earlier ones with it
+        if results:
+            _report_mteb(results, args.output_dir if keep else None, card)
+
+
+def _report_mteb(results: list, folder: str | None, card: Path | None) -> None:
+    """Prints the table, and adds the results to the card."""
+    from soft_trainer.hub.card_results import add_eval_results
+    from soft_trainer.mteb.results import eval_results, results_table
+
     sys.stdout.write(results_table(results) + "\n")
-    if keep:
-        print_on_main(f"Written to {args.output_dir}")
+    if folder:
+        print_on_main(f"Written to {folder}")
     if card:
         add_eval_results(card, eval_results(results))
         print_on_main(f"Added to model-index of {card}")

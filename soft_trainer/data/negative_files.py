@@ -340,7 +340,7 @@ def layout_documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, boo
         place: the name of the row, for a message.
 
     Raises:
-        UserError: no such layout, or documents without labels or scores.
+        UserError: no such layout, documents without labels or scores, a missing text, or a pair's label besides 0, 1.
     """
     names = list(row)
     texts = [name for name in names[2:] if name == "negative" or name.startswith("negative_")]
@@ -354,6 +354,8 @@ def layout_documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, boo
         labels = labels if labels is not None else [1] + [0] * (len(documents) - 1)
     elif len(names) > 2 and isinstance(row[names[1]], str) and (labels is not None or scores is not None):
         documents, labels = [row[names[1]]], [labels or 0]
+        if labels[0] not in (0, 1):
+            raise UserError(f"{place}: label {labels[0]}: 1 (right) or 0 (wrong) is expected")
         scores = None if scores is None else [scores]
     else:
         raise UserError(
@@ -363,8 +365,15 @@ def layout_documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, boo
     scores = [None] * len(documents) if scores is None else scores
     if not len(documents) == len(labels) == len(scores):
         raise UserError(f"{place}: {len(documents)} documents, {len(labels)} labels and {len(scores)} scores")
+    check_texts([row[names[0]], *documents], place)
     values = zip(documents, map(bool, labels), map(_score, scores), strict=True)
     return row[names[0]], list(values)
+
+
+def check_texts(texts: Sequence[str | None], place: str) -> None:
+    """Raises UserError if a query or document is missing; `place` names its row."""
+    if None in texts:
+        raise UserError(f"{place}: the {'document' if texts.index(None) else 'query'} has no text")
 
 
 def _lines(path: Path) -> Iterator[dict]:

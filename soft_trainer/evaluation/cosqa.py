@@ -20,12 +20,13 @@ from soft_trainer.terminal import print_on_main
 
 _QUERIES = r"cosqa-retrieval-(dev|test)\b.*\.json(\.gz)?"
 _CODES = r"code_idx_map\.(txt|json)(\.gz)?"
-_PLUS_QUERIES = r"(test_agent_)?query\.json(\.gz)?"
-_PLUS_CODES = r"(test_agent|gpt4o_augment)_codebase\.json(\.gz)?"
-# The first that is there is read: the right pairs alone are the smaller file.
-_PLUS_PAIRS = (
-    r"(test_agent_pairs_true|gpt4o_augment_query_code_pairs_for_search)\.json(\.gz)?",
-    r"(test_agent_pairs|gpt4o_augment_query_code_pairs)\.json(\.gz)?",
+# Queries, codes and pairs. Of the pairs the first that is there is read: the right ones alone are the smaller file.
+_PLUS_NAMES = (
+    ("test_agent_query", "test_agent_codebase", ("test_agent_pairs_true", "test_agent_pairs")),
+    (
+        *("query", "gpt4o_augment_codebase"),
+        ("gpt4o_augment_query_code_pairs_for_search", "gpt4o_augment_query_code_pairs"),
+    ),
 )
 _PAIR = ("query-idx", "code-idx", "label")
 _LANGUAGE = "python"
@@ -55,19 +56,26 @@ def cosqa_sets(folder: Path) -> Iterator[tuple[str, tuple[Dataset, Dataset]]]:
         raise UserError(f"{codes[0]}: every code needs a number, not {wrong!r}")
     corpus = Dataset.from_list([code_row(code, str(number), _LANGUAGE) for code, number in numbers.items()])
     known = set(numbers.values())
-    for path in queries:
+    parts = [re.fullmatch(_QUERIES, path.name)[1] for path in queries]
+    for part, path in zip(parts, queries, strict=True):
+        if parts.count(part) > 1:
+            names = " and ".join(path.name for name, path in zip(parts, queries, strict=True) if name == part)
+            raise UserError(f"{folder}: {names} are both the {part} queries of CoSQA: leave only one there")
         rows = enumerate(read_json(path, list), 1)
         query_rows = [_cosqa_query(row, known, f"{path}, entry {number}", codes[0].name) for number, row in rows]
         if not query_rows:
             raise UserError(f"{path}: no queries")
-        yield re.fullmatch(_QUERIES, path.name)[1], (Dataset.from_list(query_rows), corpus)
+        yield part, (Dataset.from_list(query_rows), corpus)
 
 
 def _cosqa_query(row, known: set[int], place: str, codes: str) -> dict:
     if not isinstance(row, dict) or not isinstance(row.get("doc"), str):
         raise UserError(f"{place}: an object with the query as text in `doc` is expected")
-    if row.get("retrieval_idx") not in known:
-        raise UserError(f"{place}: {codes} has no code with retrieval_idx={row.get('retrieval_idx')}")
+    if not row["doc"].strip():
+        raise UserError(f"{place}: the query in `doc` is empty")
+    number = row.get("retrieval_idx")
+    if not isinstance(number, int) or isinstance(number, bool) or number not in known:
+        raise UserError(f"{place}: {codes} has no code with retrieval_idx={number}")
     return query_row(row["doc"], str(row["retrieval_idx"]), _LANGUAGE)
 
 
@@ -76,7 +84,19 @@ def _cosqa_query(row, known: set[int], place: str, codes: str) -> dict:
 
 def is_cosqa_plus(folder: Path) -> bool:
     """True if the folder has one of CoSQA+'s files."""
-    return any(matching_files(folder, pattern) for pattern in (_PLUS_QUERIES, _PLUS_CODES, *_PLUS_PAIRS))
+    return any(paths for files in _plus_files(folder) for paths in files)
+
+
+def _plus_files(folder: Path) -> list[list[list[Path]]]:
+    """The files with queries, codes and pairs that are there, for each of the two sets of names."""
+    return [
+        [
+            matching_files(folder, rf"{queries}\.json(\.gz)?"),
+            matching_files(folder, rf"{codes}\.json(\.gz)?"),
+            [path for name in pairs for path in matching_files(folder, rf"{name}\.json(\.gz)?")],
+        ]
+        for queries, codes, pairs in _PLUS_NAMES
+    ]
 
 
 def cosqa_plus_set(folder: Path) -> tuple[Dataset, Dataset]:
@@ -87,10 +107,11 @@ def cosqa_plus_set(folder: Path) -> tuple[Dataset, Dataset]:
     Raises:
         UserError: a file that is missing or wrong.
     """
-    files = [matching_files(folder, pattern) for pattern in (_PLUS_QUERIES, _PLUS_CODES)]
-    files.append([path for pattern in _PLUS_PAIRS for path in matching_files(folder, pattern)])
-    names = ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json")
-    if missing := [name for name, paths in zip(names, files, strict=True) if not paths]:
+    # The set of names of which most are there; the later names if both are whole.
+    sets = list(zip(_plus_files(folder), _PLUS_NAMES, strict=True))
+    files, (queries_name, codes_name, (pairs_name, _)) = max(sets, key=lambda item: sum(map(bool, item[0])))
+    names = (queries_name, codes_name, pairs_name)
+    if missing := [f"{name}.json" for name, paths in zip(names, files, strict=True) if not paths]:
         raise UserError(f"{folder}: CoSQA+ needs {' and '.join(missing)} as well, plain or as .gz")
     queries, codes = _texts(files[0][0], "query"), _texts(files[1][0], "code")
     right = _right_codes(files[2][0], queries, codes)
@@ -114,7 +135,7 @@ def _texts(path: Path, name: str) -> dict[int, str]:
         if not isinstance(number, int) or not isinstance(text, str):
             raise UserError(f'{path}, entry {entry}: an object with the number "{name}-idx" and "{name}" is expected')
         if number in texts:
-            raise UserError(f"{path}, entry {entry}: {name}-idx={number} is there before")
+            raise UserError(f"{path}, entry {entry}: {name}-idx={number} stands twice")
         texts[number] = text
     return texts
 
@@ -135,5 +156,5 @@ def _right_codes(path: Path, queries: dict[int, str], codes: dict[int, str]) -> 
             if code in codes:
                 right[query][code] = None
     if absent:
-        print_on_main(f"{path.name}: {absent:,} right codes are not in the corpus and do not count")
+        print_on_main(f"{path.name}: right codes that are not in the corpus and do not count: {absent:,}")
     return {query: list(found) for query, found in right.items() if found}

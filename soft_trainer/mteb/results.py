@@ -81,8 +81,8 @@ def write_result(measured: Measured, model: MtebEncoder, folder: str | Path) -> 
         UserError: the folder cannot be written.
     """
     meta = model.mteb_model_meta
-    path = mteb.ResultCache(folder).get_task_result_path(measured.result.task_name, meta)
     with reporting_disk_errors(folder):
+        path = mteb.ResultCache(folder).get_task_result_path(measured.result.task_name, meta)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path.with_name("model_meta.json"), meta.to_dict())
         with written_aside(path) as aside:

@@ -101,7 +101,8 @@ class EvaluationSetTask(AbsTaskRetrieval):
         language: the programming language, for rows that have no column `language`.
 
     Raises:
-        UserError: missing columns, or grades that are not whole numbers, which mteb needs.
+        UserError: missing columns, grades that are not whole numbers, which mteb needs, or the name of one of its
+            own tasks.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class EvaluationSetTask(AbsTaskRetrieval):
         language: str | None = None,
     ) -> None:
         self._set, name = evaluation_set, name or evaluation_set.name
+        if any(name == task.metadata.name for task in TASK_LIST):
+            raise UserError(f"{name}: mteb has a task of this name, whose results it would replace: rename the folder")
         self._columns = [
             text_column(rows, columns, side)
             for rows, columns, side in (

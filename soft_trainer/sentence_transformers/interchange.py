@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from datasets import Dataset
 
-from soft_trainer.data.negative_files import TrainingRows, column_negatives, layout_documents
+from soft_trainer.data.negative_files import TrainingRows, check_texts, column_negatives, layout_documents
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
@@ -141,7 +141,8 @@ def from_sentence_transformers(dataset: Dataset, language: str | None = None) ->
         `negative_scores` and `positive_score` if they are known; `language` if it is given.
 
     Raises:
-        UserError: columns of no layout, or no right code in any row.
+        UserError: columns of no layout, a row without a text, labels that are no whole numbers, or no right code in
+            any row.
     """
     dataset = as_rows(dataset, "dataset")
     row_of: dict[object, dict] = {}
@@ -149,6 +150,11 @@ def from_sentence_transformers(dataset: Dataset, language: str | None = None) ->
         row = row_of.setdefault(key, {"docstring": query, "code": code, COLUMN_NAME: {}, OWN_SCORE: score})
         row[COLUMN_NAME].update(wrong)
     if not row_of:
+        if "score" in dataset.column_names and LABEL not in dataset.column_names:
+            raise UserError(
+                "dataset: scores of labelled pairs do not say which codes are right: mine with "
+                "output_format='labeled-list', or without output_scores"
+            )
         raise UserError("dataset: no row has a right code")
     rows = []
     for place, row in enumerate(row_of.values(), 1):
@@ -176,6 +182,7 @@ def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float
     labels = [name for name in LABEL_COLUMNS if name in dataset.column_names]
     if len(texts) == 2 and _is_pairs(dataset, labels):
         for number, row in enumerate(dataset):
+            check_texts([row[name] for name in texts], f"dataset, row {number + 1}")
             yield number, row[texts[0]], row[texts[1]], {}, math.nan
         return
     dataset = dataset.select_columns([*texts, *labels])
@@ -198,4 +205,9 @@ def _is_pairs(dataset: Dataset, labels: Sequence[str]) -> bool:
     if list(labels) != [LABEL]:
         return not labels
     values = dataset[LABEL][:]
-    return len(set(values)) == len(values)
+    if any(not isinstance(value, int) for value in values):
+        raise UserError(f"dataset: column {LABEL!r}: whole numbers are expected: 0 and 1, or row numbers")
+    if any(isinstance(value, bool) for value in values):
+        return False
+    # 0 and 1 mean wrong and right, except in one or two rows as `with_rows` numbers them.
+    return values == list(range(len(values))) or not set(values) <= {0, 1}

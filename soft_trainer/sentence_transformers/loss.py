@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.callbacks import EstimatorCallback
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import members_of
+from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of, only_labelled
@@ -30,6 +33,8 @@ from soft_trainer.weights import Weigher
 
 # Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
 OPTIONS = ("loss", "alpha", "beta", "temperature", "margin", *OBJECTIVE_OPTIONS, "duplicates", "negatives_meet")
+TEXT_OPTIONS = ("loss", "weighting", "cancel", "duplicates", "negatives_meet")
+_LOSSES: WeakSet[SoftInfoNCELoss] = WeakSet()  # those that have fitted an estimator
 CITATION = """
 @inproceedings{li-etal-2023-rethinking,
     title = "Rethinking Negative Pairs in Code Search",
@@ -96,6 +101,7 @@ class SoftInfoNCELoss(nn.Module):
         self.gather_across_devices = gather_across_devices
         self.options = _checked_options(options)
         self.estimator = estimator
+        _check_estimator(estimator)
         _take_model(estimator, model)
         self.objective = make_objective(self.options, estimator)
         if self.objective.needs_similarity and estimator is None:
@@ -104,7 +110,9 @@ class SoftInfoNCELoss(nn.Module):
         self.rows = LabelledRows.of(only_labelled() if train_dataset is None else train_dataset)
         if self.objective.needs_similarity:
             check_code_only(estimator, self.rows.code_only)
+            _check_unshared(estimator)
             EstimatorCallback(estimator).fit(self.rows.rows)
+            _LOSSES.add(self)
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -282,7 +290,32 @@ def _checked_options(options: dict) -> SoftInfoNCEOptions:
     for name in ("duplicates", "negatives_meet"):
         if getattr(checked, name) not in CHOICES[name]:
             raise UserError(f"{name}={getattr(checked, name)!r}: use one of {', '.join(CHOICES[name])}")
+    for name, value in options.items():
+        if isinstance(value, str) and name not in TEXT_OPTIONS:
+            raise UserError(f"{name}={value!r}: a number is expected, not text")
     return checked
+
+
+def _check_estimator(estimator) -> None:
+    """Refuses a class, a name, and objects that are no estimators."""
+    for member in members_of(estimator):
+        methods = (getattr(member, name, None) for name in ("fit", "similarity"))
+        if isinstance(member, type) or not all(map(callable, methods)):
+            given = f"the class {member.__name__}" if isinstance(member, type) else repr(member)
+            raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {given}")
+
+
+def _check_unshared(estimator) -> None:
+    """Refuses an estimator that another loss has fitted: fitting it anew would change that loss's weights."""
+    for collect in (False, True):
+        if collect:
+            gc.collect()  # a loss that nobody uses may wait in a cycle with its trainer
+        owned = [member for loss in _LOSSES for member in members_of(loss.estimator)]
+        shared = [member for member in members_of(estimator) if any(member is other for other in owned)]
+        if not shared:
+            return
+    name = type(shared[0]).__name__
+    raise UserError(f"estimator: another loss uses this {name}, whose rows it knows: make a {name} for each loss")
 
 
 def _take_model(estimator, model: SentenceTransformer) -> None:
@@ -295,5 +328,12 @@ def _take_model(estimator, model: SentenceTransformer) -> None:
 
 
 def _name(estimator) -> str | None:
-    """The name of an estimator's class, None without one."""
-    return None if estimator is None else type(estimator).__name__
+    """The name of an estimator's class with its members, or the column that BM25 scores against; None without one."""
+    if estimator is None:
+        return None
+    name = type(estimator).__name__
+    if hasattr(estimator, "members"):
+        return f"{name}({', '.join(map(_name, estimator.members))})"
+    if isinstance(estimator, BM25Estimator) and estimator.document_column != estimator.column:
+        return f"{name}(document_column={estimator.document_column!r})"
+    return name

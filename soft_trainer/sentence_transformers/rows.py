@@ -60,11 +60,12 @@ def only_labelled() -> Dataset:
         UserError: it has made none, or several.
     """
     if len(_LABELLED) != 1:
-        made = "several data sets" if _LABELLED else "none"
-        raise UserError(
-            f"SoftInfoNCELoss: with_rows has made {made}: train_dataset = with_rows(train_dataset), and give the loss "
-            "train_dataset=train_dataset"
-        )
+        if _LABELLED:
+            raise UserError(
+                "SoftInfoNCELoss: with_rows has made several data sets: name the one of this loss: "
+                "SoftInfoNCELoss(..., train_dataset=train_dataset)"
+            )
+        raise UserError("SoftInfoNCELoss: with_rows has made no data set: train_dataset = with_rows(train_dataset)")
     return next(iter(_LABELLED.values()))
 
 

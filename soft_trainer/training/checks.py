@@ -289,7 +289,7 @@ def check_weighting(objective: Objective, estimator) -> None:
         if not getattr(estimator, "compares_codes", True):
             raise UserError(
                 f"weighting=positive_aware: {type(estimator).__name__} does not compare queries with codes; use "
-                "trained_model, initial_model, or bm25 with --bm25_document_column code_tokens"
+                "an encoder, or BM25Estimator(document_column='code_tokens') (--bm25_document_column code_tokens)"
             )
 
 
@@ -317,10 +317,13 @@ def check_codes(objective: Objective, codes: int) -> None:
         UserError: names the number that works.
     """
     if codes < objective.smallest_batch:
+        settings = f"loss={objective.loss}, cancel={objective.cancel}"
+        if objective.uses_weights and objective.weighting == "eq4":
+            formula = "beta must be above alpha / (N - 1)"
+            settings += f", alpha={objective.alpha:g}, beta={objective.beta:g} ({formula})"
         raise UserError(
-            f"a query meets N={codes} codes, too few for loss={objective.loss} with alpha={objective.alpha:g}, "
-            f"beta={objective.beta:g}, cancel={objective.cancel}: beta must be above alpha / (N - 1); the smallest N "
-            f"that works is {objective.smallest_batch}"
+            f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is "
+            f"{objective.smallest_batch}"
         )
 
 

@@ -123,8 +123,8 @@ def check_code_only(estimator, number: int) -> None:
         if not getattr(member, "compares_codes", True):
             raise UserError(
                 f"negatives: codes that are no training rows ({number:,} of them) have no query, but "
-                f"{type(member).__name__} compares queries; use trained_model, initial_model, or bm25 with "
-                "--bm25_document_column code_tokens"
+                f"{type(member).__name__} compares queries; use an encoder, or "
+                "BM25Estimator(document_column='code_tokens') (--bm25_document_column code_tokens)"
             )
 
 

@@ -207,11 +207,13 @@ def as_rows(rows, name: str) -> Dataset | None:
     """`rows` as a `datasets.Dataset`; a list of dicts becomes one.
 
     Raises:
-        UserError: anything else, such as an `IterableDataset`, whose rows have no numbers.
+        UserError: an empty list, or anything else, such as an `IterableDataset`, whose rows have no numbers.
     """
     if rows is None or isinstance(rows, Dataset):
         return rows
-    if isinstance(rows, list) and rows and all(isinstance(row, Mapping) for row in rows):
+    if isinstance(rows, list) and not rows:
+        raise UserError(f"{name}: there are no rows")
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         return Dataset.from_list(rows)
     raise UserError(
         f"{name}: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and "

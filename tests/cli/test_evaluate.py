@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from soft_trainer.arguments import DataArguments
 from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.cli.evaluate import training_arguments
 from soft_trainer.errors import UserError
@@ -111,6 +112,18 @@ def test_mteb_is_an_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--mteb needs the extra: pip install 'soft-trainer\[mteb\]'"):
         run_command(["evaluate", "some/model", "--mteb", "CosQA", *HERE])
+
+
+def test_mteb_measures_whole_embeddings():
+    with pytest.raises(UserError, match="leave --matryoshka_dims out"):
+        run_command(["evaluate", "some/model", "--mteb", "CosQA", "--matryoshka_dims", "8", *HERE])
+
+
+@pytest.mark.parametrize("folder", [".", "./", "../rows", "{language}"])
+def test_rows_have_the_name_of_their_folder(folder, tmp_path, monkeypatch):
+    (tmp_path / "rows").mkdir()
+    monkeypatch.chdir(tmp_path / "rows")
+    assert DataArguments(data_dir=folder).rows_name == "rows"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,9 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
         ("cosqa-retrieval-dev-500.json", "[]", ["no queries"]),
         ("cosqa-retrieval-dev-500.json", '[{"docstring": "x"}]', ["entry 1", "`doc`"]),
         ("cosqa-retrieval-dev-500.json", '[{"doc": "x", "retrieval_idx": 9}]', ["entry 1", "retrieval_idx=9"]),
-        ("cosqa-retrieval-dev-500.json", '[{"doc": " ", "retrieval_idx": 0}]', ["docstring_tokens", "row 1"]),
+        ("cosqa-retrieval-dev-500.json", '[{"doc": "x", "retrieval_idx": [1]}]', ["retrieval_idx=[1]"]),
+        ("cosqa-retrieval-dev-500.json", '[{"doc": "x", "retrieval_idx": true}]', ["retrieval_idx=True"]),
+        ("cosqa-retrieval-dev-500.json", '[{"doc": " ", "retrieval_idx": 0}]', ["entry 1", "`doc` is empty"]),
     ],
 )
 def test_cosqa_with_something_wrong(cosqa, name, content, words):
@@ -107,6 +109,12 @@ def test_cosqa_with_something_wrong(cosqa, name, content, words):
     with pytest.raises(UserError) as error:
         load(cosqa)
     assert str(cosqa) in str(error.value) and all(word in str(error.value) for word in words)
+
+
+def test_two_files_of_one_part_are_refused(cosqa):
+    (cosqa / "cosqa-retrieval-dev-99.json").write_text(json.dumps(QUERIES[:1]))
+    with pytest.raises(UserError, match="dev-500.json and cosqa-retrieval-dev-99.json are both the dev queries"):
+        load(cosqa)
 
 
 PLUS_FILES = ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json")
@@ -136,7 +144,17 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "1 right codes are not in the corpus" in printed and "1 of 3 queries have no right code" in printed
+    assert (
+        "right codes that are not in the corpus and do not count: 1" in printed
+        and "1 of 3 queries have no right code" in printed
+    )
+
+
+def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
+    expected = load(cosqa_plus)[0].queries.to_list()
+    for name in ("query.json", "gpt4o_augment_query_code_pairs_for_search.json"):
+        (cosqa_plus / name).write_text("[]")
+    assert load(cosqa_plus)[0].queries.to_list() == expected
 
 
 def test_cosqa_plus_under_its_first_names_with_the_wrong_pairs_gzipped(cosqa_plus):
@@ -154,7 +172,11 @@ def test_cosqa_plus_under_its_first_names_with_the_wrong_pairs_gzipped(cosqa_plu
         (PLUS_FILES[0], None, ["CoSQA+ needs", PLUS_FILES[0]]),
         (PLUS_FILES[2], None, ["CoSQA+ needs", PLUS_FILES[2]]),
         (PLUS_FILES[0], '[{"query": "x"}]', ["entry 1", '"query-idx"']),
-        (PLUS_FILES[1], '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["entry 2", "code-idx=1"]),
+        (
+            PLUS_FILES[1],
+            '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]',
+            ["entry 2", "code-idx=1 stands twice"],
+        ),
         (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", '"label"']),
         (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["no pair with label 1"]),
     ],

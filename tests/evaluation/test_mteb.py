@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -176,6 +177,52 @@ def test_a_task_on_pictures_and_data_that_cannot_be_loaded_are_one_line():
     with pytest.raises(UserError, match="CosQA: mteb cannot load .* needs the network once") as error:
         check_data(find_tasks(["CosQA"]))
     assert "\n" not in str(error.value)
+
+
+def test_a_set_of_ours_does_not_take_the_name_of_a_task(encoder, rows):
+    from soft_trainer.mteb import EvaluationSetTask
+
+    corpus = Dataset.from_list([{"docstring": "a", "code": "b", "url": "u"}])
+    with pytest.raises(UserError, match="CosQA: mteb has a task of this name, .* rename the folder"):
+        EvaluationSetTask(EvaluationSet("CosQA", corpus, corpus), encoder.profile)
+
+
+def test_cheap_checks_come_before_the_downloads(encoder, data_dir, tmp_path, monkeypatch):
+    folder = str(export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "tiny"))
+    for module in ("results", "tasks"):
+        monkeypatch.setattr(f"soft_trainer.mteb.{module}.load", None)  # no data are looked at
+    end = ["--language", "python", "--use_cpu", "true", "--mteb", "CosQA"]
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for words, says in (
+        ([folder, "--data_dir", "/nowhere"], "/nowhere"),
+        (["/nowhere/model"], "/nowhere/model"),
+        ([folder, "--output_dir", str(file)], f"cannot save to {file}"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run_command(["evaluate", *words, *end])
+
+
+def test_a_task_that_fails_leaves_the_results_of_earlier_ones(encoder, data_dir, tmp_path, monkeypatch, capsys):
+    from soft_trainer.mteb import results
+
+    folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "tiny")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    other, measure, names = tmp_path / "other", results.measure, []
+    shutil.copytree(data_dir, other)
+
+    def measure_one(model, task, *rest):
+        names.append(task.metadata.name)
+        if len(names) > 1:
+            raise UserError("the second one fails")
+        return measure(model, task, *rest)
+
+    monkeypatch.setattr(results, "measure", measure_one)
+    words = ["--data_dir", str(data_dir), "--eval_data_dir", str(other), "--language", "python", "--use_cpu", "true"]
+    with pytest.raises(UserError, match="the second one fails"):
+        run_command(["evaluate", str(folder), *words, "--disable_tqdm", "true", "--mteb"])
+    assert names == [f"{data_dir.name}-test", "other"] and f"| {names[0]} " in capsys.readouterr().out
+    assert "MRR@1000 over 24 codes" in (folder / "README.md").read_text()
 
 
 def test_the_command_writes_the_table_the_file_and_the_card(encoder, data_dir, tmp_path, monkeypatch, capsys):

@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import EvalResult, ModelCard
 
 from soft_trainer.errors import UserError
-from soft_trainer.hub.card_results import add_eval_results
+from soft_trainer.hub.card_results import add_eval_results, check_card
 
 HEADER = """license: mit  # as the data
 model-index:
@@ -65,6 +65,47 @@ def test_a_card_without_a_header_gets_one(tmp_path):
     card.write_text("# Mine\n")
     add_eval_results(card, [result(0.5)])
     assert values(card) == {("set", "test"): 0.5} and card.read_text().endswith("---\n# Mine\n")
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    "index",
+    [
+        HEADER.split("\n", 1)[1].split("# a comment")[0].replace("  results:", "# mine, too\n  results:"),
+        "model-index: [\n  {name: mine, results: [{task: {type: a}, dataset: {name: other, type: other},\n"
+        "metrics: [{type: mrr, value: 0.1}]}]}\n]  # by hand\n",
+        HEADER.split("\n", 1)[1].split("# a comment")[0].replace("model-index", '"model-index"'),
+        HEADER.split("\n", 1)[1].split("# a comment")[0]
+        + "      source:\n        name: |\n          a\n          b\n",
+        "model-index: []\n",
+        "model-index:\n",
+    ],
+)
+def test_a_model_index_written_by_hand_is_replaced_whole(tmp_path, index, line_break):
+    card = tmp_path / "README.md"
+    card.write_bytes(f"---\nlicense: mit\n{index}# kept\ntags: [code]\n---\ntext\n".replace("\n", line_break).encode())
+    add_eval_results(card, [result(0.5)])
+    text = card.read_bytes().decode()
+    assert text.startswith("---\nlicense: mit\n# kept\ntags: [code]\nmodel-index:\n".replace("\n", line_break))
+    assert text.count("model-index") == 1 and values(card)[("set", "test")] == 0.5
+    assert ("value: 0.1" in text) == ("0.1" in index)
+
+
+def test_a_card_that_is_not_utf_8_is_refused_and_stays(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_bytes("---\nauthor: Müller\n---\n".encode("latin-1"))
+    for refused in (lambda: check_card(card), lambda: add_eval_results(card, [result(0.5)])):
+        with pytest.raises(UserError, match="README.md: results cannot be added: it is not UTF-8"):
+            refused()
+    assert card.read_bytes() == "---\nauthor: Müller\n---\n".encode("latin-1")
+
+
+@pytest.mark.parametrize("header", ["{model-index: [], a: 1}", "a: &x [1]\nmodel-index: []\nmodel-index: []\n"])
+def test_a_model_index_that_cannot_be_taken_out_is_refused_before(tmp_path, header):
+    card = tmp_path / "README.md"
+    card.write_text(f"---\n{header}\n---\ntext\n")
+    with pytest.raises(UserError, match="README.md: results cannot be added"):
+        check_card(card)
 
 
 @pytest.mark.parametrize("header", ["a: [", "model-index: 3\n", "model-index:\n- name: x\n", "- a\n"])

@@ -8,6 +8,7 @@ from datasets import Dataset, DatasetDict
 
 from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.sentence_transformers import CachedSoftInfoNCELoss, SoftInfoNCELoss, with_rows
 
@@ -66,6 +67,9 @@ def test_a_data_set_without_usable_row_numbers(dataset, words, sentence_transfor
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
         (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce, cancel=none needs an estimator"),
         (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
+        (BM25Estimator, {}, "estimator: an object such as BM25Estimator() is expected, not the class BM25Estimator"),
+        ("bm25", {}, "estimator: an object such as BM25Estimator() is expected, not 'bm25'"),
+        (BM25Estimator(), {"alpha": "2"}, "alpha='2': a number is expected, not text"),
         (BM25Estimator("docstring_words"), {}, "BM25 reads column 'docstring_words'"),
     ],
 )
@@ -76,9 +80,37 @@ def test_options_that_cannot_work(estimator, options, words, sentence_transforme
 
 def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
     train_dataset = with_rows(data(negative=["g h", "x y"]))
-    with pytest.raises(UserError, match="1 of them.* have no query, but BM25Estimator compares queries"):
+    with pytest.raises(
+        UserError, match="1 of them.* have no query, but BM25Estimator compares queries; use an encoder, or BM25E"
+    ):
         SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
     SoftInfoNCELoss(sentence_transformer, None, train_dataset)
+
+
+def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_transformer, features_of):
+    estimator = BM25Estimator(document_column="code_tokens")
+    options = {"weighting": "positive_aware", "cancel": "top_k"}
+    loss = SoftInfoNCELoss(sentence_transformer, estimator, train_dataset, **options)
+    with pytest.raises(UserError, match="N=2 codes, too few for loss=soft_info_nce, cancel=top_k: the smallest N"):
+        loss(*features_of(sentence_transformer, train_dataset, range(2)))
+
+
+def test_two_losses_do_not_share_an_estimator(sentence_transformer):
+    estimator = BM25Estimator()
+    loss = SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()))
+    for shared in (estimator, MixtureEstimator([BM25Estimator(), estimator])):
+        with pytest.raises(UserError, match="another loss uses this BM25Estimator.* make a BM25Estimator for each"):
+            SoftInfoNCELoss(sentence_transformer, shared, with_rows(data()))
+    loss.itself = [loss]  # a cycle, as that of a trainer
+    del loss
+    SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()))
+
+
+def test_the_settings_name_the_estimator_s_members_and_column(sentence_transformer):
+    estimator = MixtureEstimator([BM25Estimator(), BM25Estimator(document_column="code_tokens")])
+    settings = SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data())).get_config_dict()
+    expected = "MixtureEstimator(BM25Estimator, BM25Estimator(document_column='code_tokens'))"
+    assert settings["estimator"] == expected
 
 
 def test_mini_batches_have_a_size(sentence_transformer):

@@ -91,6 +91,19 @@ def test_labelled_pairs_are_read():
     assert rows["code"][:] == [SORT, READ] and rows["negatives"][:] == [[READ, FAR], []]
 
 
+@pytest.mark.parametrize("order", [[0, 0, 1, 2], [0, 1, 2, 0, 1, 2], [1, 2]])
+def test_row_numbers_may_repeat(order):
+    rows = from_sentence_transformers(to_sentence_transformers(ROWS[:3]).select(order))
+    assert rows["code"][:] == [ROWS[row]["code"] for row in order] and "negatives" not in rows.column_names
+
+
+@pytest.mark.parametrize("labels", [[1, 0], [True, False]])
+def test_two_labelled_pairs_are_one_right_and_one_wrong(labels):
+    dataset = Dataset.from_dict({"query": ["sort a list"] * 2, "answer": [SORT, READ], "label": labels})
+    rows = from_sentence_transformers(dataset)
+    assert rows["code"][:] == [SORT] and rows["negatives"][:] == [[READ]]
+
+
 def test_negatives_that_were_mined_are_taken_with_their_codes():
     mined = Negatives(
         np.array([0, 2, 3, 4, 5]),
@@ -124,6 +137,7 @@ def test_the_loss_takes_what_is_made(sentence_transformer):
     ("changes", "words"),
     [
         ({"layout": "pairs"}, "layout='pairs': use one of n-tuple, triplet, labeled-list"),
+        ({"rows": []}, "rows: there are no rows"),
         ({"number": 0}, "number=0: must be 1 or more"),
         ({"number": 9}, "no row has 9 negatives"),
         ({"rows": ROWS, "layout": "triplet"}, "the rows have no column 'negatives'; give negatives="),
@@ -150,6 +164,12 @@ def test_what_cannot_be_made_is_one_line(changes, words):
         ({"anchor": ["a", "b", "c"], "label": [1, 2, 3]}, "columns anchor, label: expected a query, a document"),
         ({"a": ["a"] * 3, "b": ["b"] * 3, "label": [0, 0, 0]}, "no row has a right code"),
         ({"a": ["a"], "b": ["b"], "c": ["c"]}, "columns a, b, c: expected a query"),
+        ({"a": ["a"] * 3, "b": ["b"] * 3, "label": [0.9, 0.1, 0.5]}, "dataset: column 'label': whole numbers are"),
+        ({"a": ["a"] * 2, "b": ["b"] * 2, "label": [0, 2], "score": [0.1, 0.2]}, "row 2: label 2: 1 (right) or 0"),
+        ({"a": ["a"] * 2, "b": ["b"] * 2, "score": [0.1, 0.2]}, "scores of labelled pairs do not say which"),
+        ({"a": ["a", "a"], "b": ["b", None]}, "dataset, row 2: the document has no text"),
+        ({"a": ["a", None], "b": ["b", "c"], "negative": ["d", "e"]}, "dataset, row 2: the query has no text"),
+        ({"a": ["a"], "b": ["b"], "negative_1": [None]}, "dataset, row 1: the document has no text"),
     ],
 )
 def test_what_is_no_layout_is_one_line(columns, words):
