@@ -289,7 +289,8 @@ def check_weighting(objective: Objective, estimator) -> None:
         if not getattr(estimator, "compares_codes", True):
             raise UserError(
                 f"weighting=positive_aware: {type(estimator).__name__} does not compare queries with codes; use "
-                "an encoder, or BM25Estimator(document_column='code_tokens') (--bm25_document_column code_tokens)"
+                "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
+                "(--bm25_document_column code_tokens)"
             )
 
 
