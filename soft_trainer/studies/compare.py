@@ -38,11 +38,11 @@ class Pairing:
 
     def __init__(self, a: Sequence[RankedQueries], b: Sequence[RankedQueries]):
         self.sides = [[(ranked, _order(ranked, a[0])) for ranked in side] for side in (a, b)]
-        self.reciprocal = [
-            np.mean([reciprocal_ranks(ranked.ranks[order]) for ranked, order in side], axis=0) for side in self.sides
-        ]
+        self.by_seed = [
+            np.stack([reciprocal_ranks(ranked.ranks[order]) for ranked, order in side]) for side in self.sides
+        ]  # of each side, float64[S, Q]
+        self.reciprocal = [values.mean(axis=0) for values in self.by_seed]
         self.differences = self.reciprocal[0] - self.reciprocal[1]
-        self.urls = a[0].urls
 
     def compare(self) -> Comparison:
         """Compares the reciprocal ranks of the queries, averaged over seeds."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.results import RankedQueries
 from soft_trainer.studies.compare import Pairing, p_text, ranks_of
 from soft_trainer.studies.significance import Interval, randomisation_test, stratified_bootstrap
 from soft_trainer.terminal import table
@@ -85,7 +86,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
     for one, other, pattern in ((*folders, b), (*folders[::-1], a)):
         if alone := sorted(one.keys() - other.keys()):
             raise UserError(f"{one[alone[0]]}: no run of {pattern} is its partner")
-    sets: dict[tuple, list[tuple[str, Pairing]]] = {}
+    sets: dict[tuple, list[tuple[str, list[RankedQueries]]]] = {}
     for parts in sorted(folders[0]):
         pair = [side[parts] for side in folders]
         names = split.split(",")
@@ -93,7 +94,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
         for name in present or names:  # without any, the first is named as missing
             ranked = [ranks_of(run, name, system) for run in pair]
             key = (tuple(sorted(ranked[0].urls)), ranked[0].pool_size)
-            sets.setdefault(key, []).append(("/".join((*parts, name)), Pairing(*([each] for each in ranked))))
+            sets.setdefault(key, []).append(("/".join((*parts, name)), ranked))
     return PooledComparison(tuple(map(_set, sets.values())))
 
 
@@ -109,20 +110,10 @@ def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
     return folders
 
 
-def _set(seeds: Sequence[tuple[str, Pairing]]) -> SetComparison:
-    """The seeds of one set, in the order of the first seed's queries."""
-    first = seeds[0][1]
-    orders = [_order(pairing.urls, first.urls) for _, pairing in seeds]
-    sides = (
-        np.stack([pairing.reciprocal[side][order] for (_, pairing), order in zip(seeds, orders, strict=True)])
-        for side in (0, 1)
-    )
-    return SetComparison(_common(name for name, _ in seeds), len(seeds), tuple(sides))
-
-
-def _order(urls: Sequence[str], reference: Sequence[str]) -> list[int]:
-    places = {url: row for row, url in enumerate(urls)}
-    return [places[url] for url in reference]
+def _set(seeds: Sequence[tuple[str, list[RankedQueries]]]) -> SetComparison:
+    """The comparison of one set, from the name and the two rankings of each seed."""
+    names, rankings = zip(*seeds, strict=True)
+    return SetComparison(_common(names), len(names), tuple(Pairing(*zip(*rankings, strict=True)).by_seed))
 
 
 def _common(names) -> str:
