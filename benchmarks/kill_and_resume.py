@@ -9,6 +9,7 @@ two processes in the second epoch or later, on one process at any time, also whi
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -82,11 +83,19 @@ def steps_logged(folder: Path) -> int:
 def kill(run: psutil.Popen) -> None:
     """Sends SIGKILL to all processes of the run at once."""
     if run.poll() is None:
-        for process in (run, *run.children(recursive=True)):
-            process.suspend()
-        for process in (run, *run.children(recursive=True)):
-            process.kill()
+        signal_all(run, "suspend")
+        signal_all(run, "kill")
     run.wait()
+
+
+def signal_all(run: psutil.Popen, name: str) -> None:
+    """Calls a method of each process of the run; those that end meanwhile are left out."""
+    processes = [run]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        processes += run.children(recursive=True)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            getattr(process, name)()
 
 
 def kill_and_resume(folder: Path, data: dict, processes: int, generator: random.Random) -> tuple[str, str]:

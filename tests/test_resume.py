@@ -1,5 +1,6 @@
 """Killed at any moment, resumed, and nothing is different in the end."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -32,7 +33,8 @@ class ForkedRun:
 
     def suspend(self) -> None:
         for process in self.processes:
-            os.kill(process.pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         for process in self.processes:
