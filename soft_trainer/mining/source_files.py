@@ -151,7 +151,11 @@ def _reason_against_name(path: str, name: str, rules: tuple) -> str:
 
 
 def _is_utf8(name: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Rules:
