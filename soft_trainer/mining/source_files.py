@@ -151,7 +151,11 @@ def _reason_against_name(path: str, name: str, rules: tuple) -> str:
 
 
 def _is_utf8(name: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Rules:
@@ -208,7 +212,7 @@ def read_text(root: str, path: str) -> bytes | str:
     if b"\0" in source:
         return "binary"
     source = source.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if _PRIVATE_KEY.search(source):
+    if b"PRIVATE KEY" in source and _PRIVATE_KEY.search(source):  # a plain search is ten times as fast
         return "secret"
     limit = _MAX_MEAN_LINE_OF_PROSE if path.lower().endswith(_PROSE) else MAX_MEAN_LINE_BYTES
     return machine_made(source, limit) or source

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
-from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain, islice
 
 import numpy as np
 
 from soft_trainer.mining.pieces import Piece, language_of, split
 from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
-from soft_trainer.mining.words import WORD, name_parts, stem, terms, whole
+from soft_trainer.mining.words import name_parts, source_words, stem, terms, whole, words
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
@@ -38,88 +39,93 @@ class FileEntry:
 class Batch:
     """Files that were read together, and their terms.
 
-    Entry i says that `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all files.
+    Entry i says that term `term[i]` is `count[i]` times in `piece[i]`, counted from 0 over all files. The process
+    `reader` numbers the terms as it meets them; `new_terms` are those that it had in no batch before.
     """
 
+    reader: int
     files: list[FileEntry] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    vocabulary: list[str] = field(default_factory=list)
+    new_terms: list[str] = field(default_factory=list)
     term: np.ndarray | None = None
     piece: np.ndarray | None = None
     count: np.ndarray | None = None
 
 
-def read_batch(root: str, paths: list[str]) -> Batch:
-    """Read files, split them and count their terms."""
-    batch, vocabulary = Batch(), _Vocabulary()
-    term, count, sizes = [], [], []
-    for path in paths:
-        source = read_text(root, path)
-        if isinstance(source, str):
-            batch.skipped[path] = source
-            continue
-        entry, counts = _read(path, source, vocabulary)
-        batch.files.append(entry)
-        for terms_of_piece in counts:
-            term.extend(terms_of_piece)
-            count.extend(terms_of_piece.values())
-            sizes.append(len(terms_of_piece))
-    batch.vocabulary = list(vocabulary.numbers)
-    batch.term = np.array(term, np.int32)
-    batch.piece = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    batch.count = np.minimum(np.array(count, np.int64), MAX_COUNT).astype(np.uint8)
-    return batch
+class Numbers(dict):
+    """Numbers of strings, in the order in which they are first looked up."""
+
+    def __missing__(self, string: str) -> int:
+        number = self[string] = len(self)
+        return number
 
 
-class _Vocabulary:
-    """Numbers for the terms of a batch."""
+class Reader:
+    """Reads the files of a tree in batches: splits them and counts their terms."""
 
-    def __init__(self):
-        self.numbers: dict[str, int] = {}
-        self._words: dict[str, tuple[int, ...]] = {}
+    def __init__(self, root: str):
+        self.root = root
+        self.numbers = Numbers()
+        self.numbers_of_word = _TermsOfWords(self.numbers)
 
-    def number(self, term: str) -> int:
-        """The number of a term."""
-        return self.numbers.setdefault(term, len(self.numbers))
+    def read(self, paths: list[str]) -> Batch:
+        """Read files; those that no person wrote are skipped."""
+        batch, known = Batch(os.getpid()), len(self.numbers)
+        term: list[int] = []
+        sizes: list[int] = []
+        for path in paths:
+            source = read_text(self.root, path)
+            if isinstance(source, str):
+                batch.skipped[path] = source
+                continue
+            batch.files.append(self._read(path, source, term, sizes))
+        batch.new_terms = list(islice(self.numbers, known, None))
+        # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
+        piece = np.repeat(np.arange(len(sizes)), sizes)
+        pairs, count = np.unique(np.array(term, np.int64) * len(sizes) + piece, return_counts=True)
+        batch.term, batch.piece = (part.astype(np.int32) for part in np.divmod(pairs, max(len(sizes), 1)))
+        batch.count = np.minimum(count, MAX_COUNT).astype(np.uint8)
+        return batch
 
-    def word(self, word: str) -> tuple[int, ...]:
-        """The numbers of a word's terms."""
-        known = self._words.get(word)
-        if known is None:
-            known = self._words[word] = tuple(map(self.number, terms(word)))
-        return known
+    def _read(self, path: str, source: bytes, term: list[int], sizes: list[int]) -> FileEntry:
+        """One file. The terms of its pieces are added to `term`, how many each piece has to `sizes`."""
+        language = language_of(path, source)
+        lines = source.split(b"\n")
+        pieces, lengths = [], []
+        # a file without a word is found by its path
+        for place, piece in enumerate(split(source, language) or [Piece(1, 1)]):
+            before = len(term)
+            found = source_words(b"\n".join(lines[piece.start - 1 : piece.end]))
+            term.extend(chain.from_iterable(map(self.numbers_of_word.__getitem__, found)))
+            lengths.append(min(len(term) - before, 65_535))
+            marked = {DEFINED + whole(name) for name in piece.defines}
+            marked |= {NAME + stem(part) for name in piece.defines for part in name_parts(name)}
+            marked |= path_terms(path) if place == 0 else set()
+            term.extend(map(self.numbers.__getitem__, marked))
+            sizes.append(len(term) - before)
+            pieces.append([piece.start, piece.end, piece.name])
+        own, _ = name_and_folders(path)
+        traits = int(is_test_path(path, language)), min(path.count("/"), 255), min(len(name_parts(own)), 255)
+        digest = blake2b(source, digest_size=16).digest()
+        return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths)
 
 
-def _read(path: str, source: bytes, vocabulary: _Vocabulary) -> tuple[FileEntry, list[dict[int, int]]]:
-    """One file, and how often each term stands in each of its pieces."""
-    language = language_of(path, source)
-    lines = source.decode(errors="replace").split("\n")
-    pieces, counts, lengths = [], [], []
-    # a file without a word is found by its path
-    for place, piece in enumerate(split(source, language) or [Piece(1, 1)]):
-        counted: dict[int, int] = {}
-        for word, times in Counter(WORD.findall("\n".join(lines[piece.start - 1 : piece.end]))).items():
-            for number in vocabulary.word(word):
-                counted[number] = counted.get(number, 0) + times
-        lengths.append(min(sum(counted.values()), 65_535))
-        named = [DEFINED + whole(name) for name in piece.defines]
-        named += [NAME + stem(part) for name in piece.defines for part in name_parts(name)]
-        counted |= dict.fromkeys(map(vocabulary.number, named + (path_terms(path) if place == 0 else [])), 1)
-        pieces.append([piece.start, piece.end, piece.name])
-        counts.append(counted)
-    own, _ = name_and_folders(path)
-    traits = int(is_test_path(path, language)), min(path.count("/"), 255), min(len(name_parts(own)), 255)
-    digest = blake2b(source, digest_size=16).digest()
-    return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths), counts
+class _TermsOfWords(dict):
+    """The numbers of each word's terms."""
+
+    def __init__(self, numbers: Numbers):
+        self.numbers = numbers
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        numbers = self[word] = tuple([self.numbers[term] for term in terms(word)])
+        return numbers
 
 
-def path_terms(path: str) -> list[str]:
+def path_terms(path: str) -> set[str]:
     """The terms of a path: of its folders with one sign in front, of the file's own name with two."""
     own, folders = name_and_folders(path)
-    return [
-        *{OWN_NAME + term for word in WORD.findall(own) for term in terms(word)},
-        *{PATH + term for word in WORD.findall(folders) for term in terms(word)},
-    ]
+    own_terms = {OWN_NAME + term for word in words(own) for term in terms(word)}
+    return own_terms | {PATH + term for word in words(folders) for term in terms(word)}
 
 
 def name_and_folders(path: str) -> tuple[str, str]:

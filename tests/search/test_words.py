@@ -2,7 +2,8 @@
 
 import pytest
 
-from soft_trainer.mining.words import stem, terms
+from soft_trainer.mining.terms import Reader
+from soft_trainer.mining.words import WORD, source_words, stem, terms
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,27 @@ def test_hashes_and_signs_are_no_terms():
 
 def test_letters_of_other_scripts_are_words():
     assert terms("größe") == ("größe",) and terms("日付") == ("日付",)
+
+
+@pytest.mark.parametrize(
+    "source", [bytes(range(128)), b"a_b1 x.y\x1fz\x00", "größe_2 日付".encode(), b"caf\xe9 a\xff_b \xe2"]
+)
+def test_words_of_a_source_are_those_of_its_text(source):
+    assert source_words(source) == WORD.findall(source.decode(errors="replace"))
+
+
+def test_a_reader_counts_terms_and_names_each_of_them_once(tmp_path):
+    (tmp_path / "a.py").write_text("def parse():\n    return go(go(go(1)))\n")
+    (tmp_path / "b.py").write_text("def parse():\n    return stop(go)\n")
+    reader = Reader(str(tmp_path))
+    first, second = reader.read(["a.py"]), reader.read(["b.py"])
+    vocabulary = first.new_terms + second.new_terms
+    assert len(set(vocabulary)) == len(vocabulary) and "go" in first.new_terms and "stop" in second.new_terms
+    counts = [dict(zip((vocabulary[n] for n in b.term), b.count.tolist(), strict=True)) for b in (first, second)]
+    assert [(c["go"], c.get("stop"), c["=parse"]) for c in counts] == [(3, None, 1), (1, 1, 1)]
+
+
+def test_a_term_is_counted_up_to_255(tmp_path):
+    (tmp_path / "a.py").write_text(("go " * 30 + "\n") * 20)
+    batch = Reader(str(tmp_path)).read(["a.py"])
+    assert batch.count[batch.term == batch.new_terms.index("go")].tolist() == [255]
