@@ -117,13 +117,17 @@ def load_encoder(
     check_model(model, profile)
     check_dims([truncate_dim] if truncate_dim is not None else [], model.config.hidden_size, "truncate_dim")
     if truncate_dim is None:
-        truncate_dim = _saved_truncate_dim(name_or_path, revision)
+        truncate_dim = saved_truncate_dim(name_or_path, revision)
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
 
 
-def _saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """The number of dimensions that sentence-transformers would keep of every embedding; None for all."""
+def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
+    """Returns the number of dimensions that sentence-transformers would keep of every embedding; None for all.
+
+    Raises:
+        UserError: it is no whole number above 0.
+    """
     path = repository_file(name_or_path, SETTINGS_FILE, revision, expected=False)
     values = read_json(path) if path else {}
     check_values(values, {"truncate_dim": "a whole number above 0"}, path)
