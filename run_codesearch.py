@@ -66,7 +66,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         statistics = data_statistics(data, profile, tokenizer)
     if statistics:
         print_on_main(statistics_table(statistics, data_args.paper_language))
-    for line in unused_in_command(data_args, model_args):
+    for line in unused_in_command(data_args, model_args, args):
         print_on_main(line)
     push_data(data, data_args, args)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.estimators.registry import WITH_MODEL
 from soft_trainer.objective import Objective
 
@@ -59,31 +59,47 @@ OF_TRAINING = (
         "negatives_per_query is 0",
     ),
 )
-# `holds` gets the data arguments and the model arguments.
+# `holds` gets the arguments of data, model and training.
 OF_THE_COMMAND = (
     Condition(
+        ("estimator",),
+        lambda data, model, args: _estimators(data) == ["none"] or _reads_estimator(args),
+        "loss=info_nce has no weights, and neither batches nor negatives come from an estimator",
+    ),
+    Condition(
         ("bm25_idf", "bm25_scope", "bm25_document_column"),
-        lambda data, model: "bm25" in _estimators(data),
+        lambda data, model, args: "bm25" in _estimators(data),
         "the estimator is not bm25",
     ),
     Condition(
         ("estimator_model",),
-        lambda data, model: bool(set(WITH_MODEL) & set(_estimators(data))),
+        lambda data, model, args: bool(set(WITH_MODEL) & set(_estimators(data))),
         "only the estimators simcse and trained_model read it",
     ),
     Condition(
         ("mixture_shares", "mixture_temperatures"),
-        lambda data, model: len(_estimators(data)) > 1,
+        lambda data, model, args: len(_estimators(data)) > 1,
         "the estimator is no mixture",
     ),
-    Condition(("mining_keep",), lambda data, model: data.source_dir is not None, "no source_dir is mined"),
-    Condition(("vocabulary_size",), lambda data, model: model.from_scratch is not None, "only from_scratch reads it"),
-    Condition(("model_revision",), lambda data, model: model.from_scratch is None, "from_scratch loads no encoder"),
+    Condition(("mining_keep",), lambda data, model, args: data.source_dir is not None, "no source_dir is mined"),
+    Condition(
+        ("vocabulary_size",), lambda data, model, args: model.from_scratch is not None, "only from_scratch reads it"
+    ),
+    Condition(
+        ("model_revision",), lambda data, model, args: model.from_scratch is None, "from_scratch loads no encoder"
+    ),
 )
 
 
 def _estimators(data: DataArguments) -> list[str]:
     return (data.estimator or "none").split("+")
+
+
+def _reads_estimator(args: SoftInfoNCETrainingArguments) -> bool:
+    """True if the loss, the batches or own negatives may come from the estimator."""
+    similar = args.train_sampling_strategy == "similar" and args.similar_by == "estimator"
+    loss = args.loss != "info_nce" or args.cancel != "none" or args.order_loss_weight > 0
+    return loss or similar or args.negatives_per_query > 0
 
 
 def unused_in_training(objective: Objective, options: SoftInfoNCEOptions, strategy: str) -> list[str]:
@@ -95,10 +111,12 @@ def unused_in_training(objective: Objective, options: SoftInfoNCEOptions, strate
     return _lines(OF_TRAINING, _changed(options, SoftInfoNCEOptions), objective, options, strategy)
 
 
-def unused_in_command(data_args: DataArguments, model_args: ModelArguments) -> list[str]:
+def unused_in_command(
+    data_args: DataArguments, model_args: ModelArguments, args: SoftInfoNCETrainingArguments
+) -> list[str]:
     """A line for each option of the rows, the estimator and the encoder that was given and changes nothing."""
     changed = _changed(data_args, DataArguments) | _changed(model_args, ModelArguments)
-    return _lines(OF_THE_COMMAND, changed, data_args, model_args)
+    return _lines(OF_THE_COMMAND, changed, data_args, model_args, args)
 
 
 def _changed(options, kind: type) -> dict[str, object]:

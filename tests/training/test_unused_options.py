@@ -2,7 +2,7 @@
 
 import pytest
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.training.checks import make_objective
@@ -37,6 +37,12 @@ TRAINING = [
     ),
 ]
 COMMAND = [
+    ({"estimator": "initial_model", "loss": "info_nce"}, {"estimator": "initial_model"}),
+    (
+        {"estimator": "initial_model", "loss": "info_nce"},
+        {"estimator": "initial_model", "loss": "info_nce", "train_sampling_strategy": "similar"},
+    ),
+    ({"estimator": "initial_model", "loss": "info_nce"}, {"estimator": "none", "loss": "info_nce"}),
     ({"bm25_idf": "lucene", "estimator": "simcse"}, {"bm25_idf": "lucene"}),
     ({"bm25_scope": "corpus", "estimator": "none"}, {"bm25_scope": "corpus", "estimator": "bm25+simcse"}),
     (
@@ -58,9 +64,14 @@ def training_lines(strategy="random", **options) -> list[str]:
 
 
 def command_lines(**options) -> list[str]:
-    data = {name: value for name, value in options.items() if name in DataArguments.__dataclass_fields__}
-    model = {name: value for name, value in options.items() if name not in data}
-    return unused_in_command(DataArguments(**data), ModelArguments(**model))
+    kinds = (DataArguments, ModelArguments, SoftInfoNCETrainingArguments)
+    parts = [{name: value for name, value in options.items() if name in kind.__dataclass_fields__} for kind in kinds]
+    data, model, training = parts
+    return unused_in_command(
+        DataArguments(**data),
+        ModelArguments(**model),
+        SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, **training),
+    )
 
 
 @pytest.mark.parametrize(
