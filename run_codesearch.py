@@ -42,6 +42,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.training.checks import check_before_loading
     from soft_trainer.training.default_recipe import take_default_recipe
     from soft_trainer.training.refused_options import check_options
+    from soft_trainer.training.unused_options import unused_in_command
 
     check_options(args)
     profile = build_profile(model_args)
@@ -65,6 +66,8 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         statistics = data_statistics(data, profile, tokenizer)
     if statistics:
         print_on_main(statistics_table(statistics, data_args.paper_language))
+    for line in unused_in_command(data_args, model_args, args):
+        print_on_main(line)
     push_data(data, data_args, args)
 
     # ---- Before, train, after ----

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser, TrainingArguments
@@ -287,12 +287,17 @@ def parse(
     argv: Sequence[str] | None = None,
     description: str | None = None,
     prog: str | None = None,
+    options: Mapping | None = None,
 ) -> tuple:
     """One instance of each of `dataclass_types` from `--option value` and `--config RECIPE`.
 
     What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
     names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
-    package. Each instance has an attribute `given`, the names of the options that somebody gave.
+    package. Each instance has an attribute `given`, the names of the options that somebody gave. A list is joined by
+    commas for an option that takes one text.
+
+    Args:
+        options: the options of a recipe that is read already, in place of `--config`.
 
     Raises:
         UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
@@ -302,10 +307,10 @@ def parse(
     parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
     known = {option.lstrip("-") for option in parser._option_string_actions}
     recipe = _take_config(argv)
-    options = read_recipe(recipe_path(recipe)) if recipe else {}
+    options = read_recipe(recipe_path(recipe)) if recipe else dict(options or {})
     for key in options:
         if key not in known:
-            raise UserError(f"{recipe}: unknown option {key!r}{nearest(str(key), known)}")
+            raise UserError(f"{f'{recipe}: ' if recipe else ''}unknown option {key!r}{nearest(str(key), known)}")
     options = {key: _as_one_text(parser, key, value) for key, value in options.items()}
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(

@@ -111,7 +111,7 @@ def _measure(
     tokenizer = build_tokenizer(model_args, profile, None)
     model = build_model(model_args, profile, tokenizer)
     trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
-    for warning in profile_warnings(trainer.model, profile):
+    for warning in (*profile_warnings(trainer.model, profile), *_unused(model_args, data_args, args)):
         print_on_main(warning)
     run = Run(trainer, data, model_args, data_args, {}, sets)
     run.measure("trained")
@@ -158,6 +158,8 @@ def _measure_with_mteb(
     if keep:
         with reporting_disk_errors(args.output_dir):
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    for warning in _unused(model_args, data_args, args):
+        print_on_main(warning)
     check_data(tasks)  # last, as it may download for long
     encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
     model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)
@@ -171,6 +173,22 @@ def _measure_with_mteb(
     finally:  # a task that fails does not take the results of earlier ones with it
         if results:
             _report_mteb(results, args.output_dir if keep else None, card)
+
+
+def _unused(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> list[str]:
+    """Lines about options, and a setting of the encoder's folder, that change nothing here."""
+    # Imported here, so that a wrong option need not wait for them.
+    from soft_trainer.encoders.loading import saved_truncate_dim
+    from soft_trainer.training.building import model_name
+    from soft_trainer.training.unused_options import unused_in_command
+
+    lines = unused_in_command(data_args, model_args, args)
+    if dim := saved_truncate_dim(model_name(model_args), model_args.model_revision):
+        lines.append(
+            f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: whole embeddings are "
+            "measured, and their first dimensions with --matryoshka_dims and without --mteb"
+        )
+    return lines
 
 
 def _report_mteb(results: list, folder: str | None, card: Path | None) -> None:

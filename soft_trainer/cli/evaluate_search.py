@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trees", metavar="DIR", help="folder that holds each repo of --queries as a folder")
     parser.add_argument("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
     parser.add_argument("--model", help="folder or Hub name of an encoder (default: words alone)")
+    parser.add_argument("--truncate_dim", type=int, metavar="N", help="keep N dimensions of every embedding")
     parser.add_argument("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
     parser.add_argument("--max_queries", type=int, default=200, help="most queries of --folder (default: 200)")
     parser.add_argument("--output", metavar="FILE", help="write the paths of each query as JSON lines")
@@ -51,6 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Index, ask, and print the table."""
     if bool(arguments.queries) == bool(arguments.folder) or bool(arguments.queries) != bool(arguments.trees):
         raise UserError("give either --queries and --trees, or --folder")
+    if arguments.truncate_dim is not None and arguments.model is None:
+        raise UserError("truncate_dim: has no meaning without --model")
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
         outcomes, notices = _outcomes(arguments, scratch)
     for notice in dict.fromkeys(notices):
@@ -76,7 +79,8 @@ def _outcomes(arguments: argparse.Namespace, scratch: str) -> tuple[list, list[s
     outcomes, notices = [], []
     places = Path(arguments.index_dir or f"{scratch}/indexes")
     for name, tree in trees.items():
-        index = CodeIndex.build(tree, places / (name or "tree"), arguments.model, progress=True)
+        choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
+        index = CodeIndex.build(tree, places / (name or "tree"), progress=True, **choice)
         outcomes += ask(index, [query for query in queries if query.tree == name], lexical=arguments.model is None)
         notices += index.notices
         index.close()

@@ -2,6 +2,7 @@
 
 soft-trainer index DIR
 soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
+soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="folder or Hub name of an encoder: searches go by meaning too; without one, by words alone"
     )
+    parser.add_argument(
+        "--truncate_dim",
+        type=int,
+        metavar="N",
+        help="keep the first N dimensions of every embedding, of an encoder trained with --matryoshka_dims; searches "
+        "do the same, and another N encodes everything again (default: as the index has them, or all)",
+    )
     parser.add_argument("--index_dir", help="place of the index (default: in the user's cache directory)")
 
 
@@ -27,14 +35,16 @@ def run(arguments: argparse.Namespace) -> int:
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
-    index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True)
+    choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
+    index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
     for notice in index.notices:
         print_on_main(safe(notice))
     counts = index.statistics()
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
     lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
     if counts["model"]:
-        lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}")
+        cut = f", {counts['truncate_dim']} dimensions of each embedding" if "truncate_dim" in counts else ""
+        lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}{cut}")
     if counts["skipped"]:
         lines.append("skipped: " + ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items()))
     place = f" --index_dir {arguments.index_dir}" if arguments.index_dir else f" --folder {arguments.folder}"

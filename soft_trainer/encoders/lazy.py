@@ -11,10 +11,15 @@ from soft_trainer.errors import UserError
 
 
 class LazyEncoder:
-    """An encoder of `soft_trainer.encoders`, loaded when it is first needed: that takes seconds."""
+    """An encoder of `soft_trainer.encoders`, loaded when it is first needed: that takes seconds.
 
-    def __init__(self, name: str):
-        self.name = name
+    Args:
+        name: folder or Hub name.
+        truncate_dim: keep this many dimensions of every embedding; None keeps those that `load_encoder` keeps.
+    """
+
+    def __init__(self, name: str, truncate_dim: int | None = None):
+        self.name, self.truncate_dim = name, truncate_dim
 
     @cached_property
     def loaded(self):
@@ -27,7 +32,7 @@ class LazyEncoder:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
-            return load_encoder(self.name)
+            return load_encoder(self.name, truncate_dim=self.truncate_dim)
         except UserError as error:
             if "trust_remote_code" not in str(error):
                 raise
@@ -43,11 +48,10 @@ class LazyEncoder:
             return self._comparable(self.loaded.encode_codes(texts))
         # A text in another language has no data flow: it is read like a broken piece of Python.
         kinds = np.array([language if language in LANGUAGES else "python" for language in languages])
-        rows = np.zeros((len(texts), self.loaded.model.config.hidden_size), np.float32)
-        for kind in np.unique(kinds).tolist():
-            places = np.flatnonzero(kinds == kind)
-            rows[places] = self._comparable(self.loaded.encode_codes([texts[p] for p in places], language=kind))
-        return rows
+        places = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
+        parts = [self.loaded.encode_codes([texts[p] for p in own], language=str(kinds[own[0]])) for own in places]
+        rows = np.concatenate([self._comparable(part) for part in parts])
+        return rows[np.argsort(np.concatenate(places))]
 
     def _comparable(self, embeddings) -> np.ndarray:
         from soft_trainer.encoders.pooling import comparable  # imports torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from soft_trainer.encoders.lora import base_of
 from soft_trainer.encoders.positions import most_tokens
-from soft_trainer.encoders.repository import published_name, read_json, repository_file
+from soft_trainer.encoders.repository import check_values, published_name, read_json, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
 
@@ -19,6 +20,15 @@ SCORE_FUNCTIONS = ("dot", "cosine")
 PROFILE_FILE = "soft_trainer.json"
 _SPECIAL_TOKEN = r"<[^<>\s]+>"
 _HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
+# The type of a profile's field -> the kind of its value in JSON.
+_KIND_OF_TYPE = {
+    "str": "a text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "tuple[str, ...]": "a list of texts",
+    "tuple[int, ...]": "a list of whole numbers",
+}
 
 
 @dataclass(frozen=True)
@@ -106,10 +116,24 @@ class EncoderProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
-        """Reads the profile that `save` wrote at `path` (the file, not the folder)."""
+        """Reads the profile that `save` wrote at `path` (the file, not the folder).
+
+        Keys of a later version are left out.
+
+        Raises:
+            UserError: names the file and a value that is wrong, or a key that is nearly a known one.
+        """
         values = read_json(path)
-        known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
+        kinds = {field.name: _KIND_OF_TYPE[field.type] for field in dataclasses.fields(cls)}
+        for key in sorted(set(values) - set(kinds)):
+            if near := difflib.get_close_matches(key, set(kinds) - set(values), n=1):
+                raise UserError(f"{path}: unknown key {key!r}; did you mean {near[0]!r}?")
+        known = {key: value for key, value in values.items() if key in kinds}
+        check_values(known, {key: kinds[key] for key in known}, path, optional=False)
+        try:
+            return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
 
 
 def check_profile(profile) -> None:
@@ -168,6 +192,21 @@ KNOWN_ENCODERS = {
     "unixcoder-base-nine": "unixcoder",
 }
 _NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
+SETTINGS_FILE = "config_sentence_transformers.json"
+# Keys of the files of sentence-transformers, of the tokenizer and of the model that are read -> their kinds.
+_KINDS_OF_FILES = {
+    "max_seq_length": "a whole number",
+    "query_length": "a whole number",
+    "document_length": "a whole number",
+    "modality_config": "a mapping",
+    "prompts": "a mapping to texts",
+    "similarity_fn_name": "a text",
+    "include_prompt": "true or false",
+    "pooling_mode": "a text or a list of texts",
+    "model_max_length": "a number",
+    "max_position_embeddings": "a whole number",
+    "model_type": "a text",
+}
 # Names of sentence-transformers, those of older releases too -> ours.
 _POOLING_NAMES = {
     "pooling_mode_mean_tokens": "mean",
@@ -208,16 +247,21 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
     """Translates the files of sentence-transformers into a profile."""
 
-    def read(file: str, kind: type = dict):
+    def read(file: str) -> dict:
         path = repository_file(name_or_path, file, revision)
-        return read_json(path, kind) if path else kind()
+        return _checked_values(path) if path else {}
 
-    modules = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in read("modules.json", list)}
-    transformer, settings = read("sentence_bert_config.json"), read("config_sentence_transformers.json")
+    modules = _modules(repository_file(name_or_path, "modules.json", revision))
+    transformer, settings = read("sentence_bert_config.json"), read(SETTINGS_FILE)
     prompts = settings.get("prompts") or {}
     pooling_config = read(f"{modules['Pooling']}/config.json") if "Pooling" in modules else {}
+    if "Pooling" in modules and not pooling_config:
+        raise UserError(
+            f"{name_or_path}: modules.json names a pooling module, but {modules['Pooling']}/config.json is missing or "
+            "empty"
+        )
     pooling = _pooling(pooling_config) if "Pooling" in modules else "pooler"
-    output = transformer.get("modality_config", {}).get("text", {}).get("method_output_name", "last_hidden_state")
+    output = _output(transformer, name_or_path)
     similarity = settings.get("similarity_fn_name") or "cosine"
     expressible = (
         set(modules) <= {"Transformer", "Pooling", "Normalize"}
@@ -232,23 +276,52 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             f"ignore them, give --profile one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
-    length = length if length and length < _NO_LENGTH else None
+    length = int(length) if length and length < _NO_LENGTH else None
     if length and (most := most_tokens(read("config.json"))):
         length = min(length, most)
     code_prefix = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
     # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.
     bounded = similarity == "cosine" or "Normalize" in modules
-    return PROFILES["auto"].replace(
-        pooling=pooling,
-        normalize="Normalize" in modules,
-        query_prefix=prompts.get("query") or "",
-        code_prefix=code_prefix,
-        include_prompt=pooling_config.get("include_prompt", True),
-        query_length=transformer.get("query_length") or length,
-        code_length=transformer.get("document_length") or length,
-        score_function=similarity,
-        score_scale=COSINE_SCALE if bounded else 1.0,
-    )
+    try:
+        return PROFILES["auto"].replace(
+            pooling=pooling,
+            normalize="Normalize" in modules,
+            query_prefix=prompts.get("query") or "",
+            code_prefix=code_prefix,
+            include_prompt=pooling_config.get("include_prompt", True),
+            query_length=transformer.get("query_length") or length,
+            code_length=transformer.get("document_length") or length,
+            score_function=similarity,
+            score_scale=COSINE_SCALE if bounded else 1.0,
+        )
+    except UserError as error:
+        raise UserError(f"{name_or_path}: its files of sentence-transformers: {error}") from error
+
+
+def _modules(path: Path) -> dict[str, str]:
+    """The modules of `modules.json`: the last part of the type -> the folder."""
+    entries = read_json(path, list)
+    for place, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise UserError(f"{path}: entry {place}: a mapping with type and path is expected")
+        check_values(entry, {"type": "a text", "path": "a text"}, f"{path}: entry {place}", optional=False)
+    return {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in entries}
+
+
+def _checked_values(path: Path) -> dict:
+    """The content of a file whose values are of the kinds that are read."""
+    values = read_json(path)
+    modes = {key: "true or false" for key in values if key.startswith("pooling_mode_")}
+    check_values(values, _KINDS_OF_FILES | modes, path)
+    return values
+
+
+def _output(transformer: dict, name_or_path: str | Path) -> str:
+    """The output of the model that `sentence_bert_config.json` names."""
+    texts = (transformer.get("modality_config") or {}).get("text") or {}
+    if not isinstance(texts, dict):
+        raise UserError(f"{name_or_path}/sentence_bert_config.json: modality_config, text: a mapping is expected")
+    return texts.get("method_output_name", "last_hidden_state")
 
 
 def _pooling(config: dict) -> str:

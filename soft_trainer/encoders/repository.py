@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,20 @@ from safetensors import SafetensorError
 from soft_trainer.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+# Words for a kind of JSON value -> True for a value of that kind.
+KINDS = {
+    "a text": lambda value: isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
+    "a number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "a whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "a whole number above 0": lambda value: KINDS["a whole number"](value) and value > 0,
+    "a list of texts": lambda value: isinstance(value, list) and all(map(KINDS["a text"], value)),
+    "a text or a list of texts": lambda value: KINDS["a text"](value) or KINDS["a list of texts"](value),
+    "a list of whole numbers": lambda value: isinstance(value, list) and all(map(KINDS["a whole number"], value)),
+    "a mapping": lambda value: isinstance(value, dict),
+    "a mapping to texts": lambda value: isinstance(value, dict) and all(map(KINDS["a text"], value.values())),
+}
 
 
 def published_name(name_or_path: str | Path) -> str:
@@ -74,6 +88,24 @@ def read_json(path: str | Path, kind: type = dict):
     if not isinstance(values, kind):
         raise UserError(f"{path}: a {'list' if kind is list else 'mapping'} is expected, not {values!r:.40}")
     return values
+
+
+def check_values(values: Mapping, kinds: Mapping[str, str], place: str | Path, optional: bool = True) -> None:
+    """Refuses values of a JSON file that are not of their kind.
+
+    Args:
+        kinds: key -> one of `KINDS`. Other keys are not looked at.
+        place: the file, for the message.
+        optional: True if a key may be missing or null.
+
+    Raises:
+        UserError: names the file, the key and the kind.
+    """
+    for key, kind in kinds.items():
+        value = values.get(key)
+        if not (optional and value is None) and not KINDS[kind](value):
+            shown = textwrap.shorten(json.dumps(value), 60, placeholder=" ...") if key in values else "missing"
+            raise UserError(f"{place}: {key}: {kind} is expected, not {shown}")
 
 
 @contextmanager

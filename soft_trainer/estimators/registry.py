@@ -116,6 +116,8 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
     )
 }
 
+WITH_MODEL = ("simcse", "trained_model")  # take an encoder of `--estimator_model` each
+
 
 def choose_estimator(
     arguments: DataArguments,
@@ -138,6 +140,12 @@ def choose_estimator(
     names_of_models = arguments.estimator_model.split(",") if arguments.estimator_model else ()
     models = EstimatorModels(iter(names_of_models), trust_remote_code)
     members = [_make(name, arguments, models, query_columns[0], alone=len(names) == 1) for name in names]
+    takers = sum(name in WITH_MODEL for name in names)
+    if 0 < takers < len(names_of_models):
+        raise UserError(
+            f"estimator_model={arguments.estimator_model}: {len(names_of_models)} encoders, but estimator="
+            f"{arguments.estimator} takes {takers}"
+        )
     if len(members) == 1:
         return members[0]
     return MixtureEstimator(

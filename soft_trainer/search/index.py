@@ -79,7 +79,7 @@ class CodeIndex:
         self.index_dir = Path(index_dir)
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
-        self._encoders: dict[str, vectors.LazyEncoder] = {}
+        self._encoders: dict[tuple, vectors.LazyEncoder] = {}
         self._cached_version: tuple | None = None
         version, self.notices = store.get_meta(database, "version"), []
         if version not in (None, soft_trainer.__version__):
@@ -92,15 +92,18 @@ class CodeIndex:
         index_dir: str | os.PathLike[str] | None = None,
         model: str | os.PathLike[str] | None = None,
         progress: bool = False,
+        truncate_dim: int | None = None,
     ) -> CodeIndex:
         """Index a folder, or bring its index up to date.
 
         Args:
             index_dir: the place of the index; by default in the user's cache directory.
             model: folder or Hub name of an encoder; None keeps the one that the index has, if it has one.
+            truncate_dim: keep this many dimensions of every embedding; see `update`.
 
         Raises:
-            UserError: no such folder, an index_dir that cannot be used, or a model that cannot be loaded.
+            UserError: no such folder, an index_dir that cannot be used, a model that cannot be loaded, or dimensions
+                that its embeddings do not have.
         """
         real = os.path.realpath(folder)
         if not os.path.isdir(real):
@@ -116,7 +119,7 @@ class CodeIndex:
                 store.set_meta(database, "folder", real)
         index = cls(target, database)
         index.notices.clear()  # this version makes it
-        index.update(model=model, progress=progress)
+        index.update(model=model, progress=progress, truncate_dim=truncate_dim)
         with store.transaction(database):
             store.set_meta(database, "version", soft_trainer.__version__)
         return index
@@ -136,6 +139,7 @@ class CodeIndex:
         progress: bool = False,
         wait: bool = True,
         encode: bool = True,
+        truncate_dim: int | None = None,
     ) -> bool:
         """Read again what changed in the folder since the last time; returns whether anything had.
 
@@ -143,16 +147,20 @@ class CodeIndex:
             model: another encoder than the one that the index has.
             wait: wait for another process that writes the index; else leave it to that one.
             encode: encode new pieces, where the index has an encoder.
+            truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. None
+                keeps the number that the index has of this encoder. Another number encodes every piece again.
 
         Raises:
-            UserError: the folder is gone, the disk is full, or the model cannot be loaded.
+            UserError: the folder is gone, the disk is full, the model cannot be loaded, or its embeddings have fewer
+                dimensions.
         """
         if not os.path.isdir(self.folder):
             raise UserError(f"{self.folder}: the indexed folder is gone; search with --no_update, or index again")
         with _disk_errors(self.index_dir):
             changes = find_changes(self.database, self.folder)
-            name = _model_name(model) if model is not None else self.model
-            encode = encode and name is not None and (model is not None or bool(changes) or self._unencoded() > 0)
+            named = self._encoder(model, truncate_dim)["model"] is not None
+            renewed = model is not None or truncate_dim is not None
+            encode = encode and named and (renewed or bool(changes) or self._unencoded() > 0)
             if not changes and not encode:
                 return False
             with store.write_lock(self.index_dir, wait) as held:
@@ -162,7 +170,7 @@ class CodeIndex:
                 changes = find_changes(self.database, self.folder)
                 apply_changes(self.database, self.folder, changes, progress)
                 if encode:
-                    encoder = self._encoders.setdefault(name, vectors.LazyEncoder(name))
+                    encoder = self._loaded(self._encoder(model, truncate_dim))
                     vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
                 # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
                 if self.model is None or not self._unencoded():
@@ -210,7 +218,33 @@ class CodeIndex:
     @property
     def model(self) -> str | None:
         """The encoder of the embeddings, None for a lexical index."""
-        return (store.get_meta(self.database, "vectors") or {}).get("model")
+        return self._kept_encoder["model"]
+
+    @property
+    def truncate_dim(self) -> int | None:
+        """The number of dimensions that are kept of every embedding, None without a choice."""
+        return self._kept_encoder["truncate_dim"]
+
+    @property
+    def _kept_encoder(self) -> dict:
+        return vectors.encoder_of(store.get_meta(self.database, "vectors"))
+
+    def _encoder(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> dict:
+        """Name and `truncate_dim` of the encoder to use; what is None stays as the index has it."""
+        kept = self._kept_encoder
+        name = kept["model"] if model is None else _model_name(model)
+        if truncate_dim is None:
+            truncate_dim = kept["truncate_dim"] if name == kept["model"] else None
+        elif name is None:
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model")
+        elif truncate_dim < 1:
+            raise UserError(f"truncate_dim={truncate_dim}: must be 1 or more")
+        return {"model": name, "truncate_dim": truncate_dim}
+
+    def _loaded(self, encoder: dict) -> vectors.LazyEncoder:
+        """The encoder of this name and `truncate_dim`, the same object each time."""
+        key = encoder["model"], encoder["truncate_dim"]
+        return self._encoders.setdefault(key, vectors.LazyEncoder(*key))
 
     def statistics(self) -> dict:
         """Counts of files, pieces, skipped files by reason, encoded pieces, and bytes on disk."""
@@ -218,6 +252,7 @@ class CodeIndex:
         skipped = dict(count_reasons(dict(self.database.execute("SELECT path, reason FROM skipped"))))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
         counts = {"files": files, "pieces": pieces, "skipped": skipped, "bytes": size, "model": self.model}
+        counts |= {"truncate_dim": self.truncate_dim} if self.truncate_dim else {}
         return counts | ({"encoded": pieces - self._unencoded()} if self.model else {})
 
     def text_of(self, path: str) -> str | None:
@@ -272,9 +307,8 @@ class CodeIndex:
         if self._vectors is None or not len(self._vectors):
             return None
         state = store.get_meta(self.database, "vectors")
-        encoder = self._encoders.setdefault(state["model"], vectors.LazyEncoder(state["model"]))
         try:
-            embeddings = encoder.queries([query, vectors.PROBE])
+            embeddings = self._loaded(vectors.encoder_of(state)).queries([query, vectors.PROBE])
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")
             return None

@@ -67,18 +67,24 @@ _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
 
 
 def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
-    """The state of an index's embeddings. It starts anew for another model, or for other weights of the same name."""
+    """The state of an index's embeddings. It starts anew for another model, other weights or other dimensions."""
     state = get_meta(database, "vectors")
     probe = encoder.queries([PROBE])[0]
-    if state is None or state["model"] != encoder.name or not same_weights(state["probe"], probe):
+    kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim}
+    if state is None or encoder_of(state) != kept or not same_weights(state["probe"], probe):
         number = (state or {}).get("number", 0) + 1
-        state = {"model": encoder.name, "dimension": len(probe), "rows": 0, "number": number}
+        state = kept | {"dimension": len(probe), "rows": 0, "number": number}
         state["probe"] = [round(float(value), 5) for value in probe]
         with transaction(database):
             database.execute("DELETE FROM vectors")
             set_meta(database, "vectors", state)
     _remove_others(index_dir, state["number"])
     return state
+
+
+def encoder_of(state: dict | None) -> dict:
+    """Name and `truncate_dim` of the encoder of an index's embeddings; None for both without embeddings."""
+    return {key: (state or {}).get(key) for key in ("model", "truncate_dim")}
 
 
 def same_weights(kept: list[float], probe: np.ndarray) -> bool:

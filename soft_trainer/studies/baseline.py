@@ -38,6 +38,15 @@ SHARED = (
     *("learning_rate", "warmup_steps", "weight_decay", "lr_scheduler_type", "seed", "bf16", "fp16", "use_cpu"),
     *("dataloader_drop_last", "logging_steps", "disable_tqdm"),
 )
+# Options of training that are about the run as a whole.
+OF_THE_RUN = ("output_dir", "overwrite", "do_train", "do_eval", "do_predict", "per_device_eval_batch_size")
+# Options of the rows and the estimator that only a run of ours has.
+ONLY_OURS = (
+    *("estimator", "estimator_model", "estimator_cache_dir", "no_estimator_cache", "mixture_shares"),
+    *("mixture_temperatures", "bm25_idf", "bm25_scope", "bm25_document_column", "early_stopping_patience"),
+    "push_data_to_hub",
+)
+NOTHING = (None, False, "no", "none", [], ["none"])  # values that ask for nothing
 
 
 @dataclass
@@ -81,7 +90,7 @@ def train(
     Raises:
         UserError: an option of our loss, several processes, or what a run of ours refuses too.
     """
-    _check(model_args, args)
+    _check(model_args, data_args, args)
     args.output_dir = args.output_dir or f"{default_output_dir(model_args, data_args, args)}-{baseline.baseline}"
     set_seed(args.seed)
     distributed.use_the_cores()
@@ -122,7 +131,7 @@ class BaselineRun(Run):
         }
 
 
-def _check(model_args: ModelArguments, args: SoftInfoNCETrainingArguments) -> None:
+def _check(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
     """Refuses what sentence-transformers' trainer does not do here."""
     given = [field.name for field in dataclasses.fields(SoftInfoNCEOptions)]
     given = [name for name in given if getattr(args, name) != getattr(SoftInfoNCEOptions, name)]
@@ -130,6 +139,10 @@ def _check(model_args: ModelArguments, args: SoftInfoNCETrainingArguments) -> No
         given.append("train_sampling_strategy")
     if model_args.lora_r is not None:
         given.append("lora_r")
+    others = {field.name for field in dataclasses.fields(args)} - {*SHARED, *OF_THE_RUN}
+    for options, names in ((args, others), (data_args, ONLY_OURS)):
+        named = sorted(getattr(options, "given", frozenset()) & set(names))
+        given += [name for name in named if getattr(options, name) not in NOTHING]
     if given:
         raise UserError(f"{given[0]}: an option of our trainer, which the baseline does not have")
     if model_args.from_scratch or args.world_size > 1:

@@ -130,7 +130,7 @@ def _entries(axis: str, entries: object, folder: Path) -> list[dict]:
     """The entries of an axis as mappings with a name."""
     if not isinstance(entries, list) or not entries:
         raise UserError(f"grid: {axis}: a list of entries is expected")
-    entries = [entry if isinstance(entry, dict) else {"name": entry, axis: entry} for entry in entries]
+    entries = [entry if isinstance(entry, dict) else {"name": _as_text(entry, "-"), axis: entry} for entry in entries]
     if unnamed := [entry for entry in entries if "name" not in entry]:
         raise UserError(f"grid: {axis}: {unnamed[0]}: give it a name, which becomes a folder's name")
     return [_with_recipe(entry, folder) for entry in entries]
@@ -183,10 +183,16 @@ def _filled(options: dict, place: dict[str, str]) -> dict:
     def value_of(match: re.Match) -> str:
         if match[1] not in known:
             raise UserError(f"{match[0]}: no option {match[1]!r} is given: --set {match[1]}=...")
-        return str(known[match[1]])
+        return _as_text(known[match[1]])
 
-    return {
-        key: PLACEHOLDER.sub(value_of, value) if isinstance(value, str) else value
-        for key, value in options.items()
-        if key != "output_dir"
-    }
+    def filled(value):
+        if isinstance(value, list):
+            return [filled(item) for item in value]
+        return PLACEHOLDER.sub(value_of, value) if isinstance(value, str) else value
+
+    return {key: filled(value) for key, value in options.items() if key != "output_dir"}
+
+
+def _as_text(value, between: str = ",") -> str:
+    """A value as text, a list joined. In a name `between` is no comma, which `--only` splits at."""
+    return between.join(map(str, value)) if isinstance(value, list) else str(value)

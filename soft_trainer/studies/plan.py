@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from soft_trainer import arguments
-from soft_trainer.arguments import LANGUAGES, DataArguments, as_argv, parse
+from soft_trainer.arguments import LANGUAGES, DataArguments, parse
 from soft_trainer.data.statistics import PAPER_ROWS
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
@@ -39,7 +39,7 @@ def check(study: Study, run: PlannedRun) -> tuple:
     try:
         if run.module not in ARGUMENTS:
             raise UserError(f"module={run.module}: use one of {', '.join(filter(None, ARGUMENTS))}, or none")
-        parsed = parse(ARGUMENTS[run.module], as_argv(options))
+        parsed = parse(ARGUMENTS[run.module], [], options=options)
         if run.module is None:
             _, data, args = parsed
             entry = ESTIMATORS.get(data.estimator or "none")

@@ -36,6 +36,7 @@ from soft_trainer.training.adapters import adapter_settings, adapter_warnings, c
 from soft_trainer.training.building import hidden_size, model_name
 from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
 from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
+from soft_trainer.training.unused_options import unused_in_training
 
 # Options of the loss that have a default of their own, not the estimator's.
 OBJECTIVE_OPTIONS = (
@@ -91,6 +92,8 @@ def _prompt_rows(encoder: EncoderProfile) -> list[tuple[str, str]]:
 def warnings_of(trainer) -> list[str]:
     """Lines about settings that work, but hardly as intended."""
     warnings, encoder = ignored_options(trainer.args), trainer.encoder
+    strategy = trainer.args.train_sampling_strategy
+    warnings += unused_in_training(trainer.objective, options_of(trainer.args), strategy)
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "

@@ -1,6 +1,7 @@
 """`soft-trainer evaluate`: an encoder on a data set, without training."""
 
 import json
+import shutil
 
 import pytest
 
@@ -45,6 +46,16 @@ def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, o
     assert {"test_mrr", "test_mrr_8"} <= numbers.keys() and "test_mrr_32" not in numbers
     with pytest.raises(UserError, match="matryoshka_dims=64: the embeddings of this encoder have 32 dimensions"):
         run_command([*words, "--matryoshka_dims", "64", "--overwrite", "true"])
+
+
+def test_settings_without_effect_are_named(encoder_dir, data_dir, own_cache, tmp_path, capsys):
+    shutil.copytree(encoder_dir, tmp_path / "cut")
+    (tmp_path / "cut/config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    words = [str(tmp_path / "cut"), "--data_dir", str(data_dir), "--mining_keep", "short_functions"]
+    assert run_command(["evaluate", *words, "--lexical", "false", *HERE]) == 0
+    said = capsys.readouterr().err
+    assert "warning: truncate_dim=8 of config_sentence_transformers.json has no effect" in said
+    assert "warning: mining_keep=short_functions has no effect: no source_dir is mined" in said
 
 
 @pytest.mark.slow

@@ -25,6 +25,14 @@ def test_index_and_search(command, tree):
     assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text"]
 
 
+def test_an_index_of_short_embeddings(command, tree, stub):
+    assert "16 dimensions" not in command("index", tree, "--model", "stub")[1]
+    code, out, _ = command("index", tree, "--truncate_dim", 4)
+    assert code == 0 and "pieces encoded with stub, 4 dimensions of each embedding" in out
+    assert command("search", "--folder", tree, "parse date")[2] == ""
+    assert command("evaluate-search", "--folder", tree, "--truncate_dim", 4)[0] == 2
+
+
 def test_a_search_sees_what_changed(command, tree):
     command("index", tree)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})

@@ -279,6 +279,29 @@ class TestWithEncoder:
         assert len(stub.encoded) == 3 * count
         assert len(list(index.index_dir.glob("vectors-*"))) == 1
 
+    def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub", truncate_dim=8)
+        count = len(stub.encoded)
+        assert index.truncate_dim == 8 and index.statistics()["truncate_dim"] == 8
+        opened = CodeIndex.open(index.index_dir)
+        assert opened.search("zzz mmm nnn") and not opened.notices
+        assert opened._vectors.shape[1] == 8
+        CodeIndex.build(tree)
+        CodeIndex.build(tree, model="stub")
+        assert len(stub.encoded) == count and opened.truncate_dim == 8
+        CodeIndex.build(tree, truncate_dim=4)
+        assert len(stub.encoded) == 2 * count and (opened.model, opened.truncate_dim) == ("stub", 4)
+        assert opened.search("zzz mmm nnn") and opened._vectors.shape[1] == 4
+        assert len(list(index.index_dir.glob("vectors-*"))) == 1
+        CodeIndex.build(tree, model="another")
+        assert opened.truncate_dim is None
+
+    def test_dimensions_without_an_encoder_are_refused(self, tree, stub):
+        with pytest.raises(UserError, match="truncate_dim=8: the index has no encoder; name one with --model"):
+            CodeIndex.build(tree, truncate_dim=8)
+        with pytest.raises(UserError, match="truncate_dim=0: must be 1 or more"):
+            CodeIndex.build(tree, model="stub", truncate_dim=0)
+
     def test_a_model_that_is_gone_leaves_words(self, tree, stub, monkeypatch):
         index = CodeIndex.build(tree, model="stub")
 
@@ -329,8 +352,26 @@ def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_
     index = CodeIndex.build(tree, model=tmp_path / "encoder")
     assert index.model == str(tmp_path / "encoder")
     assert index.search("parse a date") and not index.notices
+    index = CodeIndex.build(tree, truncate_dim=8)
+    assert index.search("parse a date") and not index.notices and index._vectors.shape[1] == 8
+    with pytest.raises(UserError, match="truncate_dim=33: the embeddings of this encoder have 32 dimensions"):
+        CodeIndex.build(tree, truncate_dim=33)
+    assert index.truncate_dim == 8
     with pytest.raises(UserError):
         CodeIndex.build(tree, model=tmp_path / "missing")
+
+
+def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_pieces(model, tokenizer, profile, tmp_path):
+    from soft_trainer.encoders.lazy import LazyEncoder
+    from soft_trainer.hub.export import export_encoder
+
+    export_encoder(model, tokenizer, profile.replace(code_length=24, data_flow_length=8), tmp_path)
+    texts, languages = ["def f(a): return a", "class A {}", "x = 1", "a b c"], ["python", "java", "python", "text"]
+    cut, whole = (LazyEncoder(tmp_path, dim).codes(texts, languages) for dim in (8, 32))
+    expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(cut, expected, atol=1e-5)
+    for place, (text, language) in enumerate(zip(texts, languages, strict=True)):
+        np.testing.assert_allclose(LazyEncoder(tmp_path, 8).codes([text], [language])[0], cut[place], atol=1e-5)
 
 
 def test_similarities_are_those_of_float32():

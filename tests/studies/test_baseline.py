@@ -27,6 +27,11 @@ def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
         (["--mined_negatives", "21"], "mined_negatives=21: from 0 to mined_ranks=20"),
         (["--weighting", "positive_aware"], "weighting: an option of our trainer"),
         (["--train_sampling_strategy", "similar"], "train_sampling_strategy: an option of our trainer"),
+        (["--gradient_checkpointing", "true"], "gradient_checkpointing: an option of our trainer"),
+        (["--save_strategy", "steps"], "save_strategy: an option of our trainer"),
+        (["--estimator", "bm25"], "estimator: an option of our trainer"),
+        (["--early_stopping_patience", "2"], "early_stopping_patience: an option of our trainer"),
+        (["--save_strategy", "no", "--estimator", "none", "--from_scratch", "32x1"], "trains a pretrained encoder"),
         (["--from_scratch", "32x1"], "trains a pretrained encoder in one process"),
     ],
 )

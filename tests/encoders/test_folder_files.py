@@ -1,0 +1,108 @@
+"""Valid JSON with wrong keys or values in a folder's files: one line names file, key, and the allowed kind."""
+
+import json
+
+import pytest
+
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.profiles import PROFILE_FILE, resolve_profile
+from soft_trainer.errors import UserError
+from soft_trainer.hub.export import export_encoder
+
+MODULES, POOLING = "modules.json", "1_Pooling/config.json"
+TEXTS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
+
+
+@pytest.fixture
+def folder(model, tokenizer, profile, tmp_path):
+    """An exported folder without the profile, so that the files of sentence-transformers are read."""
+    export_encoder(model, tokenizer, profile, tmp_path)
+    (tmp_path / PROFILE_FILE).unlink()
+    return tmp_path
+
+
+def change(path, changes) -> None:
+    """Changes keys of a JSON file; a list takes the place of its content."""
+    content = changes if isinstance(changes, list) else json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        (MODULES, [{"path": ""}], "modules.json: entry 1: type: a text is expected, not missing"),
+        (MODULES, ["Transformer"], "modules.json: entry 1: a mapping with type and path"),
+        (MODULES, [{"type": "a.Transformer", "path": 1}], "modules.json: entry 1: path: a text is expected, not 1"),
+        (POOLING, {"pooling_mode_mean_tokens": "yes"}, "config.json: pooling_mode_mean_tokens: true or false"),
+        (POOLING, {"pooling_mode": 3}, "config.json: pooling_mode: a text or a list of texts is expected, not 3"),
+        (POOLING, {"include_prompt": 1}, "config.json: include_prompt: true or false is expected, not 1"),
+        (TEXTS, {"max_seq_length": "64"}, f'{TEXTS}: max_seq_length: a whole number is expected, not "64"'),
+        (TEXTS, {"query_length": True}, f"{TEXTS}: query_length: a whole number is expected, not true"),
+        (TEXTS, {"query_length": 1}, "query_length=1"),
+        (TEXTS, {"modality_config": "text"}, f"{TEXTS}: modality_config: a mapping"),
+        (TEXTS, {"modality_config": {"text": "x"}}, f"{TEXTS}: modality_config, text: a mapping"),
+        (SETTINGS, {"prompts": ["query: "]}, f"{SETTINGS}: prompts: a mapping to texts"),
+        (SETTINGS, {"prompts": {"query": 7}}, f"{SETTINGS}: prompts: a mapping to texts"),
+        (SETTINGS, {"similarity_fn_name": ["dot"]}, f"{SETTINGS}: similarity_fn_name: a text"),
+        ("tokenizer_config.json", {"model_max_length": "long"}, "tokenizer_config.json: model_max_length: a number"),
+        ("config.json", {"max_position_embeddings": "514"}, "config.json: max_position_embeddings: a whole number"),
+    ],
+)
+def test_files_of_sentence_transformers(folder, file, changes, message):
+    if file == "tokenizer_config.json":
+        change(folder / TEXTS, {"max_seq_length": None})
+    change(folder / file, changes)
+    with pytest.raises(UserError) as refusal:
+        resolve_profile(folder)
+    assert message in str(refusal.value) and str(folder) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_missing_pooling_file_is_no_mean_pooling(folder):
+    (folder / POOLING).unlink()
+    with pytest.raises(UserError, match="1_Pooling/config.json is missing or empty"):
+        resolve_profile(folder)
+
+
+@pytest.mark.parametrize("value", [0, "8", 4.5, True])
+def test_a_wrong_cut_names_its_file(folder, value):
+    change(folder / SETTINGS, {"truncate_dim": value})
+    with pytest.raises(UserError, match=f"{SETTINGS}: truncate_dim: a whole number above 0"):
+        load_encoder(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pooling": 1}, "pooling: a text is expected, not 1"),
+        ({"query_length": "16"}, 'query_length: a whole number is expected, not "16"'),
+        ({"code_length": None}, "code_length: a whole number is expected, not null"),
+        ({"normalize": "false"}, 'normalize: true or false is expected, not "false"'),
+        ({"score_scale": [20]}, "score_scale: a number is expected, not"),
+        ({"code_columns": "code"}, 'code_columns: a list of texts is expected, not "code"'),
+        ({"matryoshka_dims": [1.5]}, "matryoshka_dims: a list of whole numbers is expected"),
+        ({"pooling": "max"}, "pooling='max': use one of mean"),
+    ],
+)
+def test_the_profile(model, tokenizer, profile, tmp_path, changes, message):
+    export_encoder(model, tokenizer, profile, tmp_path)
+    change(tmp_path / PROFILE_FILE, changes)
+    with pytest.raises(UserError) as refusal:
+        load_encoder(tmp_path, device="cpu")
+    assert f"{PROFILE_FILE}: {message}" in str(refusal.value)
+
+
+def test_a_misspelled_key_of_the_profile(profile, tmp_path):
+    profile.save(tmp_path)
+    values = json.loads((tmp_path / PROFILE_FILE).read_text())
+    values["poling"] = values.pop("pooling")
+    (tmp_path / PROFILE_FILE).write_text(json.dumps(values))
+    with pytest.raises(UserError, match=f"{PROFILE_FILE}: unknown key 'poling'; did you mean 'pooling'"):
+        resolve_profile(tmp_path)
+
+
+def test_an_adapter_names_the_kind_of_its_base(folder):
+    (folder / "config.json").unlink()
+    (folder / MODULES).unlink()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": 5}))
+    with pytest.raises(UserError, match="adapter_config.json: base_model_name_or_path: a text is expected, not 5"):
+        load_encoder(folder, device="cpu")

@@ -1,0 +1,103 @@
+"""Options that change nothing beside the others are named in a line, and those that work are not."""
+
+import pytest
+
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.training.checks import make_objective
+from soft_trainer.training.unused_options import OF_THE_COMMAND, OF_TRAINING, unused_in_command, unused_in_training
+
+# Values that differ from the defaults: first beside options that give them no effect, then beside others.
+TRAINING = [
+    ({"alpha": 2.0, "loss": "info_nce"}, {"alpha": 2.0}),
+    ({"beta": 2.0, "weighting": "positive_aware"}, {"beta": 2.0}),
+    ({"floor": 0.2, "loss": "bce"}, {"floor": 0.2}),
+    ({"margin": 0.2}, {"margin": 0.2, "weighting": "positive_aware"}),
+    ({"temperature": 2.0, "loss": "info_nce"}, {"temperature": 2.0, "loss": "bce"}),
+    ({"infonce_weight": 2.0}, {"infonce_weight": 2.0, "loss": "kl_regularization"}),
+    ({"kl_weight": 2.0, "loss": "bce"}, {"kl_weight": 2.0, "loss": "kl_regularization"}),
+    ({"cancel_k": 1}, {"cancel_k": 1, "cancel": "top_k"}),
+    ({"cancel_ratio": 0.1, "cancel": "top_k"}, {"cancel_ratio": 0.1, "cancel": "ratio"}),
+    ({"order_loss_scale": 2.0}, {"order_loss_scale": 2.0, "order_loss_weight": 1.0}),
+    *(
+        ({name: value}, {name: value, "strategy": "similar"})
+        for name, value in (
+            *(("group_size", 2), ("random_share", 0.5), ("nearest_apart", 1), ("equal_texts_apart", True)),
+            *(("neighbours", 4), ("similar_by", "bm25")),
+        )
+    ),
+    *(
+        ({name: value}, {name: value, "negatives_per_query": 1})
+        for name, value in (
+            *(("negatives_meet", "all"), ("negative_candidates", 9), ("negative_ranks", "1,5")),
+            *(("negative_max_score", 1.0), ("negative_margin", 1.0), ("negative_ratio", 0.5)),
+            ("negative_temperature", 1.0),
+        )
+    ),
+]
+COMMAND = [
+    ({"estimator": "initial_model", "loss": "info_nce"}, {"estimator": "initial_model"}),
+    (
+        {"estimator": "initial_model", "loss": "info_nce"},
+        {"estimator": "initial_model", "loss": "info_nce", "train_sampling_strategy": "similar"},
+    ),
+    ({"estimator": "initial_model", "loss": "info_nce"}, {"estimator": "none", "loss": "info_nce"}),
+    ({"bm25_idf": "lucene", "estimator": "simcse"}, {"bm25_idf": "lucene"}),
+    ({"bm25_scope": "corpus", "estimator": "none"}, {"bm25_scope": "corpus", "estimator": "bm25+simcse"}),
+    (
+        {"bm25_document_column": "code", "estimator": "initial_model"},
+        {"bm25_document_column": "code", "estimator": "bm25"},
+    ),
+    ({"estimator_model": "a"}, {"estimator_model": "a", "estimator": "simcse+bm25"}),
+    ({"mixture_shares": "1,2"}, {"mixture_shares": "1,2", "estimator": "bm25+initial_model"}),
+    ({"mixture_temperatures": "1,2"}, {"mixture_temperatures": "1,2", "estimator": "bm25+initial_model"}),
+    ({"mining_keep": "short_functions"}, {"mining_keep": "short_functions", "source_dir": "stdlib"}),
+    ({"vocabulary_size": 500}, {"vocabulary_size": 500, "from_scratch": "32x1"}),
+    ({"model_revision": "main", "from_scratch": "32x1"}, {"model_revision": "main"}),
+]
+
+
+def training_lines(strategy="random", **options) -> list[str]:
+    options = SoftInfoNCEOptions(**options)
+    return unused_in_training(make_objective(options, object()), options, strategy)
+
+
+def command_lines(**options) -> list[str]:
+    kinds = (DataArguments, ModelArguments, SoftInfoNCETrainingArguments)
+    parts = [{name: value for name, value in options.items() if name in kind.__dataclass_fields__} for kind in kinds]
+    data, model, training = parts
+    return unused_in_command(
+        DataArguments(**data),
+        ModelArguments(**model),
+        SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, **training),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "without", "beside"),
+    [(training_lines, *pair) for pair in TRAINING] + [(command_lines, *pair) for pair in COMMAND],
+)
+def test_an_option_without_effect_is_named(lines, without, beside):
+    name = next(iter(without))
+    (line,) = lines(**without)
+    assert line.startswith(f"warning: {name}={without[name]} has no effect: ")
+    assert lines(**beside) == []
+
+
+def test_every_condition_is_tried_and_defaults_are_silent():
+    names = {name for condition in (*OF_TRAINING, *OF_THE_COMMAND) for name in condition.names}
+    assert {next(iter(without)) for without, _ in TRAINING + COMMAND} == names
+    assert training_lines() == command_lines() == []
+
+
+def test_a_training_says_so(trainer_of, capsys):
+    trainer_of(loss="info_nce", alpha=2.0, max_steps=1).train()
+    assert "warning: alpha=2.0 has no effect: only loss=soft_info_nce" in capsys.readouterr().err
+
+
+def test_more_encoders_than_estimators_take(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    arguments = DataArguments(estimator="trained_model", estimator_model=f"{tmp_path},{tmp_path}")
+    with pytest.raises(UserError, match="2 encoders, but estimator=trained_model takes 1"):
+        choose_estimator(arguments)
