@@ -314,7 +314,11 @@ def parse(
     except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
     if rest:
-        raise UserError(f"unknown option {rest[0]}{nearest(rest[0].lstrip('-').split('=')[0], known)}")
+        word = rest[0].split("=")[0]
+        if not word.startswith("-"):
+            raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
+        options_by_name = [f"--{name}" for name in known if "-" not in name]
+        raise UserError(f"unknown option {word}{nearest(word, options_by_name)}")
     words = (word for word in (*as_argv(options), *argv) if word.startswith("--"))
     given = frozenset(word.removeprefix("--").split("=")[0] for word in words)
     for instance in parsed:

@@ -56,7 +56,8 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
         if not language or languages.count(language) > 1:
             raise UserError(f"language={language!r}: name every language once, several by comma")
         if reader and language not in LANGUAGES:
-            raise UserError(f"language={language!r}: {reader} knows only {', '.join(LANGUAGES)}")
+            hint = "; `soft-trainer mine` knows more, and --data_dir takes its rows" if reader == "mining" else ""
+            raise UserError(f"language={language!r}: {reader} knows only {', '.join(LANGUAGES)}{hint}")
 
 
 def load_folder(
@@ -82,7 +83,9 @@ def _file(folder: Path, split: str, needed: bool) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     if needed:
-        raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there")
+        others = ", ".join(sorted(path.name for path in folder.glob(f"{split}.*") if path.is_file()))
+        hint = f"; rows are read from JSON lines, not from {others}" if others else ""
+        raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there{hint}")
     return None
 
 

@@ -95,7 +95,10 @@ def push_folder(
             message then has the command that pushes later.
     """
     _check_name(hub_model_id, repo_type)
-    folder, token = Path(folder), _token(token)
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    token = _token(token)
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, token, ignored)
     api = HfApi(token=token)

@@ -42,4 +42,5 @@ def take_default_recipe(
         if target is not None and name not in given:
             setattr(target, name, value)
             changed.append(f"--{name} {value}")
-    print_on_main(f"Defaults of hard batches for this encoder: {' '.join(changed)}. --estimator bm25 takes others.")
+    options = " ".join(changed)
+    print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")

@@ -115,11 +115,14 @@ def test_the_version_is_that_of_the_package(capsys):
         (["compare", "/nowhere", "/nowhere"], "/nowhere: no such folder or file"),
         (["compare", "--", "--a", "--b"], "--a: no such folder or file"),
         (["report", "/nowhere"], "/nowhere: no such folder"),
-        (["train", "--langauge", "go"], "unknown option --langauge; did you mean 'language'?"),
+        (["train", "--langauge", "go"], "unknown option --langauge; did you mean '--language'?"),
+        (["study", "--config", "quickstart"], "no grid, so it is not a study"),
+        (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
+        (["train", "quickstart"], "unexpected 'quickstart': a value follows the name of its option"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
         (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
         (["simcse", "--temperature", "hot"], "argument --temperature: invalid float value: 'hot'"),
-        (["weights", "--querry", "1"], "unknown option --querry; did you mean 'query'?"),
+        (["weights", "--querry", "1"], "unknown option --querry; did you mean '--query'?"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
@@ -159,8 +162,8 @@ def test_a_path_wins_over_a_name(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "name, says",
     [
-        ("quikstart", "near are quickstart"),
-        ("unixcoder", "near are smoke/unixcoder, paper/unixcoder/base"),
+        ("quikstart", "did you mean quickstart."),
+        ("unixcoder", "did you mean smoke/unixcoder or paper/unixcoder/base."),
         ("nothing-like-it", "there are encoders/base, "),
         ("accelerate/fspd", "neither a file nor the name of a recipe"),
     ],
@@ -172,7 +175,7 @@ def test_a_name_that_no_recipe_has_lists_those_near_it(name, says):
 
 @pytest.mark.parametrize("command", ["train", "study"])
 def test_commands_take_names_of_recipes(command, monkeypatch, capsys):
-    assert "near are quickstart" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
+    assert "did you mean quickstart?" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
 
 
 # ---- Completion ----

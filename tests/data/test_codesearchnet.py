@@ -102,6 +102,8 @@ def test_missing_file(write_folder):
     (folder / "valid.jsonl").unlink()
     message = error_of(load_folder, folder)
     assert str(folder) in message and "valid.jsonl" in message and "valid.jsonl.gz" in message
+    (folder / "valid.csv").write_text("query,code\n")
+    assert error_of(load_folder, folder).endswith("; rows are read from JSON lines, not from valid.csv")
 
 
 @pytest.mark.parametrize(
