@@ -95,8 +95,11 @@ def load_jsonl(path: Path) -> Dataset:
     Raises:
         UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
     """
-    if next(_read_rows(str(path), 0, 0), None) is None:
+    first = next(_read_rows(str(path), 0, 0), None)
+    if first is None:
         raise UserError(f"{path}: no rows")
+    if all(value is None for value in first.values()):
+        raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
     status = path.stat()
     # The cache key is made of the arguments. With size and time in it, a file that has changed is read again.
     arguments = {"path": str(path.absolute()), "size": status.st_size, "modified": status.st_mtime_ns}

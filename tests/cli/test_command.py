@@ -139,6 +139,17 @@ def test_a_full_disk_is_one_line_too(monkeypatch, capsys):
     assert "No space left on device" in line
 
 
+def test_a_file_in_place_of_the_output_folder_is_one_line_too(monkeypatch, capsys, tmp_path):
+    (tmp_path / "tree").mkdir()
+    for name in "abc":
+        (tmp_path / "tree" / f"{name}.py").write_text(
+            f'def f_{name}(x):\n    """Adds {name} to x."""\n    return x + 1\n'
+        )
+    (tmp_path / "taken").write_text("")
+    words = ["mine", str(tmp_path / "tree"), "--language", "python", "--output_dir", str(tmp_path / "taken")]
+    assert "File exists" in error_of(words, monkeypatch, capsys)
+
+
 # ---- Recipes by name ----
 
 
