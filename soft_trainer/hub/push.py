@@ -95,10 +95,7 @@ def push_folder(
             message then has the command that pushes later.
     """
     _check_name(hub_model_id, repo_type)
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    token = _token(token)
+    folder, token = Path(folder), _token(token)
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, token, ignored)
     api = HfApi(token=token)

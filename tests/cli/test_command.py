@@ -140,14 +140,10 @@ def test_a_full_disk_is_one_line_too(monkeypatch, capsys):
 
 
 def test_a_file_in_place_of_the_output_folder_is_one_line_too(monkeypatch, capsys, tmp_path):
-    (tmp_path / "tree").mkdir()
-    for name in "abc":
-        (tmp_path / "tree" / f"{name}.py").write_text(
-            f'def f_{name}(x):\n    """Adds {name} to x."""\n    return x + 1\n'
-        )
     (tmp_path / "taken").write_text("")
-    words = ["mine", str(tmp_path / "tree"), "--language", "python", "--output_dir", str(tmp_path / "taken")]
-    assert "File exists" in error_of(words, monkeypatch, capsys)
+    monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: (tmp_path / "taken").mkdir())
+    line = error_of(["mine", "x", "--language", "go", "--output_dir", "x"], monkeypatch, capsys)
+    assert "File exists" in line and "taken" in line
 
 
 # ---- Recipes by name ----
