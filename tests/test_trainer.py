@@ -306,6 +306,7 @@ def test_termination_saves_a_checkpoint_first(make_trainer):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_a_half_written_checkpoint_is_passed_over(make_trainer, capsys):
     trainer = make_trainer(save_strategy="steps", save_steps=1)
     trainer.train()

@@ -115,6 +115,7 @@ def test_the_saved_folder_pools_the_same_everywhere(prompted, pooling, tmp_path)
     assert same == (pooling == "last_token")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"chunk_by_length": False}, {"gradient_cache_chunk_size": 3}], ids=str)
 def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, dataset, options, tmp_path):
     model, tokenizer, profile = prompted

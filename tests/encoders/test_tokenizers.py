@@ -107,6 +107,7 @@ def test_a_prompt_that_fills_the_length_is_refused(decoder_tokenizer):
 # ---- Tokenizers written in Python ----
 
 
+@pytest.mark.slow
 def test_a_tokenizer_written_in_python_trains_and_loads(dataset, tmp_path):
     from sentence_transformers import SentenceTransformer
 

@@ -68,6 +68,7 @@ def test_code_runs_only_on_request_and_the_refusal_names_the_option(remote, load
     assert "--trust_remote_code true" in message and "trust_remote_code=True" in message
 
 
+@pytest.mark.slow
 def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, dataset, profile, tmp_path):
     from sentence_transformers import SentenceTransformer
 

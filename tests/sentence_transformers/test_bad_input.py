@@ -95,6 +95,7 @@ def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_tran
         loss(*features_of(sentence_transformer, train_dataset, range(2)))
 
 
+@pytest.mark.slow
 def test_two_losses_do_not_share_an_estimator(sentence_transformer):
     estimator = BM25Estimator()
     loss = SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()))

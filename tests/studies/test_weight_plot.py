@@ -39,6 +39,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+@pytest.mark.slow
 def test_the_paper_s_case_study_under_bm25(run, tmp_path):
     out = run("--pairs", CASE_STUDY)
     assert out.startswith("Query: Extracts encoded genotype data from binary formatted file.")

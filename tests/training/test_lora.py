@@ -73,6 +73,7 @@ def test_only_the_adapter_learns(train, base, profile):
     assert sum(len(group["params"]) for group in trainer.optimizer.param_groups) == len(adapter_state(trainer.model))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_exact_to_the_bit(train, adapted, tmp_path):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = train(**options)
@@ -96,6 +97,7 @@ def test_less_memory_changes_no_gradient(train, adapted, options):
     check_equal(adapter_state(expected.model), adapter_state(trainer.model), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_best_model_is_loaded_at_the_end(train, tmp_path):
     trainer = train(
         max_steps=4,
@@ -116,6 +118,7 @@ def test_the_best_model_is_loaded_at_the_end(train, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_merged_on_request_and_checkpoints_are_adapters(train, tmp_path):
     trainer = train(max_steps=2, save_strategy="steps", save_steps=1, merge_lora=True)
     trainer.save_model()

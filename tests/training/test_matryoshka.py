@@ -157,6 +157,7 @@ def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset):
     assert again.profile_to_save.matryoshka_dims == ()  # but not trained so any more
 
 
+@pytest.mark.slow
 def test_a_run_writes_the_metrics_and_the_card(script, data_dir):
     code, errors = script(
         data_dir=data_dir, language="python", from_scratch="32x1", vocabulary_size=400, output_dir="out", max_steps=1,

@@ -48,6 +48,7 @@ def test_every_strategy_trains(train, strategy):
     assert len(losses) == 3 and all(map(math.isfinite, losses))
 
 
+@pytest.mark.slow
 def test_no_duplicates_trains_rows_with_duplicates(train, rows):
     twins = Dataset.from_list([*rows[:12], *({**row, "url": row["url"] + "-2"} for row in rows[:12])])
     taken = []
@@ -163,6 +164,7 @@ def test_a_missing_corpus_or_url_is_found_before_the_first_step(trainer_of, data
         assert trainer.state.global_step == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [True, False])
 def test_evaluation_before_the_first_step(train, plain):
     trainer = train(plain=plain, eval_on_start=True, eval_strategy="steps", eval_steps=3)
@@ -214,6 +216,7 @@ def test_one_of_several_evaluation_sets_can_choose(train, dataset):
     assert trainer.state.best_metric == max(measured)
 
 
+@pytest.mark.slow
 def test_compute_metrics_gets_ranks_top_codes_and_targets(trainer_of, dataset):
     seen = []
 
@@ -238,6 +241,7 @@ def test_compute_metrics_gets_ranks_top_codes_and_targets(trainer_of, dataset):
     assert len(seen) == 4 and trainer.state.best_metric is not None
 
 
+@pytest.mark.slow
 def test_a_schedule_that_watches_a_metric_steps_on_it(train):
     trainer = train(
         eval_strategy="steps",

@@ -1,0 +1,125 @@
+"""Prints every table of docs/recipe_study.md from the summary of its runs.
+
+    python benchmarks/recipe_study.py [benchmarks/recipe_study.json]
+
+The final queries of a set are those of the protocol: test of Ruby, valid and test of Python and Go. The Python
+encoders rank CoSQA's web queries too. Intervals are over seeds and queries, the p over queries; Holm's correction is
+over the secondary comparisons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.studies.pooled import PooledComparison, SetComparison
+from soft_trainer.studies.significance import holm, reciprocal_ranks
+from soft_trainer.terminal import table
+
+SUMMARY = Path(__file__).parent / "recipe_study.json"
+SPLITS = {"ruby": ["test"], "python": ["valid", "test"], "go": ["valid", "test"], "cosqa": ["cosqa"]}
+ALL = ("ruby", "python", "go")
+# Name, sets, method, the method it is compared with.
+PRIMARY = ("Ruby and Python, primary", ("ruby", "python"), "ours", "mnrl")
+SECONDARY = [
+    ("with Go", ALL, "ours", "mnrl"),
+    ("same rate 6e-5", ALL, "ours", "mnrl-6e-5"),
+    ("the batches alone, 6e-5", ALL, "similar-6e-5", "mnrl-6e-5"),
+    ("the weights alone, 6e-5", ALL, "ours", "similar-6e-5"),
+    ("the rate of the baseline", ALL, "mnrl-6e-5", "mnrl"),
+    ("Python, same rate 2e-5", ("python",), "ours-2e-5", "mnrl"),
+    ("Python, the rate of ours", ("python",), "ours", "ours-2e-5"),
+    ("web queries", ("cosqa",), "ours", "mnrl"),
+    ("web queries, same rate 6e-5", ("cosqa",), "ours", "mnrl-6e-5"),
+    ("web queries, same rate 2e-5", ("cosqa",), "ours-2e-5", "mnrl"),
+    ("web queries, the weights alone, 6e-5", ("cosqa",), "ours", "similar-6e-5"),
+    ("web queries, the rate of the baseline", ("cosqa",), "mnrl-6e-5", "mnrl"),
+]
+
+
+def reciprocal(runs: dict, place: str, method: str, split: str) -> np.ndarray:
+    """The reciprocal ranks of a method on one set, float64[S, Q], in the order of the seeds."""
+    names = [name for name in runs if name.split("/")[0] == place and name.split("/")[2] == method]
+    ordered = sorted(names, key=lambda name: int(name.split("/")[1]))
+    return np.stack([reciprocal_ranks(runs[name]["ranks"][split]) for name in ordered])
+
+
+def compare(runs: dict, sets: tuple[str, ...], method: str, other: str) -> PooledComparison:
+    """Compares two methods over some sets, with all seeds."""
+    comparisons = []
+    for place in sets:
+        for split in SPLITS[place]:
+            sides = tuple(reciprocal(runs, place, name, split) for name in (method, other))
+            comparisons.append(SetComparison(f"{place}/{split}", len(sides[0]), sides))
+    return PooledComparison(tuple(comparisons))
+
+
+def difference(comparison: PooledComparison, sets=None) -> str:
+    """The difference in MRR with its interval."""
+    interval = comparison.interval(sets)
+    means = comparison.means if sets is None else PooledComparison(tuple(sets)).means
+    return f"{means[0] - means[1]:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+
+
+def secondary(runs: dict) -> str:
+    """The table of the secondary comparisons."""
+    comparisons = [compare(runs, *comparison[1:]) for comparison in SECONDARY]
+    rows = []
+    for (name, _, method, other), each, p in zip(
+        SECONDARY, comparisons, holm([each.p for each in comparisons]), strict=True
+    ):
+        queries = sum(part.reciprocal[0].shape[1] for part in each.sets)
+        rows.append([name, f"{method} - {other}", queries, difference(each), "< 0.001" if p < 0.001 else f"{p:.3f}"])
+    return table(["secondary comparison", "methods", "queries", "difference (95 %)", "p, Holm-corrected"], rows)
+
+
+def mean_mrr(runs: dict) -> str:
+    """The mean MRR of each method on each set."""
+    methods = sorted({name.split("/")[2] for name in runs if not runs[name]["curve"]})
+    rows = []
+    for method in methods:
+        means = []
+        for place, splits in SPLITS.items():
+            present = any(name.startswith(f"{place}/") and name.endswith(f"/{method}") for name in runs)
+            means.append(np.mean([reciprocal(runs, place, method, split) for split in splits]) if present else None)
+        rows.append([method, *means])
+    return table(["method", *SPLITS], rows, floats=".4f")
+
+
+def minutes(runs: dict, method: str = "ours", baseline: str = "mnrl") -> str:
+    """The share of a method's steps, and the minutes, until it reaches the baseline's mean MRR on valid."""
+
+    def mean(place: str, name: str, value) -> float:
+        return float(np.mean([value(run) for key, run in runs.items() if key.split("/")[::2] == [place, name]]))
+
+    rows = []
+    for name, run in runs.items():
+        if not run["curve"]:
+            continue
+        place, seed, _ = name.split("/")
+        target = mean(place, baseline, lambda run: run["mrr"]["valid"]["trained"])
+        own, whole = (mean(place, each, lambda run: run["seconds"]["training"] / 60) for each in (method, baseline))
+        share = next((share for share, mrr in run["curve"] if mrr >= target), None)
+        reached = None if share is None else share * own
+        rows.append([place, seed, target, run["curve"][-1][1], share, reached, whole, reached and reached / whole])
+    header = ["set", "seed", "target MRR", "last MRR", "share of steps", "minutes", "of the baseline", "ratio"]
+    return table(header, rows, floats=".3f") if rows else "No run has a curve."
+
+
+def main() -> None:
+    """Reads the summary and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("summary", type=Path, nargs="?", default=SUMMARY)
+    runs = json.loads(parser.parse_args().summary.read_text(encoding="utf-8"))
+    name, *methods = PRIMARY
+    primary = compare(runs, *methods)
+    print(f"{name}: {difference(primary)}, MRR {primary.means[0]:.4f} and {primary.means[1]:.4f}, p {primary.p:.2g}\n")
+    print(compare(runs, ALL, "ours", "mnrl").describe(), end="\n\n")
+    print(secondary(runs), mean_mrr(runs), minutes(runs), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
