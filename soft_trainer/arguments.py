@@ -104,7 +104,7 @@ class DataArguments:
     early_stopping_patience: int | None = option(None, "Stop after this many evaluations without a better metric.")
     estimator: str | None = option(
         "bm25",
-        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder as it starts), none, a "
+        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, a "
         "mixture a+b, or module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
     )
     estimator_model: str | None = option(

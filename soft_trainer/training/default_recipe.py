@@ -1,4 +1,4 @@
-"""The defaults for an encoder that finds sentences or code as it starts: hard batches with soft weights."""
+"""The defaults for an encoder that is trained for search or similarity: hard batches with soft weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def take_default_recipe(
     """Sets the options of `recipes/hard_batches.yaml` that nobody gave, where it is known to help, and says so.
 
     That is for a pretrained encoder with the files of sentence-transformers and cosine scores: it finds similar rows
-    and weighs them as it starts. All other encoders, and runs that name their batches or weights, keep theirs.
+    and weighs them before training. All other encoders, and runs that name their batches or weights, keep theirs.
     """
     given = getattr(data_args, "given", None)
     if given is None or given & CHOICES or model_args.from_scratch or not args.do_train:
