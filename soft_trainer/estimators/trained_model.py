@@ -1,4 +1,4 @@
-"""The scores that a frozen code-search encoder gives query and code: a trained model, or the encoder before training."""
+"""The scores that a frozen encoder gives query and code: a trained model, or the encoder before training."""
 
 from __future__ import annotations
 
