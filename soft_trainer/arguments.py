@@ -104,7 +104,7 @@ class DataArguments:
     early_stopping_patience: int | None = option(None, "Stop after this many evaluations without a better metric.")
     estimator: str | None = option(
         "bm25",
-        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder as it starts), none, a "
+        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, a "
         "mixture a+b, or module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
     )
     estimator_model: str | None = option(
@@ -319,7 +319,11 @@ def parse(
     except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
     if rest:
-        raise UserError(f"unknown option {rest[0]}{nearest(rest[0].lstrip('-').split('=')[0], known)}")
+        word = rest[0].split("=")[0]
+        if not word.startswith("-"):
+            raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
+        options_by_name = [f"--{name}" for name in known if "-" not in name]
+        raise UserError(f"unknown option {word}{nearest(word, options_by_name)}")
     words = (word for word in (*as_argv(options), *argv) if word.startswith("--"))
     given = frozenset(word.removeprefix("--").split("=")[0] for word in words)
     for instance in parsed:

@@ -26,7 +26,7 @@ def recipe_path(name: str | Path) -> Path:
     files = (file for file in sorted(RECIPES.rglob("*.yaml")) if file.parent.name != "accelerate")
     names = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in files]
     near = difflib.get_close_matches(str(name), names, n=5) or [key for key in names if str(name) in key.split("/")]
-    listed = f"near are {', '.join(near)}" if near else f"there are {', '.join(names)}"
+    listed = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     raise UserError(f"{name}: neither a file nor the name of a recipe; {listed}")
 
 

@@ -41,13 +41,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
 
 
+# A file in the place of a folder, a folder in the place of a file, or one that the user may not write to.
+WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a UserError or a full disk into one line on standard error and exit code 2."""
+    """Turns a UserError, a full disk, or a place that cannot be written to into one line and exit code 2."""
     try:
         yield
     except (UserError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in FULL_DISK:
+        if isinstance(error, OSError) and not isinstance(error, WRONG_PLACE) and error.errno not in FULL_DISK:
             raise
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)

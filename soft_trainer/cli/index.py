@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--index_dir", help="place of the index (default: in the user's cache directory)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Index, and print what was indexed and what was skipped."""
+def run(arguments: argparse.Namespace) -> int | None:
+    """Index, and print what was indexed and what was skipped; 1 if the folder has no text."""
     from soft_trainer.cli.search_output import safe
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main
@@ -40,6 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in index.notices:
         print_on_main(safe(notice))
     counts = index.statistics()
+    if not counts["files"]:
+        print_on_main(f"error: {arguments.folder}: no file with text in it")
+        return 1
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
     lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
     if counts["model"]:
@@ -50,7 +53,3 @@ def run(arguments: argparse.Namespace) -> int:
     place = f" --index_dir {arguments.index_dir}" if arguments.index_dir else f" --folder {arguments.folder}"
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search{place} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")
-    if not counts["files"]:
-        print_on_main(f"{arguments.folder}: no file with text in it")
-        return 1
-    return 0

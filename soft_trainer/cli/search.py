@@ -11,6 +11,8 @@ import argparse
 import json
 import sys
 
+from soft_trainer.errors import UserError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `soft-trainer search`."""
@@ -34,13 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search and print; 1 where nothing is found."""
+    """Search and print; 1 if nothing is found.
+
+    Raises:
+        UserError: an empty query, a limit below 1, or no index.
+    """
     # What a search needs is imported here, so that printing the help takes no time.
     from soft_trainer.cli.search_output import format_results, safe
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.store import find_index_dir
     from soft_trainer.terminal import print_on_main
 
+    if arguments.limit < 1:
+        raise UserError(f"limit={arguments.limit}: 1 or more is expected")
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
@@ -54,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         return serve_page(index, arguments.port)
     query = " ".join(arguments.query)
     if not query.strip():
-        print_on_main('error: an empty query; say what to look for: soft-trainer search "parse a date"')
-        return 2
+        raise UserError('an empty query; say what to look for: soft-trainer search "parse a date"')
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "lexical")}
     results = index.search(query, arguments.limit, **filters)
     for notice in index.notices:
@@ -65,7 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         text = format_results(results, query, colour=_in_colour())
     sys.stdout.write(text)
-    return 0 if results else 1
+    if results:
+        return 0
+    given = "".join(f" --{name} {filters[name]}" for name in ("path", "language", "name") if filters[name])
+    print_on_main(safe(f"nothing found{given and f' with{given}'}"))
+    return 1
 
 
 def _in_colour() -> bool:

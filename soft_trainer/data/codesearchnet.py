@@ -56,7 +56,8 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
         if not language or languages.count(language) > 1:
             raise UserError(f"language={language!r}: name every language once, several by comma")
         if reader and language not in LANGUAGES:
-            raise UserError(f"language={language!r}: {reader} knows only {', '.join(LANGUAGES)}")
+            hint = "; `soft-trainer mine` knows more, and --data_dir takes its rows" if reader == "mining" else ""
+            raise UserError(f"language={language!r}: {reader} knows only {', '.join(LANGUAGES)}{hint}")
 
 
 def load_folder(
@@ -82,7 +83,9 @@ def _file(folder: Path, split: str, needed: bool) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     if needed:
-        raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there")
+        others = ", ".join(sorted(path.name for path in folder.glob(f"{split}.*") if path.is_file()))
+        hint = f"; rows are read from JSON lines, not from {others}" if others else ""
+        raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there{hint}")
     return None
 
 
@@ -92,8 +95,11 @@ def load_jsonl(path: Path) -> Dataset:
     Raises:
         UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
     """
-    if next(_read_rows(str(path), 0, 0), None) is None:
+    first = next(_read_rows(str(path), 0, 0), None)
+    if first is None:
         raise UserError(f"{path}: no rows")
+    if all(value is None for value in first.values()):
+        raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
     status = path.stat()
     # The cache key is made of the arguments. With size and time in it, a file that has changed is read again.
     arguments = {"path": str(path.absolute()), "size": status.st_size, "modified": status.st_mtime_ns}

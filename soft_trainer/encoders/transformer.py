@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -51,19 +54,36 @@ def load_transformer(
     options = {"attn_implementation": attn_implementation} if attn_implementation else {}
     has_class = type(config) in MODEL_MAPPING
     model_class = MODEL_MAPPING[type(config)] if has_class else _remote_class(config, name_or_path, revision)
-    model, report = _auto_class(config).from_pretrained(
-        name_or_path,
-        config=config,
-        revision=revision or "main",
-        dtype=highest if dtype is None else getattr(torch, dtype),
-        use_safetensors=True,
-        trust_remote_code=bool(trust_remote_code),
-        output_loading_info=True,
-        **options,
-        **pooling_layer(model_class, profile),
-    )
+    with _without_report_on_spare_weights():
+        model, report = _auto_class(config).from_pretrained(
+            name_or_path,
+            config=config,
+            revision=revision or "main",
+            dtype=highest if dtype is None else getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=bool(trust_remote_code),
+            output_loading_info=True,
+            **options,
+            **pooling_layer(model_class, profile),
+        )
     setattr(model, MISSING_WEIGHTS, tuple(sorted(report["missing_keys"])))
     return model
+
+
+@contextlib.contextmanager
+def _without_report_on_spare_weights() -> Iterator[None]:
+    """Keeps back the table of transformers on weights that an encoder does not need: a pooler, or an output layer."""
+
+    def shown(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        return "LOAD REPORT" not in message or any(word in message for word in ("MISSING", "MISMATCH", "CONVERSION"))
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(shown)
 
 
 def _auto_class(config: PretrainedConfig) -> type:

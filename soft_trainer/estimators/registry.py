@@ -6,6 +6,8 @@ Names, labels, order in tables, classes (with their default settings) and how th
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +168,9 @@ def _users_own(name: str):
     """A user's own estimator, `module:Class`, made without arguments."""
     module, _, attribute = name.partition(":")
     try:
+        # An installed command does not look for modules in the current folder, as `python -m` does.
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
         estimator = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"estimator={name!r}: {error}") from error

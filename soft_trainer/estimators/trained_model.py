@@ -1,4 +1,4 @@
-"""The scores that a frozen code-search encoder gives query and code: a trained model, or the encoder as it starts."""
+"""The scores that a frozen encoder gives query and code: a trained model, or the encoder before training."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
 
 class InitialModelEstimator(TrainedModelEstimator):
-    """Scores of the encoder as it starts, frozen: a trained model without a second download.
+    """Scores of the encoder before training, frozen: a trained model without a second download.
 
     `EstimatorCallback` binds it to the run's encoder, and `SoftInfoNCETrainer` fits it before the first step and
     before a checkpoint is loaded, so that a resumed run has the same scores.

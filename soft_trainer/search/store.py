@@ -57,6 +57,8 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path:
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
             return place.parent
+    if not real.exists():
+        raise UserError(f"{folder}: no such folder")
     raise UserError(f"{folder}: no index yet; make one with `soft-trainer index {folder}`")
 
 

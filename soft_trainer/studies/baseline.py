@@ -58,7 +58,7 @@ class BaselineArguments:
         None, f"mnrl: negatives that weigh more if similar: {', '.join(HARDNESS_MODES)}."
     )
     hardness_strength: float = option(0.0, "mnrl: factor on the cosine of those negatives.")
-    guide_model: str | None = option(None, "Encoder that mines and guides. Default: the encoder as it starts.")
+    guide_model: str | None = option(None, "Encoder that mines and guides. Default: the encoder before training.")
     guide_margin: float = option(0.05, "Relative margin of mining and of gist.")
     mined_negatives: int = option(0, "Hard negatives of each query, mined by the guide.")
     mined_ranks: int = option(20, "Negatives are mined from this many nearest codes.")

@@ -101,9 +101,11 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
 
 
 def _study(content: dict, folder: Path, changes: dict) -> Study:
+    if not isinstance(content.get("grid"), dict):
+        raise UserError("no grid, so it is not a study; the recipe of one run is for `soft-trainer train --config`")
     unknown = sorted(set(content) - set(KEYS))
-    if unknown or not isinstance(content.get("grid"), dict):
-        raise UserError(f"{f'unknown key {unknown[0]!r}' if unknown else 'no grid'}; a study has {', '.join(KEYS)}")
+    if unknown:
+        raise UserError(f"unknown key {unknown[0]!r}; a study has {', '.join(KEYS)}")
     if "output_dir" not in content:
         raise UserError("name an output_dir, where every run has its folder")
     axes = {axis: _entries(axis, entries, folder) for axis, entries in content["grid"].items()}

@@ -143,7 +143,7 @@ def total(seconds: Iterable[float | None]) -> str:
     """The sum of the known times, and the number of those that are not known."""
     seconds = list(seconds)
     text, unknown = duration(sum(filter(None, seconds))), seconds.count(None)
-    return f"{text} and {unknown} runs without an estimate" if unknown else text
+    return f"{text} and {unknown} run{'s' if unknown > 1 else ''} without an estimate" if unknown else text
 
 
 def duration(seconds: float) -> str:

@@ -123,7 +123,8 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     names = {"r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}
     settings = [f"{title} {getattr(config, name):g}" for name, title in names.items() if hasattr(config, name)]
-    targets = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
+    if not isinstance(targets, str):  # all-linear becomes the full names of all layers: too many for a table
+        targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
     return {"adapter": ", ".join([config.peft_type.value, *settings, targets]), "trained parameters": trained}
 
 

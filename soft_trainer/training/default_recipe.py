@@ -1,4 +1,4 @@
-"""The defaults for an encoder that finds sentences or code as it starts: hard batches with soft weights."""
+"""The defaults for an encoder that is trained for search or similarity: hard batches with soft weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def take_default_recipe(
     """Sets the options of `recipes/hard_batches.yaml` that nobody gave, where it is known to help, and says so.
 
     That is for a pretrained encoder with the files of sentence-transformers and cosine scores: it finds similar rows
-    and weighs them as it starts. All other encoders, and runs that name their batches or weights, keep theirs.
+    and weighs them before training. All other encoders, and runs that name their batches or weights, keep theirs.
     """
     given = getattr(data_args, "given", None)
     if given is None or given & CHOICES or model_args.from_scratch or not args.do_train:
@@ -42,4 +42,5 @@ def take_default_recipe(
         if target is not None and name not in given:
             setattr(target, name, value)
             changed.append(f"--{name} {value}")
-    print_on_main(f"Defaults of hard batches for this encoder: {' '.join(changed)}. --estimator bm25 takes others.")
+    options = " ".join(changed)
+    print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")

@@ -115,11 +115,14 @@ def test_the_version_is_that_of_the_package(capsys):
         (["compare", "/nowhere", "/nowhere"], "/nowhere: no such folder or file"),
         (["compare", "--", "--a", "--b"], "--a: no such folder or file"),
         (["report", "/nowhere"], "/nowhere: no such folder"),
-        (["train", "--langauge", "go"], "unknown option --langauge; did you mean 'language'?"),
+        (["train", "--langauge", "go"], "unknown option --langauge; did you mean '--language'?"),
+        (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: no grid, so it is not a study"),
+        (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
+        (["train", "quickstart"], "unexpected 'quickstart': a value follows the name of its option"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
         (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
         (["simcse", "--temperature", "hot"], "argument --temperature: invalid float value: 'hot'"),
-        (["weights", "--querry", "1"], "unknown option --querry; did you mean 'query'?"),
+        (["weights", "--querry", "1"], "unknown option --querry; did you mean '--query'?"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
@@ -134,6 +137,13 @@ def test_a_full_disk_is_one_line_too(monkeypatch, capsys):
     monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: write())
     line = error_of(["mine", "x", "--language", "go", "--output_dir", "x"], monkeypatch, capsys)
     assert "No space left on device" in line
+
+
+def test_a_file_in_place_of_the_output_folder_is_one_line_too(monkeypatch, capsys, tmp_path):
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: (tmp_path / "taken").mkdir())
+    line = error_of(["mine", "x", "--language", "go", "--output_dir", "x"], monkeypatch, capsys)
+    assert "File exists" in line and "taken" in line
 
 
 # ---- Recipes by name ----
@@ -159,8 +169,8 @@ def test_a_path_wins_over_a_name(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "name, says",
     [
-        ("quikstart", "near are quickstart"),
-        ("unixcoder", "near are smoke/unixcoder, paper/unixcoder/base"),
+        ("quikstart", "did you mean quickstart."),
+        ("unixcoder", "did you mean smoke/unixcoder or paper/unixcoder/base."),
         ("nothing-like-it", "there are encoders/base, "),
         ("accelerate/fspd", "neither a file nor the name of a recipe"),
     ],
@@ -172,7 +182,7 @@ def test_a_name_that_no_recipe_has_lists_those_near_it(name, says):
 
 @pytest.mark.parametrize("command", ["train", "study"])
 def test_commands_take_names_of_recipes(command, monkeypatch, capsys):
-    assert "near are quickstart" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
+    assert "did you mean quickstart?" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
 
 
 # ---- Completion ----

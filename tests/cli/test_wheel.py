@@ -105,7 +105,7 @@ def test_help_and_errors(installed):
     assert "usage: soft-trainer" in printed and "evaluate" in printed
     assert "did you mean 'train'" in installed.run("soft-trainer", "trian", code=2).stderr
     wrong = installed.run("soft-trainer", "train", "--config", "quikstart", code=2).stderr
-    assert wrong == "error: quikstart: neither a file nor the name of a recipe; near are quickstart\n"
+    assert wrong == "error: quikstart: neither a file nor the name of a recipe; did you mean quickstart?\n"
 
 
 def test_the_quickstart_trains_and_its_encoder_finds_functions(quickstart, installed):

@@ -97,11 +97,18 @@ def test_missing_folder(tmp_path):
     assert all(f"{split}.jsonl" in message for split in ("train", "valid", "test", "codebase"))
 
 
+def test_other_columns(write_folder):
+    message = error_of(load_folder, write_folder(train=[{"question": "sort a list", "answer": "sorted(x)"}]))
+    assert "train.jsonl: row 1 has none of the columns repo, path, " in message and "rename" in message
+
+
 def test_missing_file(write_folder):
     folder = write_folder()
     (folder / "valid.jsonl").unlink()
     message = error_of(load_folder, folder)
     assert str(folder) in message and "valid.jsonl" in message and "valid.jsonl.gz" in message
+    (folder / "valid.csv").write_text("query,code\n")
+    assert error_of(load_folder, folder).endswith("; rows are read from JSON lines, not from valid.csv")
 
 
 @pytest.mark.parametrize(

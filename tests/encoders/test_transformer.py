@@ -1,6 +1,7 @@
 """Models that come with code, other precisions and attentions, and models that do not fit their profile."""
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -256,3 +257,15 @@ def test_settings_without_effect_are_named(changes, says):
     sizes = SIZE | {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 20}
     warnings = profile_warnings(Qwen3Model(Qwen3Config(**sizes)), EncoderProfile(**changes))
     assert [says in warning for warning in warnings] == ([True] if says else [])
+
+
+# ---- Messages while loading ----
+
+
+@pytest.mark.parametrize("pooler, missing", [(True, False), (False, True)], ids=["a-spare-pooler", "a-missing-pooler"])
+def test_only_missing_weights_are_reported(tmp_path, caplog, monkeypatch, pooler, missing):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    config = BertConfig(vocab_size=40, max_position_embeddings=40, **SIZE)
+    BertModel(config, add_pooling_layer=pooler).save_pretrained(tmp_path)
+    load_model(tmp_path, EncoderProfile(query_length=16, code_length=16, pooling="pooler" if missing else "mean"))
+    assert ("LOAD REPORT" in caplog.text) == missing

@@ -29,7 +29,8 @@ def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):
 
 def test_an_own_class_is_imported(tmp_path, monkeypatch):
     (tmp_path / "my_estimators.py").write_text("class Mine:\n    fit = similarity = print\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.chdir(tmp_path)  # an installed command finds a module in the current folder too
     assert type(choose_estimator(DataArguments(estimator="my_estimators:Mine"))).__name__ == "Mine"
     sys.modules.pop("my_estimators")
 

@@ -42,8 +42,11 @@ def test_a_search_sees_what_changed(command, tree):
 
 def test_nothing_found_is_exit_code_1(command, tree):
     command("index", tree)
-    assert command("search", "--folder", tree, "zzzzzz")[:2] == (1, "")
+    code, out, err = command("search", "--folder", tree, "zzzzzz")
+    assert (code, out, err.strip()) == (1, "", "nothing found")
     assert command("search", "--folder", tree, "zzzzzz", "--json")[:2] == (1, "")
+    err = command("search", "--folder", tree, "date", "--language", "cobol")[2]
+    assert err.strip() == "nothing found with --language cobol"
 
 
 def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
@@ -56,8 +59,11 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     code, _, err = command("search", "--folder", tree, " ")
     assert code == 2 and "empty query" in err
     (tmp_path / "empty").mkdir()
-    code, _, err = command("index", tmp_path / "empty")
-    assert code == 1 and "no file with text" in err
+    code, out, err = command("index", tmp_path / "empty")
+    assert code == 1 and not out and "no file with text" in err
+    assert "no such folder" in command("search", "--folder", tmp_path / "missing", "x")[2]
+    code, _, err = command("search", "--folder", tree, "x", "-n", "0")
+    assert code == 2 and "limit=0: 1 or more" in err
 
 
 def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub, monkeypatch):

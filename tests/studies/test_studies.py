@@ -369,7 +369,8 @@ def test_an_estimate_takes_the_finished_runs_that_are_most_alike(here):
 )
 def test_durations_read_well(seconds, text):
     assert plan.duration(seconds) == text
-    assert plan.total([seconds, None]) == f"{text} and 1 runs without an estimate"
+    assert plan.total([seconds, None]) == f"{text} and 1 run without an estimate"
+    assert plan.total([seconds, None, None]) == f"{text} and 2 runs without an estimate"
 
 
 def test_the_last_error_of_a_log_is_the_runs_and_not_the_launchers(tmp_path):

@@ -13,7 +13,7 @@ from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.training.adapters import check_checkpoint
+from soft_trainer.training.adapters import adapter_settings, check_checkpoint
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
 
@@ -254,3 +254,8 @@ def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, traine
 def test_a_profile_of_a_wrong_type(trainer_of):
     with pytest.raises(UserError, match="encoder='mean': must be a profile"):
         trainer_of(arguments={"encoder": "mean"})
+
+
+def test_a_table_names_each_kind_of_layer_once(adapted):
+    settings = adapter_settings(adapted(lora_target_modules="all-linear"))
+    assert settings["adapter"] == "LORA, r 4, alpha 8, dropout 0.1, dense, key, query, value"
