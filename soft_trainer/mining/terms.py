@@ -18,6 +18,7 @@ from soft_trainer.mining.words import name_parts, source_words, stem, terms, who
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
+MAX_WORDS = 400_000  # of a vocabulary, which takes about 150 MB
 MAX_COUNT = 255
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
@@ -39,11 +40,12 @@ class FileEntry:
 class Batch:
     """Files that were read together, and their terms.
 
-    Entry i says that term `term[i]` is `count[i]` times in `piece[i]`, counted from 0 over all files. The process
-    `reader` numbers the terms as it meets them; `new_terms` are those that it had in no batch before.
+    Entry i says that term `term[i]` is `count[i]` times in `piece[i]`, counted from 0 over all files. A process
+    numbers the terms as it meets them; `new_terms` are those that it had in no batch before. When its vocabulary is
+    full, it begins a new one: `reader` is the process and the number of its vocabulary.
     """
 
-    reader: int
+    reader: tuple[int, int]
     files: list[FileEntry] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     new_terms: list[str] = field(default_factory=list)
@@ -65,12 +67,19 @@ class Reader:
 
     def __init__(self, root: str):
         self.root = root
+        self.vocabulary = -1
+        self._begin_vocabulary()
+
+    def _begin_vocabulary(self) -> None:
+        self.vocabulary += 1
         self.numbers = Numbers()
         self.numbers_of_word = _TermsOfWords(self.numbers)
 
     def read(self, paths: list[str]) -> Batch:
         """Read files; those that no person wrote are skipped."""
-        batch, known = Batch(os.getpid()), len(self.numbers)
+        if len(self.numbers_of_word) > MAX_WORDS:
+            self._begin_vocabulary()
+        batch, known = Batch((os.getpid(), self.vocabulary)), len(self.numbers)
         term: list[int] = []
         sizes: list[int] = []
         for path in paths:

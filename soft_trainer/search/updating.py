@@ -116,7 +116,7 @@ class _Writer:
         self.database, self.listing = database, listing
         self.numbers = Numbers()
         # of each reader: its number of a term -> the number here
-        self.translations: dict[int, np.ndarray] = {}
+        self.translations: dict[tuple[int, int], np.ndarray] = {}
         self.batches: list[tuple[list[FileEntry], np.ndarray, np.ndarray, np.ndarray]] = []
         self.skipped: dict[str, str] = {}
         self.touched: list[str] = []
@@ -130,7 +130,10 @@ class _Writer:
         pieces = np.repeat(fresh, [len(entry.pieces) for entry in batch.files]).astype(bool)
         kept = pieces[batch.piece] if len(pieces) else np.zeros(0, bool)
         number = np.cumsum(pieces) - 1
-        known = self.translations.get(batch.reader, np.zeros(0, np.int32))
+        known = self.translations.get(batch.reader)
+        if known is None:  # a process that begins a vocabulary needs its last one no more
+            process, known = batch.reader[0], np.zeros(0, np.int32)
+            self.translations = {key: value for key, value in self.translations.items() if key[0] != process}
         new = np.array([self.numbers[term] for term in batch.new_terms], np.int32)
         numbers = self.translations[batch.reader] = np.concatenate([known, new])
         files = [entry for entry, new in zip(batch.files, fresh, strict=True) if new]

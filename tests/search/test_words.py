@@ -1,9 +1,12 @@
 """Text to terms."""
 
 import pytest
+from trees import write_tree
 
+from soft_trainer.mining import terms as terms_of_files
 from soft_trainer.mining.terms import Reader
 from soft_trainer.mining.words import WORD, source_words, stem, terms
+from soft_trainer.search import CodeIndex, updating
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,16 @@ def test_a_term_is_counted_up_to_255(tmp_path):
     (tmp_path / "a.py").write_text(("go " * 30 + "\n") * 20)
     batch = Reader(str(tmp_path)).read(["a.py"])
     assert batch.count[batch.term == batch.new_terms.index("go")].tolist() == [255]
+
+
+def test_a_full_vocabulary_changes_no_posting(tmp_path, monkeypatch):
+    files = {f"m{n}.py": f"def name_{n}(x):\n    return shared_{n % 3}(x, word_{n})\n" for n in range(12)}
+    tree = write_tree(tmp_path / "tree", files)
+    monkeypatch.setattr(updating, "BATCH_FILES", 2)
+    postings = []
+    for most in (400_000, 5):
+        monkeypatch.setattr(terms_of_files, "MAX_WORDS", most)
+        index = CodeIndex.build(tree, tmp_path / str(most))
+        postings.append(index.database.execute("SELECT * FROM postings ORDER BY term, segment").fetchall())
+        index.close()
+    assert postings[0] == postings[1] and len(postings[0]) > 20
