@@ -36,7 +36,8 @@ COLUMNS = {"query": "anchor", "code": "positive"}
 SHARED = (
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("learning_rate", "warmup_steps", "weight_decay", "lr_scheduler_type", "seed", "bf16", "fp16", "use_cpu"),
-    *("dataloader_drop_last", "logging_steps", "disable_tqdm"),
+    *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_kwargs", "data_seed"),
+    *("dataloader_drop_last", "logging_strategy", "logging_steps", "disable_tqdm"),
 )
 # Options of training that are about the run as a whole.
 OF_THE_RUN = ("output_dir", "overwrite", "do_train", "do_eval", "do_predict", "per_device_eval_batch_size")
