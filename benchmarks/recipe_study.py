@@ -32,6 +32,8 @@ SECONDARY = [
     ("the rate of the baseline", ALL, "mnrl-6e-5", "mnrl"),
     ("Python, same rate 2e-5", ("python",), "ours-2e-5", "mnrl"),
     ("Python, the rate of ours", ("python",), "ours", "ours-2e-5"),
+    ("Ruby, one group of 32", ("ruby",), "group-32", "ours"),
+    ("Ruby, one group of 32, the weights", ("ruby",), "group-32", "group-32-unweighted"),
     ("web queries", ("cosqa",), "ours", "mnrl"),
     ("web queries, same rate 6e-5", ("cosqa",), "ours", "mnrl-6e-5"),
     ("web queries, same rate 2e-5", ("cosqa",), "ours-2e-5", "mnrl"),
