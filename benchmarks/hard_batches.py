@@ -3,7 +3,7 @@
     python benchmarks/hard_batches.py --data_dir DIR --model ENCODER --output_dir outputs/hard [--only random,similar]
 
 Every run is one epoch of `run_codesearch.py`: texts of 48 and 96 tokens, batches of 32, cosine x 20, learning rate
-2e-5, one seed. Negatives, neighbours and weights come from the encoder as it starts. Runs that are finished are not
+2e-5, one seed. Negatives, neighbours and weights come from the encoder before training. Runs that are finished are not
 made again. The table has the MRR over the queries of valid and test together; "unweighted" compares with the same
 batches without weights, "random" with random batches, each with a 95 % bootstrap interval.
 """

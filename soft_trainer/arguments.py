@@ -322,10 +322,10 @@ def parse(
         word = rest[0].split("=")[0]
         if not word.startswith("-"):
             raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
-        options_by_name = [f"--{name}" for name in known if "-" not in name]
-        raise UserError(f"unknown option {word}{nearest(word, options_by_name)}")
+        raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), known)}")
     words = (word for word in (*as_argv(options), *argv) if word.startswith("--"))
-    given = frozenset(word.removeprefix("--").split("=")[0] for word in words)
+    # The parser takes --learning-rate for --learning_rate.
+    given = frozenset(word.removeprefix("--").split("=")[0].replace("-", "_") for word in words)
     for instance in parsed:
         instance.given = given
     return tuple(parsed[: len(dataclass_types)])

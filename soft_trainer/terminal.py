@@ -51,7 +51,8 @@ def exit_on_user_error() -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        if isinstance(error, OSError) and not isinstance(error, WRONG_PLACE) and error.errno not in FULL_DISK:
+        wrong_place = isinstance(error, WRONG_PLACE) and error.filename is not None
+        if isinstance(error, OSError) and not wrong_place and error.errno not in FULL_DISK:
             raise
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)

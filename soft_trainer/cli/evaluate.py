@@ -183,7 +183,8 @@ def _unused(model_args: ModelArguments, data_args: DataArguments, args: SoftInfo
     from soft_trainer.training.unused_options import unused_in_command
 
     lines = unused_in_command(data_args, model_args, args)
-    if dim := saved_truncate_dim(model_name(model_args), model_args.model_revision):
+    dim = saved_truncate_dim(model_name(model_args), model_args.model_revision)
+    if dim and str(dim) not in (args.matryoshka_dims or "").split(","):
         lines.append(
             f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: whole embeddings are "
             "measured, and their first dimensions with --matryoshka_dims and without --mteb"

@@ -40,16 +40,17 @@ def run(arguments: argparse.Namespace) -> int | None:
     for notice in index.notices:
         print_on_main(safe(notice))
     counts = index.statistics()
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
-        print_on_main(f"error: {arguments.folder}: no file with text in it")
+        print_on_main(f"error: {arguments.folder}: no file with text in it{reasons and f'; skipped: {reasons}'}")
         return 1
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
     lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
     if counts["model"]:
         cut = f", {counts['truncate_dim']} dimensions of each embedding" if "truncate_dim" in counts else ""
         lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}{cut}")
-    if counts["skipped"]:
-        lines.append("skipped: " + ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items()))
+    if reasons:
+        lines.append(f"skipped: {reasons}")
     place = f" --index_dir {arguments.index_dir}" if arguments.index_dir else f" --folder {arguments.folder}"
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search{place} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")

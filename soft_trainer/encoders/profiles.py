@@ -311,7 +311,7 @@ def _modules(path: Path) -> dict[str, str]:
 def _checked_values(path: Path) -> dict:
     """The content of a file whose values are of the kinds that are read."""
     values = read_json(path)
-    modes = {key: "true or false" for key in values if key.startswith("pooling_mode_")}
+    modes = {key: "true, false, 0 or 1" for key in values if key in _POOLING_NAMES}
     check_values(values, _KINDS_OF_FILES | modes, path)
     return values
 

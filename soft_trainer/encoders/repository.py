@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 KINDS = {
     "a text": lambda value: isinstance(value, str),
     "true or false": lambda value: isinstance(value, bool),
+    "true, false, 0 or 1": lambda value: value in (False, True),
     "a number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     "a whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "a whole number above 0": lambda value: KINDS["a whole number"](value) and value > 0,
@@ -35,7 +36,9 @@ KINDS = {
     "a text or a list of texts": lambda value: KINDS["a text"](value) or KINDS["a list of texts"](value),
     "a list of whole numbers": lambda value: isinstance(value, list) and all(map(KINDS["a whole number"], value)),
     "a mapping": lambda value: isinstance(value, dict),
-    "a mapping to texts": lambda value: isinstance(value, dict) and all(map(KINDS["a text"], value.values())),
+    "a mapping to texts": lambda value: (
+        isinstance(value, dict) and all(text is None or KINDS["a text"](text) for text in value.values())
+    ),
 }
 
 

@@ -172,7 +172,7 @@ def _users_own(name: str):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         estimator = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
         raise UserError(f"estimator={name!r}: {error}") from error
     missing = [method for method in ("fit", "similarity") if not callable(getattr(estimator, method, None))]
     if missing:

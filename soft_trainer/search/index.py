@@ -109,6 +109,8 @@ class CodeIndex:
         if not os.path.isdir(real):
             raise UserError(f"{folder}: no such folder; give the root of a source tree")
         target = Path(index_dir) if index_dir is not None else store.default_index_dir(real)
+        if not (target / store.DATABASE).exists():
+            _check_truncate_dim(truncate_dim, model)
         store.make_index_dir(target, real)
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
@@ -235,10 +237,7 @@ class CodeIndex:
         name = kept["model"] if model is None else _model_name(model)
         if truncate_dim is None:
             truncate_dim = kept["truncate_dim"] if name == kept["model"] else None
-        elif name is None:
-            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model")
-        elif truncate_dim < 1:
-            raise UserError(f"truncate_dim={truncate_dim}: must be 1 or more")
+        _check_truncate_dim(truncate_dim, name)
         return {"model": name, "truncate_dim": truncate_dim}
 
     def _loaded(self, encoder: dict) -> vectors.LazyEncoder:
@@ -369,6 +368,14 @@ class CodeIndex:
 def query_terms(query: str) -> set[str]:
     """The terms that are marked in a result."""
     return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
+
+
+def _check_truncate_dim(truncate_dim: int | None, model: str | os.PathLike[str] | None) -> None:
+    """Refuses dimensions without an encoder, and fewer than one."""
+    if truncate_dim is not None and model is None:
+        raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model")
+    if truncate_dim is not None and truncate_dim < 1:
+        raise UserError(f"truncate_dim={truncate_dim}: must be 1 or more")
 
 
 def _model_name(model: str | os.PathLike[str]) -> str:

@@ -110,7 +110,7 @@ def _may_fork() -> bool:
 
 
 class _Writer:
-    """Gathers batches and writes them as segments."""
+    """Gathers batches and writes them as segments. Its vocabulary is that of all files it has seen."""
 
     def __init__(self, database: sqlite3.Connection, listing: Listing):
         self.database, self.listing = database, listing

@@ -1,4 +1,4 @@
-"""Weights by a sentence-transformers model: the one in training as it starts, or another one."""
+"""Weights by a sentence-transformers model: the one in training as it is before training, or another one."""
 
 from __future__ import annotations
 

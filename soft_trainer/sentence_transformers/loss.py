@@ -62,7 +62,8 @@ class SoftInfoNCELoss(nn.Module):
     Args:
         model: the `SentenceTransformer` in training.
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)` or
-            `SentenceTransformerEstimator()`, the model as it starts. None: InfoNCE. Several losses must not share one.
+            `SentenceTransformerEstimator()`, the model before training. None: InfoNCE. Several losses must not
+            share one.
         train_dataset: the data set that `with_rows` gives, with the texts of queries, of codes, and then of own
             negatives. The trainer gets the same one. None: the only one that `with_rows` has made.
         scale: the factor on similarities.

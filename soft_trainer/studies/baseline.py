@@ -37,7 +37,8 @@ SHARED = (
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("learning_rate", "warmup_steps", "weight_decay", "lr_scheduler_type", "seed", "bf16", "fp16", "use_cpu"),
     *("max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_kwargs", "data_seed"),
-    *("dataloader_drop_last", "logging_strategy", "logging_steps", "disable_tqdm"),
+    *("dataloader_drop_last", "dataloader_num_workers", "logging_strategy", "logging_steps", "logging_first_step"),
+    *("disable_tqdm", "run_name"),
 )
 # Options of training that are about the run as a whole.
 OF_THE_RUN = ("output_dir", "overwrite", "do_train", "do_eval", "do_predict", "per_device_eval_batch_size")
@@ -91,7 +92,7 @@ def train(
     Raises:
         UserError: an option of our loss, several processes, or what a run of ours refuses too.
     """
-    _check(model_args, data_args, args)
+    check_options(model_args, data_args, args)
     args.output_dir = args.output_dir or f"{default_output_dir(model_args, data_args, args)}-{baseline.baseline}"
     set_seed(args.seed)
     distributed.use_the_cores()
@@ -132,7 +133,7 @@ class BaselineRun(Run):
         }
 
 
-def _check(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
+def check_options(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
     """Refuses what sentence-transformers' trainer does not do here."""
     given = [field.name for field in dataclasses.fields(SoftInfoNCEOptions)]
     given = [name for name in given if getattr(args, name) != getattr(SoftInfoNCEOptions, name)]
@@ -141,11 +142,12 @@ def _check(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoN
     if model_args.lora_r is not None:
         given.append("lora_r")
     others = {field.name for field in dataclasses.fields(args)} - {*SHARED, *OF_THE_RUN}
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for options, names in ((args, others), (data_args, ONLY_OURS)):
         named = sorted(getattr(options, "given", frozenset()) & set(names))
-        given += [name for name in named if getattr(options, name) not in NOTHING]
+        given += [name for name in named if getattr(options, name) not in (*NOTHING, defaults.get(name))]
     if given:
-        raise UserError(f"{given[0]}: an option of our trainer, which the baseline does not have")
+        raise UserError(f"{given[0]}: an option of our trainer, which the baseline ignores; leave it out")
     if model_args.from_scratch or args.world_size > 1:
         raise UserError("the baseline trains a pretrained encoder in one process")
 

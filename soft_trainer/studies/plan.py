@@ -16,7 +16,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 from soft_trainer.studies import execution
-from soft_trainer.studies.baseline import BaselineArguments
+from soft_trainer.studies.baseline import BaselineArguments, check_options
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.training.checks import make_objective
 
@@ -44,6 +44,8 @@ def check(study: Study, run: PlannedRun) -> tuple:
             _, data, args = parsed
             entry = ESTIMATORS.get(data.estimator or "none")
             make_objective(args, entry.estimator_class if entry else object)
+        elif isinstance(parsed[0], BaselineArguments):
+            check_options(*parsed[1:])
     except UserError as error:
         raise UserError(f"{run.name}: {error}") from error
     return parsed

@@ -128,7 +128,9 @@ def test_training_rows_need_no_url(write_folder, rows, tmp_path):
         (tmp_path / f"{split}.txt").write_text("\n".join(urls))
     with pytest.raises(UserError, match="valid: no rows"):
         load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
-    folder = write_folder(train=without(rows[:8], "url"), valid="{}", test="{}", codebase="{}")
+    folder = write_folder(
+        train=without(rows[:8], "url"), **dict.fromkeys(("valid", "test", "codebase"), '{"code": "x"}')
+    )
     with pytest.raises(UserError, match="--split_urls selects rows by url, but no row has the column 'url'"):
         load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
 

@@ -33,7 +33,7 @@ def change(path, changes) -> None:
         (MODULES, [{"path": ""}], "modules.json: entry 1: type: a text is expected, not missing"),
         (MODULES, ["Transformer"], "modules.json: entry 1: a mapping with type and path"),
         (MODULES, [{"type": "a.Transformer", "path": 1}], "modules.json: entry 1: path: a text is expected, not 1"),
-        (POOLING, {"pooling_mode_mean_tokens": "yes"}, "config.json: pooling_mode_mean_tokens: true or false"),
+        (POOLING, {"pooling_mode_mean_tokens": "yes"}, "config.json: pooling_mode_mean_tokens: true, false, 0 or 1"),
         (POOLING, {"pooling_mode": 3}, "config.json: pooling_mode: a text or a list of texts is expected, not 3"),
         (POOLING, {"include_prompt": 1}, "config.json: include_prompt: true or false is expected, not 1"),
         (TEXTS, {"max_seq_length": "64"}, f'{TEXTS}: max_seq_length: a whole number is expected, not "64"'),
@@ -106,3 +106,10 @@ def test_an_adapter_names_the_kind_of_its_base(folder):
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": 5}))
     with pytest.raises(UserError, match="adapter_config.json: base_model_name_or_path: a text is expected, not 5"):
         load_encoder(folder, device="cpu")
+
+
+def test_null_and_numbers_that_sentence_transformers_takes(folder):
+    change(folder / SETTINGS, {"prompts": {"query": "Q: ", "document": None}})
+    change(folder / POOLING, {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 0})
+    profile = resolve_profile(folder)
+    assert (profile.query_prefix, profile.code_prefix, profile.pooling) == ("Q: ", "", "mean")

@@ -265,6 +265,7 @@ def test_settings_without_effect_are_named(changes, says):
 @pytest.mark.parametrize("pooler, missing", [(True, False), (False, True)], ids=["a-spare-pooler", "a-missing-pooler"])
 def test_only_missing_weights_are_reported(tmp_path, caplog, monkeypatch, pooler, missing):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")  # other tests make it quiet
     config = BertConfig(vocab_size=40, max_position_embeddings=40, **SIZE)
     BertModel(config, add_pooling_layer=pooler).save_pretrained(tmp_path)
     load_model(tmp_path, EncoderProfile(query_length=16, code_length=16, pooling="pooler" if missing else "mean"))

@@ -31,6 +31,9 @@ def test_an_index_of_short_embeddings(command, tree, stub):
     assert code == 0 and "pieces encoded with stub, 4 dimensions of each embedding" in out
     assert command("search", "--folder", tree, "parse date")[2] == ""
     assert command("evaluate-search", "--folder", tree, "--truncate_dim", 4)[0] == 2
+    for dim, words in ((4, ()), (0, ("--model", "stub"))):
+        assert command("index", tree, "--index_dir", tree / "new", "--truncate_dim", dim, *words)[0] == 2
+        assert not (tree / "new").exists()
 
 
 def test_a_search_sees_what_changed(command, tree):

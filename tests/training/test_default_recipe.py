@@ -40,6 +40,7 @@ def test_what_is_given_stays(options_after):
         "learning_rate": 1e-5,
         "num_train_epochs": 3,
     }
+    assert options_after("--learning-rate", "1e-5") == CHOSEN | {"learning_rate": 1e-5}
     assert options_after("--gradient_cache_chunk_size", "8") == CHOSEN
 
 
