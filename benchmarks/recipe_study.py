@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.studies.pooled import PooledComparison, SetComparison
+from soft_trainer.studies.compare import p_text
+from soft_trainer.studies.pooled import PooledComparison, SetComparison, difference_text
 from soft_trainer.studies.significance import holm, reciprocal_ranks
 from soft_trainer.terminal import table
 
@@ -59,11 +60,10 @@ def compare(runs: dict, sets: tuple[str, ...], method: str, other: str) -> Poole
     return PooledComparison(tuple(comparisons))
 
 
-def difference(comparison: PooledComparison, sets=None) -> str:
-    """The difference in MRR with its interval."""
-    interval = comparison.interval(sets)
-    means = comparison.means if sets is None else PooledComparison(tuple(sets)).means
-    return f"{means[0] - means[1]:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+def difference(comparison: PooledComparison) -> str:
+    """The difference in MRR over all sets, with its interval."""
+    a, b = comparison.means
+    return difference_text(a - b, comparison.interval())
 
 
 def secondary(runs: dict) -> str:
@@ -74,7 +74,7 @@ def secondary(runs: dict) -> str:
         SECONDARY, comparisons, holm([each.p for each in comparisons]), strict=True
     ):
         queries = sum(part.reciprocal[0].shape[1] for part in each.sets)
-        rows.append([name, f"{method} - {other}", queries, difference(each), "< 0.001" if p < 0.001 else f"{p:.3f}"])
+        rows.append([name, f"{method} - {other}", queries, difference(each), p_text(p)])
     return table(["secondary comparison", "methods", "queries", "difference (95 %)", "p, Holm-corrected"], rows)
 
 

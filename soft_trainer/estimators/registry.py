@@ -59,6 +59,7 @@ class EstimatorEntry:
         make: (options, the encoders of `--estimator_model`, the query's column) -> an estimator.
         paper_seconds: seconds of a step of CodeBERT with batches of 32 on an A6000 (Table 8 of the paper); None if
             the paper has none.
+        takes_model: True if it takes an encoder of `--estimator_model`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class EstimatorEntry:
     estimator_class: type[Estimator] | None
     make: Callable[[DataArguments, EstimatorModels, str], Estimator | None]
     paper_seconds: float | None = None
+    takes_model: bool = False
 
 
 def _none(arguments: DataArguments, models: EstimatorModels, query_column: str) -> None:
@@ -112,13 +114,15 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
     for entry in (
         EstimatorEntry("none", "", None, _none, 0.75),
         EstimatorEntry("bm25", "BM25", BM25Estimator, _bm25, 0.77),
-        EstimatorEntry("trained_model", "Trained model", TrainedModelEstimator, _trained_model, 0.98),
-        EstimatorEntry("simcse", "SimCSE", SimCSEEstimator, _simcse, 0.81),
+        EstimatorEntry(
+            "trained_model", "Trained model", TrainedModelEstimator, _trained_model, 0.98, takes_model=True
+        ),
+        EstimatorEntry("simcse", "SimCSE", SimCSEEstimator, _simcse, 0.81, takes_model=True),
         EstimatorEntry("initial_model", "Initial model", InitialModelEstimator, _initial_model),
     )
 }
 
-WITH_MODEL = ("simcse", "trained_model")  # take an encoder of `--estimator_model` each
+WITH_MODEL = tuple(name for name, entry in ESTIMATORS.items() if entry.takes_model)
 
 
 def choose_estimator(

@@ -60,14 +60,15 @@ class PooledComparison:
         for each in self.sets:
             interval = self.interval([each])
             a, b = (values.mean() for values in each.reciprocal)
-            rows.append([each.name, each.seeds, each.reciprocal[0].shape[1], a, b, _difference(a - b, interval)])
+            rows.append([each.name, each.seeds, each.reciprocal[0].shape[1], a, b, difference_text(a - b, interval)])
         a, b = self.means
-        rows.append(["all", None, sum(row[2] for row in rows), a, b, _difference(a - b, self.interval())])
+        rows.append(["all", None, sum(row[2] for row in rows), a, b, difference_text(a - b, self.interval())])
         header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 %)"]
         return f"{table(header, rows, floats='.4f')}\n\np {p_text(self.p, '= ')} (randomisation test over queries)"
 
 
-def _difference(delta: float, interval: Interval) -> str:
+def difference_text(delta: float, interval: Interval) -> str:
+    """A difference in MRR with its interval."""
     return f"{delta:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
 
 

@@ -121,10 +121,8 @@ def unused_in_command(
 
 def _changed(options, kind: type) -> dict[str, object]:
     """The options that differ from their defaults."""
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)}
-    return {
-        field.name: values[field.name] for field in dataclasses.fields(kind) if values[field.name] != field.default
-    }
+    fields = dataclasses.fields(kind)
+    return {field.name: value for field in fields if (value := getattr(options, field.name)) != field.default}
 
 
 def _lines(conditions: tuple[Condition, ...], changed: Mapping[str, object], *settings) -> list[str]:
