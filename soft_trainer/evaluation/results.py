@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
+from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.errors import UserError
@@ -53,8 +55,9 @@ def save_ranks(
         column = text_column(dataset, query_columns, "query")
         columns["query"] = [_line(text, _WIDTH) for text in dataset[column][:]]
         columns |= _codes_to_read(dataset, codebase, ranking, text_column(codebase, code_columns, "code"))
+    corpus = {"pool_size": str(len(urls)), "corpus": xxh3_128_hexdigest(json.dumps(sorted(urls)).encode())}
     with written_aside(path) as aside:
-        pq.write_table(pa.table(columns).replace_schema_metadata({"pool_size": str(len(urls))}), aside)
+        pq.write_table(pa.table(columns).replace_schema_metadata(corpus), aside)
 
 
 def _codes_to_read(dataset: Dataset, codebase: Dataset, ranking: Ranking, column: str) -> dict[str, list]:
@@ -92,6 +95,11 @@ class RankedQueries:
         """The number of codes in the corpus, None where the file does not say."""
         size = (self.rows.schema.metadata or {}).get(b"pool_size")
         return size and int(size)
+
+    @property
+    def corpus(self) -> bytes | None:
+        """A hash of the ids in the corpus, None where the file does not say."""
+        return (self.rows.schema.metadata or {}).get(b"corpus")
 
     def query(self, row: int) -> str:
         """The text of a query, or the url of its own code where the file has no texts."""

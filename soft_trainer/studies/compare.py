@@ -11,6 +11,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
 from soft_trainer.studies.significance import Comparison, compare_paired, reciprocal_ranks
+from soft_trainer.terminal import print_on_main
 
 NUMBER = 10  # changes shown
 WIDTH = 100  # characters shown of a query or a code
@@ -65,8 +66,7 @@ class Pairing:
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """The rows of `ranked` in the order of `reference`, int64[Q]."""
     files = f"{reference.path} and {ranked.path}"
-    if len({reference.pool_size, ranked.pool_size} - {None}) > 1:
-        raise UserError(f"{files}: the corpora differ: {reference.pool_size} and {ranked.pool_size} codes")
+    _check_corpora(reference, ranked)
     if ranked.urls == reference.urls:
         return np.arange(len(ranked.urls))
     places = {url: row for row, url in enumerate(ranked.urls)}
@@ -75,6 +75,20 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
         counts = f"{len(reference.urls)} and {len(ranked.urls)}, {shared} in both"
         raise UserError(f"{files}: the queries differ ({counts})")
     return np.array([places[url] for url in reference.urls])
+
+
+def _check_corpora(a: RankedQueries, b: RankedQueries) -> None:
+    """Refuses two different corpora. Files that do not name their codes are compared by size, with a warning."""
+    files = f"{a.path} and {b.path}"
+    if len({a.pool_size, b.pool_size} - {None}) > 1:
+        raise UserError(f"{files}: the corpora differ: {a.pool_size} and {b.pool_size} codes")
+    if unnamed := [str(side.path) for side in (a, b) if side.corpus is None]:
+        print_on_main(
+            f"warning: {unnamed[0]} does not say which codes it ranked, as its version did not record them: only the "
+            "sizes of the two corpora were compared"
+        )
+    elif a.corpus != b.corpus:
+        raise UserError(f"{files}: the corpora differ: {a.pool_size} codes in each, but not the same")
 
 
 def describe(comparison: Comparison) -> str:

@@ -94,7 +94,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
         present = [name for name in names if any((run / f"ranks-{name}-{system}.parquet").is_file() for run in pair)]
         for name in present or names:  # without any, the first is named as missing
             ranked = [ranks_of(run, name, system) for run in pair]
-            key = (tuple(sorted(ranked[0].urls)), ranked[0].pool_size)
+            key = (tuple(sorted(ranked[0].urls)), ranked[0].pool_size, ranked[0].corpus)
             sets.setdefault(key, []).append(("/".join((*parts, name)), ranked))
     return PooledComparison(tuple(map(_set, sets.values())))
 

@@ -15,9 +15,13 @@ from soft_trainer.evaluation.results import save_ranks
 POOL = 60
 
 
-def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL) -> None:
-    """A file of ranks: query q's own code is row q of the pool, the codes around it fill the other places."""
-    codes = {"url": [f"u{row}" for row in range(pool)], "code": [f"def f{row}():\n  pass" for row in range(pool)]}
+def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL, other: int = 0) -> None:
+    """A file of ranks: query q's own code is row q of the pool, the codes around it fill the other places.
+
+    `other` gives so many codes at the end of the pool other ids.
+    """
+    names = [*range(pool - other), *(f"other{row}" for row in range(other))]
+    codes = {"url": [f"u{name}" for name in names], "code": [f"def f{name}():\n  pass" for name in names]}
     queries = {"url": codes["url"][: len(ranks)], "docstring": [f"query {row}" for row in range(len(ranks))]}
     top = [[row if place == rank else (row + place) % pool for place in (1, 2, 3)] for row, rank in enumerate(ranks)]
     ranking = Ranking(torch.tensor(np.array(ranks)), torch.tensor(top), torch.ones(len(ranks), 3))

@@ -1,6 +1,7 @@
 """Two runs against each other, by their files of ranks."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from soft_trainer.cli.__main__ import run_command
@@ -68,10 +69,12 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
     folder = make_run("a", [1, 2, 3])
     write_ranks(tmp_path / "more.parquet", [1, 2, 3, 4])
     write_ranks(tmp_path / "pool.parquet", [1, 2, 3], pool=70)
+    write_ranks(tmp_path / "ids.parquet", [1, 2, 3], other=1)
     (tmp_path / "text.parquet").write_text("no parquet")
     cases = {
         "more": "the queries differ \\(3 and 4, 3 in both\\)",
         "pool": "the corpora differ: 60 and 70 codes",
+        "ids": "the corpora differ: 60 codes in each, but not the same",
         "text": "cannot be read",
     }
     for name, says in cases.items():
@@ -83,3 +86,14 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
         run_command(["compare", str(folder), str(folder), "--split", "valid"])
     with pytest.raises(UserError, match="no such folder or file"):
         run_command(["compare", str(folder), str(tmp_path / "nowhere")])
+
+
+def test_a_file_that_does_not_name_its_codes_is_compared_by_size(make_run, write_ranks, tmp_path, capsys):
+    folder, old = make_run("a", [1, 2, 3]), tmp_path / "old.parquet"
+    write_ranks(old, [1, 2, 3], other=1)
+    rows = pq.read_table(old)
+    pq.write_table(rows.replace_schema_metadata({"pool_size": rows.schema.metadata[b"pool_size"]}), old)
+    run_command(["compare", str(folder), str(old)])
+    printed = capsys.readouterr()
+    assert "delta MRR +0.0000" in printed.out
+    assert "warning: old.parquet does not say which codes it ranked" in printed.err.replace(f"{tmp_path}/", "")

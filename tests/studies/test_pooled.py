@@ -69,6 +69,16 @@ def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
         compare_patterns(*patterns(study), split="valid,test")
 
 
+def test_corpora_of_equal_size_are_sets_of_their_own(study, write_ranks):
+    for method in ("ours", "other"):
+        write_ranks(study / f"go/{method}/1/ranks-test-trained.parquet", [1, 1, 1, 2], other=1)
+    assert [(each.name, each.seeds) for each in compare_patterns(*patterns(study)).sets] == [
+        ("go/0/test", 1),
+        ("go/1/test", 1),
+        ("ruby/test", 2),
+    ]
+
+
 def test_one_seed_gives_the_interval_over_queries():
     differences = np.random.default_rng(0).normal(0.1, 1, 300)
     alone = stratified_bootstrap([differences[None]])
