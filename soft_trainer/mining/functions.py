@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tree_sitter import Language, Node, Query, QueryCursor
 
@@ -35,36 +35,62 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
     A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. A function without
     documentation has an empty `docstring`. One with tags alone has a `docstring`, but no `docstring_tokens`.
     """
-    table = SOURCE_LANGUAGES[language]
-    captures = QueryCursor(_query(language)).captures(root)
-    comments = _Comments(source, captures.get("comment", []), table)
-    end, urls = 0, set()
-    for node in sorted(captures.get("function", []), key=lambda node: node.start_byte):
-        if node.end_byte <= end and not table.nested:
-            continue
-        end = max(end, node.end_byte)
-        body = node.child_by_field_name("body") or _last_child(node, "function_body")
-        named, name = _named(node, table)
-        url = f"{path}#L{named.start_point[0] + 1}-L{named.end_point[0] + 1}"
-        if body is None or name is None or url in urls:
-            continue
-        urls.add(url)
-        docstring = comments.docstring(named, body)
-        spans = comments.between(named.start_byte, named.end_byte, body)
-        yield (
-            {
-                "path": path,
-                "func_name": name,
-                "original_string": _node_text(named),
-                "language": language,
-                "code": _without(source, named, spans),
-                "code_tokens": _tokens(source, named, spans, table.strings),
-                "docstring": docstring,
-                "docstring_tokens": document_tokens(summary(docstring, table.style)) if docstring else [],
-                "url": url,
-            },
-            node,
-        )
+    file = FileFunctions(root, source, language)
+    for function in file.functions:
+        yield file.row(function, path), function.node
+
+
+class Function(NamedTuple):
+    """A named function: its syntax node, the node around it that names it, and its body."""
+
+    name: str
+    node: Node
+    named: Node
+    body: Node
+
+    @property
+    def lines(self) -> Span:
+        """The first and the last line, counted from 1."""
+        return self.named.start_point[0] + 1, self.named.end_point[0] + 1
+
+
+class FileFunctions:
+    """The functions of one file. They are found at once; a row, which costs most of the time, is made on request."""
+
+    def __init__(self, root: Node, source: bytes, language: str):
+        self.source, self.language, self.table = source, language, SOURCE_LANGUAGES[language]
+        captures = QueryCursor(_query(language)).captures(root)
+        self._comments = _Comments(source, captures.get("comment", []), self.table)
+        self.functions: list[Function] = []
+        end, places = 0, set()
+        for node in sorted(captures.get("function", []), key=lambda node: node.start_byte):
+            if node.end_byte <= end and not self.table.nested:
+                continue
+            end = max(end, node.end_byte)
+            body = node.child_by_field_name("body") or _last_child(node, "function_body")
+            named, name = _named(node, self.table)
+            function = Function(name or "", node, named, body)
+            if body is None or name is None or function.lines in places:
+                continue
+            places.add(function.lines)
+            self.functions.append(function)
+
+    def row(self, function: Function, path: str) -> Row:
+        """The row of a function; see `functions`."""
+        named, (first, last) = function.named, function.lines
+        docstring = self._comments.docstring(named, function.body)
+        spans = self._comments.between(named.start_byte, named.end_byte, function.body)
+        return {
+            "path": path,
+            "func_name": function.name,
+            "original_string": _node_text(named),
+            "language": self.language,
+            "code": _without(self.source, named, spans),
+            "code_tokens": _tokens(self.source, named, spans, self.table.strings),
+            "docstring": docstring,
+            "docstring_tokens": document_tokens(summary(docstring, self.table.style)) if docstring else [],
+            "url": f"{path}#L{first}-L{last}",
+        }
 
 
 def comment_spans(root: Node, language: str) -> list[Span]:
