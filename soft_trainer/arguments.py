@@ -170,6 +170,12 @@ class SoftInfoNCEOptions:
     )
     order_loss_weight: float = option(0.0, "Weight of a further loss: order negatives as the estimator does. 0: none.")
     order_loss_scale: float = option(1.0, "Factor on the differences of scores in the order loss.")
+    distill_weight: float = option(
+        0.0, "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none."
+    )
+    distill_temperature: float | None = option(
+        None, "Temperature of the estimator's softmax in that loss. Default: that of the estimator's own distribution."
+    )
     infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.")
     kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.")
     cancel: str = option("none", "False-negative cancellation: none, top_k or ratio.")

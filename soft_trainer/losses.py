@@ -143,6 +143,23 @@ def kl_regularized_info_nce(
     return _mean(_kl_regularized_info_nce, scores, positives, negatives, also, *options)
 
 
+def kl_divergence(
+    scores: Tensor,
+    similarity: Tensor,
+    temperature: float,
+    positives: Tensor | None = None,
+    *,
+    negatives: Tensor | None = None,
+    also: Tensor | None = None,
+) -> Tensor:
+    """The divergence of `kl_regularized_info_nce` without its InfoNCE: the mean over queries of KL(y || p').
+
+    It is 0 where the model distributes its scores over the negatives as the estimator does, and for a query with
+    fewer than two negatives.
+    """
+    return _mean(_kl_divergence, scores, positives, negatives, also, similarity, temperature)
+
+
 def order_loss(
     scores: Tensor,
     similarity: Tensor,
@@ -228,12 +245,18 @@ def _kl_regularized_info_nce(
     infonce_weight: float,
     kl_weight: float,
 ) -> Tensor:
+    divergence = _kl_divergence(scores, positives, negatives, similarity, temperature)
+    return infonce_weight * _info_nce(scores, positives, negatives) + kl_weight * divergence
+
+
+def _kl_divergence(
+    scores: Tensor, positives: Tensor, negatives: Tensor | None, similarity: Tensor, temperature: float
+) -> Tensor:
     valid = _valid_columns(negatives, positives, scores)
     labels = _soft_labels(similarity, temperature, positives, valid, scores.dtype)
     only = valid.scatter(1, positives.unsqueeze(1), False)
     log_p = scores.masked_fill(~only, -torch.inf).log_softmax(1).masked_fill(~only, 0.0)
-    divergence = (torch.xlogy(labels, labels) - labels * log_p).masked_fill(~only, 0.0).sum(1)
-    return infonce_weight * _info_nce(scores, positives, negatives) + kl_weight * divergence
+    return (torch.xlogy(labels, labels) - labels * log_p).masked_fill(~only, 0.0).sum(1)
 
 
 def _prepare(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:

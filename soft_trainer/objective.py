@@ -22,6 +22,8 @@ from soft_trainer.weights import (
 
 CANCELLATIONS = ("none", "top_k", "ratio")
 WEIGHTINGS = ("eq4", "positive_aware")
+# Settings that need an estimator, with the value that needs none.
+NEED_SIMILARITY = {"loss": "info_nce", "cancel": "none", "order_loss_weight": 0, "distill_weight": 0}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Objective:
         cancel_k: the number of most similar negatives that "top_k" leaves out.
         cancel_ratio: the share of the positive's similarity above which "ratio" leaves a negative out.
         order_loss_weight, order_loss_scale: of the order loss that is added; weight 0 adds none.
+        distill_weight, distill_temperature: of the KL divergence from the estimator that is added; weight 0 adds none.
         clamp_negative_scores: raise every score below 0 to 0, without gradient there, as the proof of Theorem 1 does.
 
     Raises:
@@ -53,6 +56,8 @@ class Objective:
     margin: float = 0.0
     order_loss_weight: float = 0.0
     order_loss_scale: float = 1.0
+    distill_weight: float = 0.0
+    distill_temperature: float = 1.0
     infonce_weight: float = 1.3
     kl_weight: float = 0.7
     cancel: str = "none"
@@ -71,18 +76,30 @@ class Objective:
                 check_settings(self.alpha, self.beta, self.temperature, self.floor)
         except ValueError as error:
             raise UserError(str(error)) from None
-        for name in ("cancel_k", "cancel_ratio", "infonce_weight", "kl_weight", "order_loss_weight"):
+        for name in ("cancel_k", "cancel_ratio", "infonce_weight", "kl_weight", "order_loss_weight", "distill_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"{name}={getattr(self, name)}: must be 0 or more")
-        if not 0 < self.order_loss_scale < float("inf"):
-            raise UserError(f"order_loss_scale={self.order_loss_scale}: must be above 0")
+        for name in ("order_loss_scale", "distill_temperature"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name}={getattr(self, name)}: must be above 0")
         if self.weighting == "positive_aware" and self.loss != "soft_info_nce":
             raise UserError(f"weighting=positive_aware: only loss=soft_info_nce has weights, not {self.loss}")
 
     @property
     def needs_similarity(self) -> bool:
         """True if the loss needs an estimator."""
-        return self.loss != "info_nce" or self.cancel != "none" or self.order_loss_weight > 0
+        return bool(self.settings_that_need_similarity)
+
+    @property
+    def settings_that_need_similarity(self) -> str:
+        """The settings that need an estimator, as `name=value`; empty if there are none."""
+        names = (name for name, value in NEED_SIMILARITY.items() if getattr(self, name) != value)
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+    @property
+    def adds_terms(self) -> bool:
+        """True if a term that reads similarities is added to the loss."""
+        return self.order_loss_weight > 0 or self.distill_weight > 0
 
     @property
     def uses_weights(self) -> bool:
@@ -125,20 +142,24 @@ class Objective:
         if self.order_loss_weight:
             order = losses.order_loss(scores, similarity, self.order_loss_scale, positives, negatives=negatives)
             loss = loss + self.order_loss_weight * order
+        if self.distill_weight:
+            settings = self.distill_temperature, positives
+            divergence = losses.kl_divergence(scores, similarity, *settings, negatives=negatives, also=also)
+            loss = loss + self.distill_weight * divergence
         return loss
 
     def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
         """Computes the weights (or similarities) that the loss needs, before the scores are known.
 
         Returns:
-            `weights` of Soft-InfoNCE after cancellation, or the raw `similarity` for the other losses; both if there
-            is an order loss beside Soft-InfoNCE.
+            `weights` of Soft-InfoNCE after cancellation, or the raw `similarity` for the other losses; both if a
+            term is added to Soft-InfoNCE.
         """
         if not self.uses_weights:
             return {"similarity": similarity}
         valid = self.valid_negatives(similarity, positives, negatives)
         inputs = {"weights": self.weights(similarity, positives, valid)}
-        return inputs | ({"similarity": similarity} if self.order_loss_weight else {})
+        return inputs | ({"similarity": similarity} if self.adds_terms else {})
 
     def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
         """The columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""

@@ -134,6 +134,8 @@ BAD = [
     ({"duplicates": "drop"}, "positives"),
     ({"order_loss_weight": -1}, "order_loss_weight"),
     ({"order_loss_weight": 1, "order_loss_scale": "nan"}, "order_loss_scale"),
+    ({"distill_weight": -1}, "distill_weight"),
+    ({"distill_weight": 1, "distill_temperature": 0}, "distill_temperature"),
     ({"train_sampling_strategy": "similar", "estimator": "none"}, "similar_by"),
     ({"train_sampling_strategy": "similar", "group_size": 0}, "group_size"),
     ({"train_sampling_strategy": "similar", "random_share": "nan"}, "random_share"),

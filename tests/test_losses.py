@@ -321,6 +321,26 @@ def test_the_pairs_of_queries_and_right_answers():
     assert pairs.rows(None) is None
 
 
+@pytest.mark.parametrize("also", [None, ALSO], ids=["one", "several"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_divergence_is_what_kl_regularization_adds_to_info_nce(masked, also):
+    scores, similarity = batch(4, 9)
+    negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(5)) < 0.6 if masked else None
+    columns = {"negatives": negatives, "also": also}
+    both = losses.kl_regularized_info_nce(scores, similarity, 0.5, 1.0, 0.3, POSITIVES, **columns)
+    alone = losses.kl_divergence(scores, similarity, 0.5, POSITIVES, **columns)
+    assert alone > 0.1
+    torch.testing.assert_close(both, losses.info_nce(scores, POSITIVES, **columns) + 0.3 * alone, rtol=0, atol=1e-12)
+
+
+def test_the_divergence_of_a_model_from_itself_is_zero_and_teaches_nothing():
+    scores, _ = batch(4, 9)
+    scores.requires_grad_()
+    value = losses.kl_divergence(scores, scores.detach() / 20, 1 / 20, POSITIVES)
+    assert value.item() == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(value, scores)[0], torch.zeros(4, 9).double(), rtol=0, atol=1e-12)
+
+
 def order_by_loops(scores, similarity, scale, positives, negatives):
     total = 0.0
     for query, positive in enumerate(positives.tolist()):

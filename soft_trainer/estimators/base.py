@@ -23,6 +23,8 @@ class Estimator:
     Attributes:
         alpha, beta, temperature: the settings that suit this similarity (Table 7), used if a run names none.
         positive_margin, positive_temperature: the settings of positive-aware weights, in units of the similarity.
+        distill_temperature: the temperature at which the softmax of the similarity is the distribution that the
+            encoder behind it was trained to give, for `distill_weight`.
         compares_codes: True if a code can be more similar to a query than the query's own code is. Similarities of
             queries with queries are largest on the diagonal by construction, so positive-aware weights refuse them.
         in_workers: True if data workers may call `similarity` before the step. It must then need no GPU, and the
@@ -34,6 +36,7 @@ class Estimator:
     temperature: float = 1.0
     positive_margin: float = 0.0
     positive_temperature: float = 1.0
+    distill_temperature: float = 1.0
     compares_codes: bool = True
     in_workers: bool = False
 

@@ -23,6 +23,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
+    distill_temperature = 0.07  # of its own training, as published
     compares_codes = False
 
     def fit(self, dataset) -> None:

@@ -32,7 +32,10 @@ from soft_trainer.training.hard_batches import check_code_only
 from soft_trainer.weights import Weigher
 
 # Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
-OPTIONS = ("loss", "alpha", "beta", "temperature", "margin", *OBJECTIVE_OPTIONS, "duplicates", "negatives_meet")
+OPTIONS = (
+    *("loss", "alpha", "beta", "temperature", "margin", "distill_temperature", *OBJECTIVE_OPTIONS),
+    *("duplicates", "negatives_meet"),
+)
 TEXT_OPTIONS = ("loss", "weighting", "cancel", "duplicates", "negatives_meet")
 _LOSSES: WeakSet[SoftInfoNCELoss] = WeakSet()  # those that have fitted an estimator
 CITATION = """
@@ -71,8 +74,9 @@ class SoftInfoNCELoss(nn.Module):
         gather_across_devices: take the codes of all processes as negatives.
         options: fields of `SoftInfoNCEOptions`: `loss`, `weighting` ("eq4" or "positive_aware"), `alpha`, `beta`,
             `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`, `order_loss_weight`,
-            `order_loss_scale`, `infonce_weight`, `kl_weight`, `clamp_negative_scores` and `duplicates`, with the same
-            defaults; and `negatives_meet`, "all" (as in sentence-transformers) or "own".
+            `order_loss_scale`, `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`,
+            `clamp_negative_scores` and `duplicates`, with the same defaults; and `negatives_meet`, "all" (as in
+            sentence-transformers) or "own".
 
     Raises:
         UserError: options, rows or an estimator that cannot work together; in the first step, a batch that is too
@@ -106,7 +110,7 @@ class SoftInfoNCELoss(nn.Module):
         _take_model(estimator, model)
         self.objective = make_objective(self.options, estimator)
         if self.objective.needs_similarity and estimator is None:
-            raise UserError(f"loss={self.objective.loss}, cancel={self.objective.cancel} needs an estimator")
+            raise UserError(f"{self.objective.settings_that_need_similarity} needs an estimator")
         check_weighting(self.objective, estimator)
         self.rows = LabelledRows.of(only_labelled() if train_dataset is None else train_dataset)
         if self.objective.needs_similarity:
@@ -206,6 +210,7 @@ class SoftInfoNCELoss(nn.Module):
         names += {"kl_regularization": ["infonce_weight", "kl_weight"]}.get(self.objective.loss, [])
         names += {"top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}.get(self.objective.cancel, [])
         names += ["order_loss_weight", "order_loss_scale"] if self.objective.order_loss_weight else []
+        names += ["distill_weight", "distill_temperature"] if self.objective.distill_weight else []
         names += ["clamp_negative_scores"] if self.objective.clamp_negative_scores else []
         config |= {"estimator": _name(self.estimator)} | {name: objective[name] for name in names}
         config |= {"duplicates": self.options.duplicates, "negatives_meet": self.options.negatives_meet}

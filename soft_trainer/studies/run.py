@@ -267,6 +267,7 @@ def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
     names = ["weighting", "margin", "temperature"] if aware else ["alpha", "beta", "temperature", "floor"]
     names = names if objective.needs_similarity else []
     names += ["order_loss_weight", "order_loss_scale"] if objective.order_loss_weight else []
+    names += ["distill_weight", "distill_temperature"] if objective.distill_weight else []
     names += ["infonce_weight", "kl_weight"] if objective.loss == "kl_regularization" else []
     names += CANCEL_SETTINGS[objective.cancel]
     names += ["clamp_negative_scores"] if objective.clamp_negative_scores else []

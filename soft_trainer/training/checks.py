@@ -41,7 +41,7 @@ from soft_trainer.training.unused_options import unused_in_training
 # Options of the loss that have a default of their own, not the estimator's.
 OBJECTIVE_OPTIONS = (
     *("weighting", "floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio"),
-    *("order_loss_weight", "order_loss_scale", "clamp_negative_scores"),
+    *("order_loss_weight", "order_loss_scale", "distill_weight", "clamp_negative_scores"),
 )
 CHOICES = {
     "duplicates": ("mask", "positives", "ignore"),
@@ -196,7 +196,7 @@ def check_run(
         raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
     if objective.needs_similarity and estimator is None:
         raise UserError(
-            f"loss={objective.loss}, cancel={objective.cancel} needs an estimator: pass "
+            f"{objective.settings_that_need_similarity} needs an estimator: pass "
             "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
         )
     check_weighting(objective, estimator)
@@ -365,7 +365,8 @@ def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
     settings = {name: getattr(options, name) for name in OBJECTIVE_OPTIONS}
     prefix = "positive_" if options.weighting == "positive_aware" else ""
     defaults = {"alpha": ("alpha", 1.0), "beta": ("beta", 1.0), "margin": ("positive_margin", 0.0)}
-    for name, (attribute, value) in (defaults | {"temperature": (f"{prefix}temperature", 1.0)}).items():
+    defaults |= {"temperature": (f"{prefix}temperature", 1.0), "distill_temperature": ("distill_temperature", 1.0)}
+    for name, (attribute, value) in defaults.items():
         given, default = getattr(options, name), getattr(estimator, attribute, value)
         # A study checks its runs with the class alone, whose defaults may depend on a checkpoint.
         default = value if isinstance(default, property) else default

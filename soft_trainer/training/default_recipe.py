@@ -17,8 +17,10 @@ CHOICES = {"estimator", "estimator_model", "train_sampling_strategy", "bm25_idf"
 CHOICES |= {"mixture_shares", "mixture_temperatures"} | {
     field.name for field in dataclasses.fields(SoftInfoNCEOptions)
 }
-# These change how a batch is computed or which dimensions are trained, and leave the choice open.
+# These change how a batch is computed, which dimensions are trained or what is added to the loss, and leave the
+# choice open.
 CHOICES -= {"chunk_by_length", "gradient_cache_chunk_size", "gather_negatives", "matryoshka_dims"}
+CHOICES -= {"distill_weight", "distill_temperature"}
 
 
 def take_default_recipe(

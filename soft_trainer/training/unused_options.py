@@ -45,6 +45,7 @@ OF_TRAINING = (
     Condition(("cancel_k",), lambda loss, *_: loss.cancel == "top_k", "only cancel=top_k reads it"),
     Condition(("cancel_ratio",), lambda loss, *_: loss.cancel == "ratio", "only cancel=ratio reads it"),
     Condition(("order_loss_scale",), lambda loss, *_: loss.order_loss_weight > 0, "order_loss_weight is 0"),
+    Condition(("distill_temperature",), lambda loss, *_: loss.distill_weight > 0, "distill_weight is 0"),
     Condition(
         ("group_size", "random_share", "nearest_apart", "equal_texts_apart", "neighbours", "similar_by"),
         lambda loss, options, strategy: strategy == "similar",
@@ -98,7 +99,7 @@ def _estimators(data: DataArguments) -> list[str]:
 def _reads_estimator(args: SoftInfoNCETrainingArguments) -> bool:
     """True if the loss, the batches or own negatives may come from the estimator."""
     similar = args.train_sampling_strategy == "similar" and args.similar_by == "estimator"
-    loss = args.loss != "info_nce" or args.cancel != "none" or args.order_loss_weight > 0
+    loss = args.loss != "info_nce" or args.cancel != "none" or args.order_loss_weight > 0 or args.distill_weight > 0
     return loss or similar or args.negatives_per_query > 0
 
 

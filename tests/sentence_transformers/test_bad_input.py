@@ -65,7 +65,7 @@ def test_a_data_set_without_usable_row_numbers(dataset, words, sentence_transfor
         (BM25Estimator(), {"alpha": -1.0}, "alpha=-1: must be 0 or more"),
         (BM25Estimator(), {"duplicates": "drop"}, "duplicates='drop': use one of mask, positives, ignore"),
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
-        (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce, cancel=none needs an estimator"),
+        (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce needs an estimator"),
         (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
         (BM25Estimator, {}, "estimator: an object such as BM25Estimator() is expected, not the class BM25Estimator"),
         ("bm25", {}, "estimator: an object such as BM25Estimator() is expected, not 'bm25'"),

@@ -95,6 +95,7 @@ OPTIONS = {
     "positive_aware": {"weighting": "positive_aware", "temperature": 2.0, "margin": 0.5},
     "order, right twins": {"order_loss_weight": 0.2, "duplicates": "positives"},
     "cancelled, twins as they are": {"cancel": "top_k", "cancel_k": 2, "duplicates": "ignore", "floor": 0.3},
+    "distilled": {"distill_weight": 0.5, "distill_temperature": 2.0},
     "kl": {"loss": "kl_regularization", "kl_weight": 0.3},
 }
 

@@ -42,6 +42,7 @@ def test_what_is_given_stays(options_after):
     }
     assert options_after("--learning-rate", "1e-5") == CHOSEN | {"learning_rate": 1e-5}
     assert options_after("--gradient_cache_chunk_size", "8") == CHOSEN
+    assert options_after("--distill_weight", "0.3") == CHOSEN
 
 
 @pytest.mark.parametrize(

@@ -277,8 +277,9 @@ def gradients(trainer, batch) -> tuple[float, list]:
         OWN | {"negatives_meet": "all", "duplicates": "positives", "order_loss_weight": 0.5},
         {"duplicates": "positives", "weighting": "positive_aware"},
         {"loss": "kl_regularization", "order_loss_weight": 0.5} | OWN,
+        OWN | {"weighting": "positive_aware", "duplicates": "positives", "distill_weight": 0.5},
     ],
-    ids=["own", "own-all-positives-order", "positives", "kl"],
+    ids=["own", "own-all-positives-order", "positives", "kl", "own-positives-distill"],
 )
 def test_gradient_caching_changes_nothing(make_trainer, rows, exact_model, options):
     twins = Dataset.from_list([*rows[:9], *(row | {"url": f"{row['url']}-twin"} for row in rows[:3])])
@@ -303,13 +304,20 @@ def test_gradient_caching_changes_nothing(make_trainer, rows, exact_model, optio
         torch.testing.assert_close(gradient, other, atol=1e-10, rtol=0)
 
 
+ADDED = {
+    "order_loss_weight": lambda *batch, **columns: losses.order_loss(batch[0], batch[1], 1.0, batch[2], **columns),
+    "distill_weight": lambda *batch, **columns: losses.kl_divergence(batch[0], batch[1], 1.0, batch[2], **columns),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_order_loss_stands_beside_every_loss_with_inputs_from_the_workers(make_trainer, exact_model, loss):
+def test_a_further_loss_stands_beside_every_loss_with_inputs_from_the_workers(make_trainer, exact_model, loss, name):
     values = []
     for in_workers, weight in ((True, 0.7), (False, 0.7), (True, 0.0)):
         estimator = bm25()
         estimator.in_workers = in_workers
-        trainer = fitted(make_trainer(estimator, model=exact_model, loss=loss, order_loss_weight=weight, **OWN))
+        trainer = fitted(make_trainer(estimator, model=exact_model, loss=loss, **{name: weight}, **OWN))
         batch = batches_of(trainer)[0]
         assert (batch.loss_inputs is not None) == (in_workers and (weight > 0 or loss != "info_nce"))
         with torch.no_grad():
@@ -317,10 +325,21 @@ def test_the_order_loss_stands_beside_every_loss_with_inputs_from_the_workers(ma
             values.append(trainer.batch_loss(queries, codes, batch).item())
     scores = 20 * torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(codes).T
     similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
-    order = losses.order_loss(scores, similarity, 1.0, batch.positives, negatives=batch.negatives)
-    assert order > 0.1
+    added = ADDED[name](scores, similarity, batch.positives, negatives=batch.negatives)
+    assert added > 0.02
     assert values[0] == pytest.approx(values[1], abs=1e-6)
-    assert values[0] - values[2] == pytest.approx(0.7 * order.item(), abs=1e-6)
+    assert values[0] - values[2] == pytest.approx(0.7 * added.item(), abs=1e-6)
+
+
+def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(make_trainer, exact_model):
+    values = []
+    for options in ({}, {"distill_weight": 1.0}, {"distill_weight": 1.0, "distill_temperature": 2.0}):
+        trainer = fitted(make_trainer(initial(), model=exact_model, weighting="positive_aware", **options, **SIMILAR))
+        batch = batches_of(trainer)[0]
+        with torch.no_grad():
+            values.append(trainer.compute_loss(trainer.model, batch).item())
+    assert values[1] == pytest.approx(values[0], abs=1e-6)
+    assert values[2] > values[0] + 1e-3
 
 
 @pytest.mark.parametrize(
@@ -431,6 +450,7 @@ def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_
         (bm25, {"similar_by": "tfidf"}, "similar_by='tfidf'"),
         (bm25, {"order_loss_weight": -1.0}, "order_loss_weight=-1.0"),
         (None, {"order_loss_weight": 1.0}, "needs an estimator"),
+        (None, {"distill_weight": 1.0}, "distill_weight=1.0 needs an estimator"),
     ],
 )
 def test_what_cannot_work_is_refused_by_the_constructor(make_trainer, estimator, options, says):

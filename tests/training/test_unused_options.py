@@ -20,6 +20,7 @@ TRAINING = [
     ({"cancel_k": 1}, {"cancel_k": 1, "cancel": "top_k"}),
     ({"cancel_ratio": 0.1, "cancel": "top_k"}, {"cancel_ratio": 0.1, "cancel": "ratio"}),
     ({"order_loss_scale": 2.0}, {"order_loss_scale": 2.0, "order_loss_weight": 1.0}),
+    ({"distill_temperature": 2.0}, {"distill_temperature": 2.0, "distill_weight": 1.0}),
     *(
         ({name: value}, {name: value, "strategy": "similar"})
         for name, value in (
