@@ -11,13 +11,12 @@ import argparse
 import sys
 
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
-    parser.add_argument("--dry_run", action="store_true", help="print the plan with its time and run nothing")
+    parser.add_argument("--dry_run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--only", metavar="AXIS=NAME,...", help="run these runs and what they need")
     parser.add_argument(
         "--set",
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", help="the command that starts a run, for example 'accelerate launch --num_processes 2'"
     )
-    parser.add_argument("--seconds_per_step", type=float, help="for the estimate of the time")
     parser.add_argument("--redo", action="store_true", help="remove and make again runs whose options changed")
     parser.add_argument(
         "--keep_checkpoints", action="store_true", default=None, help="keep the checkpoints of finished runs"
@@ -39,20 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run or plan a study.
-
-    Returns:
-        0 if all chosen runs are done, 1 if one is not, 128 + the number of the signal that ended the study.
-    """
+    """Runs or plans a study; see `run_all` for the exit code."""
     unset = [word for word in arguments.set if "=" not in word]
     if unset:
         raise UserError(f"set {unset[0]}: write OPTION=VALUE")
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.recipe_files import recipe_path
-    from soft_trainer.studies import plan
-    from soft_trainer.studies.execution import Stopped
+    from soft_trainer.studies.execution import check
     from soft_trainer.studies.grid import read_study
-    from soft_trainer.studies.session import Session, check_changes, stop_on_signals
+    from soft_trainer.studies.session import check_changes, plan, run_all
 
     study = read_study(
         recipe_path(arguments.config),
@@ -62,17 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
         keep_checkpoints=arguments.keep_checkpoints,
     )
     chosen = study.chosen(arguments.only)
-    parsed = {run.name: plan.check(study, run) for run in chosen}
-    session = Session(study, chosen, parsed, arguments.seconds_per_step)
+    for run in chosen:
+        check(study, run)
     if arguments.dry_run:
-        sys.stdout.write(session.plan())
+        sys.stdout.write(plan(study, chosen))
         return 0
-    check_changes(session, arguments.redo)
-    stop_on_signals()
-    try:
-        session.run()
-    except Stopped as stopped:
-        print_on_main(f"\n{session.summary()}\n\nstopped by {stopped}; the same command continues from here")
-        return 128 + stopped.number
-    print_on_main(f"\n{session.summary()}\n")
-    return 0 if all(outcome.good for outcome in session.outcomes.values()) else 1
+    check_changes(study, chosen, arguments.redo)
+    return run_all(study, chosen)

@@ -57,8 +57,6 @@ class EstimatorEntry:
         label: the name in tables.
         estimator_class: its class, whose attributes are the default alpha, beta and temperature; None for "none".
         make: (options, the encoders of `--estimator_model`, the query's column) -> an estimator.
-        paper_seconds: seconds of a step of CodeBERT with batches of 32 on an A6000 (Table 8 of the paper); None if
-            the paper has none.
         takes_model: True if it takes an encoder of `--estimator_model`.
     """
 
@@ -66,7 +64,6 @@ class EstimatorEntry:
     label: str
     estimator_class: type[Estimator] | None
     make: Callable[[DataArguments, EstimatorModels, str], Estimator | None]
-    paper_seconds: float | None = None
     takes_model: bool = False
 
 
@@ -112,12 +109,10 @@ def _cache_dir(arguments: DataArguments) -> str | Path | None:
 ESTIMATORS: dict[str, EstimatorEntry] = {
     entry.name: entry
     for entry in (
-        EstimatorEntry("none", "", None, _none, 0.75),
-        EstimatorEntry("bm25", "BM25", BM25Estimator, _bm25, 0.77),
-        EstimatorEntry(
-            "trained_model", "Trained model", TrainedModelEstimator, _trained_model, 0.98, takes_model=True
-        ),
-        EstimatorEntry("simcse", "SimCSE", SimCSEEstimator, _simcse, 0.81, takes_model=True),
+        EstimatorEntry("none", "", None, _none),
+        EstimatorEntry("bm25", "BM25", BM25Estimator, _bm25),
+        EstimatorEntry("trained_model", "Trained model", TrainedModelEstimator, _trained_model, takes_model=True),
+        EstimatorEntry("simcse", "SimCSE", SimCSEEstimator, _simcse, takes_model=True),
         EstimatorEntry("initial_model", "Initial model", InitialModelEstimator, _initial_model),
     )
 }

@@ -1,45 +1,65 @@
-"""Starts, stops and resumes one run of a study in a process of its own, and reads the state of its folder."""
+"""One run of a study: checks its options, reads the state of its folder, and runs it in another process."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import yaml
 
+from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments, parse
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.files import newest_complete, record_path, write_json
+from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
+from soft_trainer.studies.baseline import BaselineArguments, check_options
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.checks import make_objective
 
 RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
-# The command of a run, by its module.
-COMMANDS = {None: "train", "soft_trainer.simcse": "simcse", "soft_trainer.studies.baseline": "baseline"}
+OURS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
+# The command of a run and its arguments, by its module.
+COMMANDS = {
+    None: ("train", OURS),
+    "soft_trainer.simcse": ("simcse", (SimCSEArguments, SimCSETrainingArguments)),
+    "soft_trainer.studies.baseline": ("baseline", (BaselineArguments, *OURS)),
+}
 ERROR = re.compile(r"(error: |[\w.]*(Error|Exception|Interrupt)\b)")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 
 
-class Stopped(Exception):
-    """A signal told the study to end."""
+def check(study: Study, run: PlannedRun) -> tuple:
+    """Parses the arguments of a run.
 
-    def __init__(self, number: int):
-        self.number = number
-        super().__init__(signal.Signals(number).name)
+    Raises:
+        UserError: names the run; an unknown option, a value that it does not take, or a loss that cannot be made.
+    """
+    options = {**recipe(study, run), "use_cpu": True}  # asks nothing of a device
+    try:
+        if run.module not in COMMANDS:
+            raise UserError(f"module={run.module}: use one of {', '.join(filter(None, COMMANDS))}, or none")
+        parsed = parse(COMMANDS[run.module][1], [], options=options)
+        if run.module is None:
+            _, data, args = parsed
+            entry = ESTIMATORS.get(data.estimator or "none")
+            make_objective(args, entry.estimator_class if entry else object)
+        elif isinstance(parsed[0], BaselineArguments):
+            check_options(*parsed[1:])
+    except UserError as error:
+        raise UserError(f"{run.name}: {error}") from error
+    return parsed
 
 
-class RunningElsewhere(Exception):
-    """Another study, or a run that outlived its study, holds the folder."""
+# ---- The folder ----
 
 
 @dataclass(frozen=True)
@@ -48,8 +68,7 @@ class Progress:
 
     state: str  # `new`, `stopped` (a whole checkpoint is there), `done`, or `changed` (made with other options)
     changes: tuple[str, ...] = ()  # differences between the options now and those that the folder was made with
-    spent: float = 0.0  # seconds
-    finished: tuple[float, int | None] | None = None  # seconds and steps of the whole run, None before its end
+    seconds: float = 0.0  # spent so far
     mrr: float | None = None  # of the trained encoder on test
 
 
@@ -66,9 +85,8 @@ def progress(study: Study, run: PlannedRun) -> Progress:
         state = "done"
     else:
         state = "stopped" if newest_complete(folder) else "new"
-    finished = (record["seconds"], record.get("steps")) if record.get("finished") else None
     mrr = (results or {}).get("results", {}).get("test", {}).get("trained", {}).get("mrr")
-    return Progress(state, changes, record["seconds"], finished, mrr)
+    return Progress(state, changes, record["seconds"], mrr)
 
 
 def _options(study: Study, run: PlannedRun) -> dict[str, dict[str, str]]:
@@ -90,6 +108,7 @@ def _text(value) -> str:
 
 
 def _changes(before: dict[str, dict], now: dict[str, dict]):
+    """Yields the options that differ; those of the runs that the first one needs carry their name."""
     for (name, options), prefix in zip(now.items(), ("", *(f"{needed}: " for needed in list(now)[1:])), strict=True):
         earlier = before.get(name, {})
         for key in sorted({*options, *earlier}):
@@ -110,7 +129,7 @@ def _read_json(path: Path) -> dict | None:
         return None
 
 
-# ---- The command ----
+# ---- The process ----
 
 
 def recipe(study: Study, run: PlannedRun) -> dict:
@@ -132,22 +151,17 @@ def command(study: Study, run: PlannedRun, resume: bool = False) -> list[str]:
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:
         raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
-    config = ["--config", str(study.folder(run.name) / RECIPE)]
-    start = ["-m", "soft_trainer.cli", COMMANDS[run.module]]
-    return [*launcher, *start, *config, *(["--resume_from_checkpoint", "last"] if resume else [])]
-
-
-# ---- The process ----
+    start = ["-m", "soft_trainer.cli", COMMANDS[run.module][0], "--config", str(study.folder(run.name) / RECIPE)]
+    return [*launcher, *start, *(["--resume_from_checkpoint", "last"] if resume else [])]
 
 
 def execute(study: Study, run: PlannedRun) -> str | None:
     """Runs a run to its end, with its output in `log.txt`. Returns its error, or None if it succeeded.
 
-    A stopped run resumes from its checkpoint. A run that another study has finished meanwhile is left as it is.
+    A stopped run resumes from its checkpoint. A run that another study has finished in the meantime stays as it is.
 
     Raises:
-        RunningElsewhere: another process holds the folder.
-        Stopped: a signal told the study to end; the run has saved a checkpoint and ended.
+        BlockingIOError: another study, or a run that outlived its study, holds the folder.
     """
     folder = study.folder(run.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,19 +173,19 @@ def execute(study: Study, run: PlannedRun) -> str | None:
         if before.state == "changed":
             return f"made meanwhile with other options: {'; '.join(before.changes)}"
         resume = before.state == "stopped"
-        record = {"options": _options(study, run), "finished": False, "seconds": before.spent if resume else 0.0}
+        record = {"options": _options(study, run), "seconds": before.seconds if resume else 0.0}
         write_json(folder / RECORD, record)
         (folder / RECIPE).write_text(yaml.safe_dump(recipe(study, run), sort_keys=True))
         start, offset = time.monotonic(), log.tell()
+        # Ctrl-C reaches the study, the launcher and the run, as they share a process group.
+        process = subprocess.Popen(command(study, run, resume), stdout=log, stderr=subprocess.STDOUT)
         try:
-            code = _wait(command(study, run, resume), log)
+            code = process.wait()
         finally:
-            record["seconds"] += time.monotonic() - start
-            write_json(folder / RECORD, record)
-    results = _read_json(record_path(folder))
-    if code or not _trained(results):
+            process.wait()
+            write_json(folder / RECORD, record | {"seconds": record["seconds"] + time.monotonic() - start})
+    if code or not _trained(_read_json(record_path(folder))):
         return last_error(folder / LOG, offset) or f"ended with exit code {code} and no results"
-    write_json(folder / RECORD, record | {"finished": True, "steps": results.get("training", {}).get("steps")})
     if not study.keep_checkpoints:
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
@@ -179,38 +193,13 @@ def execute(study: Study, run: PlannedRun) -> str | None:
 
 
 def _lock(log) -> None:
-    """Hold a folder through its log; the run inherits the lock, so it outlives a study that is killed."""
+    """Holds a folder through its log; the run inherits the lock, so it outlives a study that is killed."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RunningElsewhere(log.name) from None
+        raise
     except OSError:
         print_on_main(f"warning: {log.name} is on a file system without locks: run one study at a time there")
-
-
-def _wait(words: list[str], log) -> int:
-    """Run a command to its end; a `Stopped` on the way ends it first."""
-    # In a session of its own, so that Ctrl-C reaches the study alone, which lets the run save a checkpoint.
-    process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        return process.wait()
-    except Stopped:
-        _terminate(process)
-        raise
-
-
-def _terminate(process: subprocess.Popen) -> None:
-    """Tell the run, not its launcher, to end, and wait; a second signal kills it."""
-    try:
-        # `accelerate launch` would die of SIGTERM at once and orphan the run. Data workers get no signal.
-        for child in psutil.Process(process.pid).children() or [process]:
-            child.terminate()
-        process.wait()
-    except Stopped:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    except psutil.NoSuchProcess:
-        process.wait()
 
 
 def last_error(path: Path, offset: int) -> str | None:

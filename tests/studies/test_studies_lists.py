@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.studies import execution, plan
+from soft_trainer.studies import execution
 from soft_trainer.studies.grid import read_study
 
 
@@ -23,18 +23,18 @@ def test_a_list_of_an_option(study, tmp_path):
     entry = {"name": "a", "config": "recipe.yaml", "matryoshka_dims": [32, 8]}
     plans = study(grid={"method": [entry]}, options={"estimator": "none", "filters": ["short_functions"]})
     (run,) = plans.chosen()
-    model, data, args = plan.check(plans, run)
+    model, data, args = execution.check(plans, run)
     assert args.matryoshka_dims == "32,8" and model.lora_target_modules == "query,value"
     assert data.filters == "short_functions" and args.report_to == []
     written = execution.recipe(plans, run)
-    assert plan.parse(plan.OURS, [], options=written | {"use_cpu": True})[2].matryoshka_dims == "32,8"
+    assert execution.parse(execution.OURS, [], options=written | {"use_cpu": True})[2].matryoshka_dims == "32,8"
 
 
 def test_an_axis_of_lists(study):
     plans = study(grid={"matryoshka_dims": [[32, 8], 32]}, options={"estimator": "none", "lora_r": 2})
     runs = plans.chosen("matryoshka_dims=32-8")
     assert list(plans.runs) == ["32-8", "32"] and [run.name for run in runs] == ["32-8"]
-    assert plan.check(plans, runs[0])[2].matryoshka_dims == "32,8"
+    assert execution.check(plans, runs[0])[2].matryoshka_dims == "32,8"
 
 
 def test_placeholders_in_a_list(study):

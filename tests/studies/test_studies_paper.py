@@ -8,7 +8,7 @@ import pytest
 
 from soft_trainer.arguments import as_argv, read_recipe
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.studies import plan
+from soft_trainer.studies.execution import check
 from soft_trainer.studies.grid import PlannedRun, read_study
 
 ROOT = Path(__file__).parents[2]
@@ -75,14 +75,14 @@ def test_a_run_of_two_studies_is_one_run():
 
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
-def test_a_plan_lists_the_runs_and_their_time(path, capsys):
+def test_a_plan_lists_the_runs(path, capsys):
     language = "python" if path.stem in ("alpha_beta", "cancellation") else "ruby"
     only = f"seed=1234,language={language}"
     assert run_command(["study", "--config", str(path), "--dry_run", "--only", only]) == 0
     lines = capsys.readouterr().out.splitlines()
     listed = [line.split("|")[2].strip() for line in lines if line.startswith("|")][2:]
     assert listed == [run.name for run in read_study(path).chosen(only)]
-    assert f"{len(listed)} runs, 0 of them done" in lines[-1] and "expected: " in lines[-1]
+    assert f"{len(listed)} runs, 0 of them done" in lines[-1]
 
 
 def test_the_small_study_needs_rows_and_an_encoder_only():
@@ -98,7 +98,7 @@ def test_every_run_of_every_study_is_accepted():
     studies = [*map(read_study, PAPER), *(read_study(path, GIVEN) for path in SMALL)]
     runs = {(study.output_dir, run.name): (study, run) for study in studies for run in study.chosen()}
     for study, run in runs.values():
-        parsed = plan.check(study, run)
+        parsed = check(study, run)
         assert parsed[-1].seed == run.options["seed"]
         if run.module is None:
             assert parsed[1].language == run.options["language"] and parsed[1].estimator == run.options["estimator"]
