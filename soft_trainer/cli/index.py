@@ -8,6 +8,7 @@ soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 
@@ -36,7 +37,11 @@ def run(arguments: argparse.Namespace) -> int | None:
 
     started = time.perf_counter()
     choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
-    index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
+    try:
+        index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
+    except KeyboardInterrupt:
+        print_on_main(_stopped(arguments))
+        return 130
     for notice in index.notices:
         print_on_main(safe(notice))
     counts = index.statistics()
@@ -54,3 +59,22 @@ def run(arguments: argparse.Namespace) -> int | None:
     place = f" --index_dir {arguments.index_dir}" if arguments.index_dir else f" --folder {arguments.folder}"
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search{place} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _stopped(arguments: argparse.Namespace) -> str:
+    """Says what an interrupted run left in the index, and which command continues it."""
+    from soft_trainer.errors import UserError
+    from soft_trainer.search import CodeIndex, store
+
+    options = ("model", "truncate_dim", "index_dir")
+    given = [f"--{name}={value}" for name in options if (value := getattr(arguments, name)) is not None]
+    command = shlex.join(["soft-trainer", "index", arguments.folder, *given])
+    try:
+        counts = CodeIndex.open(arguments.index_dir or store.default_index_dir(arguments.folder)).statistics()
+    except UserError:
+        counts = {"files": 0}
+    if "encoded" in counts:
+        kept = f"{counts['encoded']:,} of {counts['pieces']:,} pieces are encoded"
+    else:
+        kept = f"{counts['files']:,} files are indexed"
+    return f"stopped: {kept}, and that is kept; `{command}` continues"

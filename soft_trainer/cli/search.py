@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
+
+if TYPE_CHECKING:
+    from soft_trainer.search.index import CodeIndex
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,21 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     from soft_trainer.cli.search_output import format_results, safe
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.store import find_index_dir
-    from soft_trainer.terminal import print_on_main
 
     if arguments.limit < 1:
         raise UserError(f"limit={arguments.limit}: 1 or more is expected")
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
+    if arguments.mcp or arguments.serve:
+        return _serve(index, arguments)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
-    if arguments.mcp:
-        from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
-
-        return serve_tools(index)
-    if arguments.serve:
-        from soft_trainer.search.server import serve_page
-
-        return serve_page(index, arguments.port)
     query = " ".join(arguments.query)
     if not query.strip():
         raise UserError('an empty query; say what to look for: soft-trainer search "parse a date"')
@@ -77,6 +76,26 @@ def run(arguments: argparse.Namespace) -> int:
     given = "".join(f" --{name} {filters[name]}" for name in ("path", "language", "name") if filters[name])
     print_on_main(safe(f"nothing found{given and f' with{given}'}"))
     return 1
+
+
+def _serve(index: CodeIndex, arguments: argparse.Namespace) -> int:
+    """Serves the page or the tools until the user stops it; returns 130 then."""
+    try:
+        if not arguments.no_update:
+            index.refresh(encode=not arguments.lexical)
+        if arguments.mcp:
+            from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
+
+            return serve_tools(index)
+        from soft_trainer.search.server import serve_page
+
+        serve_page(index, arguments.port)
+        return 0
+    except KeyboardInterrupt:
+        place = ("--index_dir", arguments.index_dir) if arguments.index_dir else ("--folder", arguments.folder)
+        command = shlex.join(["soft-trainer", "search", *place, "--mcp" if arguments.mcp else "--serve"])
+        print_on_main(f"stopped: the index is kept; `{command}` starts it again")
+        return 130
 
 
 def _in_colour() -> bool:

@@ -38,6 +38,13 @@ class LazyEncoder:
                 raise
             raise UserError(f"{self.name}: its code comes with it, and a search never runs such code") from error
 
+    @cached_property
+    def identity(self) -> str:
+        """A hash of everything that the embeddings depend on; see `encoder_identity`."""
+        from soft_trainer.encoders.identity import encoder_identity  # imports torch
+
+        return encoder_identity(self.loaded.model, self.loaded.tokenizer, self.loaded.profile)
+
     def queries(self, texts: list[str]) -> np.ndarray:
         """Embeddings float32[n, d] of queries, ready for dot products."""
         return self._comparable(self.loaded.encode_queries(texts))

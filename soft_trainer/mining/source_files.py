@@ -50,25 +50,32 @@ Stat = tuple[int, int]  # size in bytes, time of the last change in ns
 
 @dataclass
 class Listing:
-    """Files of a tree: those to read, and those left out by their name or kind, with the reason."""
+    """Files of a tree: those to read, and those left out by their name or kind, with the reason.
+
+    `ignores` has the ignore files that were followed, `[size, time]` of each, whether or not they are among `files`.
+    """
 
     files: dict[str, Stat] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    ignores: dict[str, list[int]] = field(default_factory=dict)
 
 
-def list_tree(root: str, known: Mapping[str, Stat] | None = None, skipped: Mapping[str, str] | None = None) -> Listing:
-    """The files below `root`, paths relative with `/`.
+def list_tree(
+    root: str,
+    known: Mapping[str, Stat] | None = None,
+    skipped: Mapping[str, str] | None = None,
+    ignores: Mapping[str, list[int]] | None = None,
+) -> Listing:
+    """Lists the files below `root`, paths relative with `/`.
 
     Args:
         known: the files of the last listing. Where no ignore file has changed since, they are not matched against the
             ignore files again, which takes ten times as long as to list them.
         skipped: paths that the last listing left out, with the reason.
+        ignores: the ignore files of the last listing.
     """
-    known, skipped = known or {}, skipped or {}
-    listing = _Walk(root, known, skipped).run()
-    ignores = {path: known.get(path) for path in known if path.rsplit("/", 1)[-1] == IGNORE_FILE}
-    now = {path: size for path, size in listing.files.items() if path.rsplit("/", 1)[-1] == IGNORE_FILE}
-    return listing if ignores == now else _Walk(root, {}, {}).run()
+    listing = _Walk(root, known or {}, skipped or {}).run()
+    return listing if listing.ignores == ignores else _Walk(root, {}, {}).run()
 
 
 class _Walk:
@@ -94,8 +101,11 @@ class _Walk:
                 self.listing.skipped[folder] = "unreadable"
                 continue
             prefix = folder + "/" if folder else ""
-            if any(entry.name == IGNORE_FILE for entry in entries):
-                rules = (*rules, _Rules(self.root, prefix))
+            for entry in entries:
+                if entry.name == IGNORE_FILE and entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    self.listing.ignores[prefix + IGNORE_FILE] = [status.st_size, status.st_mtime_ns]
+                    rules = (*rules, _Rules(self.root, prefix))
             below = []
             for entry in entries:
                 path = prefix + entry.name

@@ -210,6 +210,8 @@ class CodeIndex:
             return []
         with _disk_errors(self.index_dir), self._snapshot():
             segments = self._segments
+            if not segments.live.any():
+                raise UserError(f"nothing is indexed of {self.folder}; run `soft-trainer index {self.folder}`")
             allowed = self._allowed(path, language, name)
             if allowed is not None and not allowed.any():
                 return []
@@ -307,16 +309,17 @@ class CodeIndex:
             return None
         state = store.get_meta(self.database, "vectors")
         try:
-            embeddings = self._loaded(vectors.encoder_of(state)).queries([query, vectors.PROBE])
+            encoder = self._loaded(vectors.encoder_of(state))
+            embedding, identity = encoder.queries([query])[0], encoder.identity
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")
             return None
-        if not vectors.same_weights(state["probe"], embeddings[1]):
+        if identity != state.get("identity"):
             self.notices.append(
                 f"searching by words alone: {state['model']} has changed; index again to encode with it"
             )
             return None
-        similarity = np.append(vectors.similarities(self._vectors, embeddings[0]), np.float32(np.nan))
+        similarity = np.append(vectors.similarities(self._vectors, embedding), np.float32(np.nan))
         return similarity[self._slots]
 
     def _allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:

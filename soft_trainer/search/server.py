@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: a line a key press helps nobody."""
 
 
-def serve_page(index: CodeIndex, port: int = 0, update: bool = True) -> int:
+def serve_page(index: CodeIndex, port: int = 0, update: bool = True) -> None:
     """Print the address and serve the page until the user stops it; a UserError where the port is taken."""
     try:
         server = PageServer(index, port, update)
@@ -117,6 +117,5 @@ def serve_page(index: CodeIndex, port: int = 0, update: bool = True) -> int:
     sys.stdout.flush()
     try:
         server.serve_forever()
-    except KeyboardInterrupt:
+    finally:
         server.server_close()
-    return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -38,9 +39,10 @@ class Changes:
     listing: Listing
     changed: list[str]
     removed: list[str]
+    ignores_changed: bool
 
     def __bool__(self) -> bool:
-        return bool(self.changed or self.removed)
+        return bool(self.changed or self.removed or self.ignores_changed)
 
 
 def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
@@ -51,10 +53,11 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
     unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
     by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
     known = indexed | unfit
-    listing = list_tree(folder, known, by_name)
+    ignores = get_meta(database, "ignores")
+    listing = list_tree(folder, known, by_name, ignores)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
-    return Changes(listing, changed, removed)
+    return Changes(listing, changed, removed, listing.ignores != ignores)
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
@@ -96,6 +99,7 @@ def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
 
 def _start_worker(folder: str) -> None:
     global _reader
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the business of the process that started this one
     _reader = Reader(folder)
     gc.disable()  # reading makes no cycles, and to look for them takes 6 to 10 % of the time
 
@@ -205,7 +209,8 @@ def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
 
 
 def _note_skipped(database: sqlite3.Connection, listing: Listing) -> None:
-    """Keep what was left out by its name: the next listing need not ask again."""
+    """Keeps the ignore files and what was left out by its name, so that the next listing need not match again."""
+    set_meta(database, "ignores", listing.ignores)
     database.execute("DELETE FROM skipped WHERE size IS NULL")
     rows = [(path.encode(errors="replace").decode(), reason) for path, reason in listing.skipped.items()]
     database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", rows)

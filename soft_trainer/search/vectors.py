@@ -8,6 +8,7 @@ go when the file is next written anew, under another name.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import zlib
@@ -25,7 +26,6 @@ from soft_trainer.search.store import get_meta, set_meta, transaction
 COMMIT_TEXTS = 512  # some seconds of work, which is lost when the process is killed
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
-PROBE = "read a configuration file and return its settings"
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
@@ -67,14 +67,13 @@ _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
 
 
 def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
-    """The state of an index's embeddings. It starts anew for another model, other weights or other dimensions."""
+    """The state of an index's embeddings; an empty one if encoder or dimensions are not those that made them."""
     state = get_meta(database, "vectors")
-    probe = encoder.queries([PROBE])[0]
-    kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim}
-    if state is None or encoder_of(state) != kept or not same_weights(state["probe"], probe):
+    kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
+    if state is None or {key: state.get(key) for key in kept} != kept:
         number = (state or {}).get("number", 0) + 1
-        state = kept | {"dimension": len(probe), "rows": 0, "number": number}
-        state["probe"] = [round(float(value), 5) for value in probe]
+        example = encoder.codes(["def example(): pass"], ["python"])
+        state = kept | {"dimension": example.shape[1], "scale": _scale(example), "rows": 0, "number": number}
         with transaction(database):
             database.execute("DELETE FROM vectors")
             set_meta(database, "vectors", state)
@@ -87,12 +86,10 @@ def encoder_of(state: dict | None) -> dict:
     return {key: (state or {}).get(key) for key in ("model", "truncate_dim")}
 
 
-def same_weights(kept: list[float], probe: np.ndarray) -> bool:
-    """True if a model still gives the embedding that it gave when the index was made."""
-    old = np.array(kept, np.float32)
-    if old.shape != probe.shape:
-        return False
-    return float(old @ probe) > 0.999 * float(np.linalg.norm(old) * np.linalg.norm(probe))
+def _scale(embeddings: np.ndarray) -> float:
+    """The power of two that brings embeddings to about length one: half precision ends at 65,504."""
+    length = float(np.linalg.norm(embeddings, axis=1).max())
+    return 2.0 ** -round(math.log2(length)) if 0 < length < math.inf else 1.0
 
 
 def vector_file(index_dir: Path, number: int) -> Path:
@@ -145,7 +142,7 @@ def _commit(
                 new[digest] = text, pending.language
     if new:
         texts, languages = zip(*new.values(), strict=True)
-        vectors = encoder.codes(list(texts), list(languages)).astype("<f2")
+        vectors = (state["scale"] * encoder.codes(list(texts), list(languages))).astype("<f2")
         slots |= {digest: state["rows"] + place for place, digest in enumerate(new)}
         _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
         state["rows"] += len(vectors)
@@ -202,13 +199,14 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Dot products float32[rows] of all rows with a query's embedding.
+    """Dot products float32[rows] of all rows with a query's embedding at length one.
 
     torch multiplies in float16, five times as fast as NumPy, which has no such product; of that only the order of
     near ties suffers, so the best thousand are computed again in float32.
     """
     import torch  # loaded already: it made the query's embedding
 
+    query = query / max(float(np.linalg.norm(query)), 1e-9)
     half = torch.from_numpy(vectors) @ torch.from_numpy(query).to(torch.float16)[:, None]
     scores = half[:, 0].float().numpy()
     best = np.argpartition(-scores, min(1000, len(scores) - 1))[:1000] if len(scores) else np.zeros(0, np.int64)

@@ -27,7 +27,11 @@ class StubEncoder(vectors.LazyEncoder):
     """Embeds a text as counts of letters, so that like texts have like embeddings; counts what it encodes."""
 
     encoded: list = []
-    weights = 1.0
+    weights, code_side = 1.0, ""
+
+    @property
+    def identity(self):
+        return f"{self.name} {self.weights} {self.code_side}"
 
     @property
     def loaded(self):
@@ -51,7 +55,7 @@ class StubEncoder(vectors.LazyEncoder):
 def stub(monkeypatch):
     """Puts the stub in place of the encoder; gives its class."""
     monkeypatch.setattr(vectors, "LazyEncoder", StubEncoder)
-    StubEncoder.encoded, StubEncoder.weights = [], 1.0
+    StubEncoder.encoded, StubEncoder.weights, StubEncoder.code_side = [], 1.0, ""
     return StubEncoder
 
 

@@ -2,15 +2,18 @@
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from trees import write_tree
 
 from soft_trainer.cli import search_output as output
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex, store
+from soft_trainer.search import CodeIndex, store, vectors
 from soft_trainer.search.index import SearchResult, query_terms
 
 
@@ -144,6 +147,51 @@ def test_the_lines_that_matter_are_shown():
     result = SearchResult("a.py", 10, 71, "python", "f", 1.0, text)
     lines = result.telling_lines(query_terms("total price"))
     assert lines[0] == (10, "def f():") and (41, "    return total_price(items)") in lines
+
+
+def test_a_stopped_index_says_what_is_kept(command, tree, stub, monkeypatch):
+    monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
+    original = stub.codes
+
+    def stopping(self, texts, languages):
+        if len(stub.encoded) > 4:
+            raise KeyboardInterrupt
+        return original(self, texts, languages)
+
+    monkeypatch.setattr(stub, "codes", stopping)
+    code, out, err = command("index", tree, "--model", "stub")
+    assert (code, out) == (130, "") and err.count("\n") == 1
+    kept = CodeIndex.open(store.default_index_dir(tree)).statistics()
+    assert 0 < kept["encoded"] < kept["pieces"]
+    assert f"stopped: {kept['encoded']} of {kept['pieces']} pieces are encoded" in err
+    monkeypatch.setattr(stub, "codes", original)
+    assert command(*shlex.split(err.split("`")[1])[1:])[0] == 0  # the command that the message names
+    assert CodeIndex.open(store.default_index_dir(tree)).statistics()["encoded"] == kept["pieces"]
+
+
+def test_a_stopped_page_says_what_is_kept(command, tree, monkeypatch):
+    command("index", tree)
+
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("soft_trainer.search.server.PageServer.serve_forever", stop)
+    code, _, err = command("search", "--folder", tree, "--serve")
+    assert code == 130 and err.count("\n") == 1
+    assert f"the index is kept; `soft-trainer search --folder {tree} --serve` starts it again" in err
+
+
+@pytest.mark.slow
+def test_the_processes_that_read_stop_without_a_word(tmp_path):
+    tree = write_tree(tmp_path / "tree", {f"m{n}.py": "def f(x):\n    return x\n" * 2000 for n in range(400)})
+    arguments = [sys.executable, "-m", "soft_trainer.cli", "index", str(tree), "--index_dir", str(tmp_path / "index")]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (tmp_path / "index" / "lock").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        err = process.stderr.read()
+    assert process.returncode == 130 and len(err.strip().splitlines()) == 1 and "stopped: " in err
 
 
 @pytest.mark.slow

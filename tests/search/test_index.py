@@ -179,7 +179,9 @@ def test_an_older_format_is_made_anew(tree, index):
 def test_a_folder_without_text(tmp_path):
     (tmp_path / "empty").mkdir()
     index = CodeIndex.build(tmp_path / "empty")
-    assert index.search("parse_date") == [] and index.statistics()["files"] == 0
+    assert index.statistics()["files"] == 0
+    with pytest.raises(UserError, match="nothing is indexed of .*empty"):
+        index.search("parse_date")
 
 
 def test_a_folder_that_is_gone(tree, index):
@@ -187,6 +189,54 @@ def test_a_folder_that_is_gone(tree, index):
     with pytest.raises(UserError, match="folder is gone"):
         index.update()
     assert index.search("parse_date")
+
+
+def test_an_ignore_file_that_ignores_itself_is_read_again_when_it_changes(tmp_path):
+    tree = write_tree(
+        tmp_path / "tree", {".gitignore": ".*\n", "a.py": "x = 1\n", "private/b.py": "secret_name = 1\n"}
+    )
+    index = CodeIndex.build(tree)
+    assert paths(index.search("secret_name")) == ["private/b.py"] and ".gitignore" not in paths(
+        index.search("gitignore")
+    )
+    (tree / ".gitignore").write_text(".*\nprivate/\n")
+    assert index.update() is True and index.search("secret_name") == []
+    assert index.update() is False
+    (tree / ".gitignore").unlink()
+    assert index.update() is True and paths(index.search("secret_name")) == ["private/b.py"]
+
+
+def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(updating, "SEGMENT_POSTINGS", 400)
+    monkeypatch.setattr(updating, "BATCH_FILES", 4)
+    files = {
+        f"m{n}.py": f"def function_{n}(x):\n    return {' + '.join(f'name_{n}_{k}' for k in range(40))}\n"
+        for n in range(40)
+    }
+    tree = write_tree(tmp_path / "tree", files)
+    connect, sizes = store.connect, set()
+
+    def limited(*arguments, **options):
+        database = connect(*arguments, **options)
+        database.execute(f"PRAGMA max_page_count = {limit}")
+        return database
+
+    for limit in (12, 14, 20):
+        monkeypatch.setattr(store, "connect", limited)
+        with pytest.raises(UserError, match="full"):
+            CodeIndex.build(tree, tmp_path / f"index{limit}")
+        monkeypatch.setattr(store, "connect", connect)
+        index = CodeIndex.open(tmp_path / f"index{limit}")
+        indexed = {path for (path,) in index.database.execute("SELECT path FROM files")}
+        sizes.add(len(indexed))
+        assert all(index.text_of(path) for path in indexed)
+        if not indexed:
+            with pytest.raises(UserError, match="nothing is indexed.*soft-trainer index"):
+                index.search("function_3")
+        else:
+            found = {n: index.search(f"name_{n}_39", limit=1)[0].path for n in range(40)}
+            assert {path for n, path in found.items() if path == f"m{n}.py"} == indexed
+    assert 0 in sizes and len(sizes) > 1
 
 
 @pytest.mark.slow
@@ -277,6 +327,10 @@ class TestWithEncoder:
         assert index.search("parse date") and "has changed" in index.notices[-1]
         CodeIndex.build(tree, model="another")
         assert len(stub.encoded) == 3 * count
+        stub.code_side = "another prompt for codes"  # with the embeddings of queries as they were
+        assert index.search("parse date") and "has changed" in index.notices[-1]
+        CodeIndex.build(tree, model="another")
+        assert len(stub.encoded) == 4 * count
         assert len(list(index.index_dir.glob("vectors-*"))) == 1
 
     def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(self, tree, stub):
@@ -374,14 +428,26 @@ def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_pieces(model, token
         np.testing.assert_allclose(LazyEncoder(tmp_path, 8).codes([text], [language])[0], cut[place], atol=1e-5)
 
 
-def test_similarities_are_those_of_float32():
+@pytest.mark.parametrize("size", [1, 400])
+def test_similarities_are_those_of_float32(size):
     rng = np.random.default_rng(0)
-    rows = rng.normal(size=(3000, 32)).astype(np.float16)
-    query = rng.normal(size=32).astype(np.float32)
-    exact = rows.astype(np.float32) @ query
+    rows = (size * rng.normal(size=(3000, 32))).astype(np.float16)
+    query = (size * rng.normal(size=32)).astype(np.float32)
+    exact = rows.astype(np.float32) @ (query / np.linalg.norm(query))
     scores = vectors.similarities(rows, query)
     assert np.argsort(-scores)[:50].tolist() == np.argsort(-exact)[:50].tolist()
-    assert np.abs(scores - exact).max() < 0.05
+    assert np.abs(scores - exact).max() < 0.02 * size
+
+
+@pytest.mark.parametrize("scale", [1e-3, 300, 1e5])
+def test_dot_products_beyond_half_precision_rank(tmp_path, tree, stub, monkeypatch, scale):
+    plain = CodeIndex.build(tree, tmp_path / "plain", model="stub").search("sum up prices of items", 20)
+    original = stub._embed
+    monkeypatch.setattr(stub, "_embed", lambda self, texts: scale * original(self, texts))
+    large = CodeIndex.build(tree, tmp_path / "large", model="stub").search("sum up prices of items", 20)
+    assert [(r.path, r.name, pytest.approx(r.score, abs=0.01)) for r in large] == [
+        (r.path, r.name, r.score) for r in plain
+    ]
 
 
 def test_postings_are_packed_in_as_few_bytes_as_they_need():

@@ -101,10 +101,10 @@ def test_nothing_is_started(tree, monkeypatch):
 
 def test_known_files_are_not_matched_again_until_an_ignore_file_changes(tree):
     first = list_tree(str(tree))
-    again = list_tree(str(tree), first.files, first.skipped)
+    again = list_tree(str(tree), first.files, first.skipped, first.ignores)
     assert again == first
     (tree / ".gitignore").write_text("README.md\n")
-    changed = list_tree(str(tree), first.files, first.skipped)
+    changed = list_tree(str(tree), first.files, first.skipped, first.ignores)
     assert "README.md" in changed.skipped and "build/out.py" in changed.files
     (tree / ".gitignore").unlink()
-    assert "README.md" in list_tree(str(tree), changed.files, changed.skipped).files
+    assert "README.md" in list_tree(str(tree), changed.files, changed.skipped, changed.ignores).files
