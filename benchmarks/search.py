@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from soft_trainer.mining.words import WORD, terms
 from soft_trainer.search import CodeIndex
+from soft_trainer.search.words import WORD, terms
 
 QUERIES = 60
 SENTENCES = (

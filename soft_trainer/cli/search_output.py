@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from soft_trainer.mining.words import WORD, stem, terms
 from soft_trainer.search.index import SearchResult, query_terms
+from soft_trainer.search.words import WORD, stem, terms
 
 SHOWN_COLUMNS = 160
 # control characters, and those that turn the direction of writing or break lines

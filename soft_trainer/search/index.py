@@ -15,11 +15,11 @@ import numpy as np
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.mining.source_files import count_reasons, glob_pattern
-from soft_trainer.mining.terms import DEFINED
-from soft_trainer.mining.words import STOP_WORDS, WORD, terms, whole, words
 from soft_trainer.search import ranking, store, vectors
+from soft_trainer.search.listing import count_reasons, glob_pattern
+from soft_trainer.search.terms import DEFINED
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
+from soft_trainer.search.words import STOP_WORDS, WORD, terms, whole, words
 
 # A filter by language finds these with it.
 _RELATED = {

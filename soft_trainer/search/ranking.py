@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.mining.terms import DEFINED, NAME, OWN_NAME, PATH
-from soft_trainer.mining.words import STOP_WORDS, stem, terms, whole, words
 from soft_trainer.search.store import Segments
+from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH
+from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
 
 K1, B = 1.2, 0.75  # BM25's usual ones
 FILE_TEXT = 1.0  # BM25 of the whole file beside that of its best piece: words that are spread over several pieces

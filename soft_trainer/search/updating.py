@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from soft_trainer.mining.source_files import Listing, Stat, list_tree
-from soft_trainer.mining.terms import Batch, FileEntry, Numbers, Reader, pieces_json
+from soft_trainer.search.listing import Listing, Stat, list_tree
 from soft_trainer.search.store import (
     compact,
     get_meta,
@@ -26,6 +25,7 @@ from soft_trainer.search.store import (
     set_meta,
     transaction,
 )
+from soft_trainer.search.terms import Batch, FileEntry, Numbers, Reader, pieces_json
 
 BATCH_FILES = 64
 MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start

@@ -228,7 +228,7 @@ def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_pa
 
 
 def test_ndcg_is_that_of_the_judged_queries():
-    from soft_trainer.cli.evaluate_search import ndcg, reciprocal_rank
+    from soft_trainer.search.evaluation import ndcg, reciprocal_rank
 
     targets = frozenset({"a", "b"})
     assert ndcg(["a", "b"], targets) == 1 and ndcg([], targets) == 0

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from soft_trainer.dataflow.grammars import PARSED_LANGUAGES
-from soft_trainer.mining.pieces import MAX_LINES, language_of, split
+from soft_trainer.search.pieces import MAX_LINES, language_of, split
 
 SOURCES = {
     "ruby": ("class Cart\n  def add(item)\n    @items << item\n  end\nend\n", {"Cart", "add"}),

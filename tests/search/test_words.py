@@ -3,10 +3,10 @@
 import pytest
 from trees import write_tree
 
-from soft_trainer.mining import terms as terms_of_files
-from soft_trainer.mining.terms import Reader
-from soft_trainer.mining.words import WORD, source_words, stem, terms
 from soft_trainer.search import CodeIndex, updating
+from soft_trainer.search import terms as terms_of_files
+from soft_trainer.search.terms import Reader
+from soft_trainer.search.words import WORD, source_words, stem, terms
 
 
 @pytest.mark.parametrize(

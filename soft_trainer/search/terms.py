@@ -11,10 +11,10 @@ from itertools import chain, islice
 
 import numpy as np
 
-from soft_trainer.mining.pieces import Piece, language_of, split
 from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
-from soft_trainer.mining.words import name_parts, source_words, stem, terms, whole, words
+from soft_trainer.search.pieces import Piece, language_of, split
+from soft_trainer.search.words import name_parts, source_words, stem, terms, whole, words
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
