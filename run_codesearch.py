@@ -42,6 +42,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.training.checks import check_before_loading
     from soft_trainer.training.default_recipe import take_default_recipe
     from soft_trainer.training.refused_options import check_options
+    from soft_trainer.training.stopping import explaining_interruption
     from soft_trainer.training.unused_options import unused_in_command
 
     check_options(args)
@@ -72,18 +73,19 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
 
     # ---- Before, train, after ----
     trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
-    run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
-    run.measure("untrained")
-    if args.do_train:
-        trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        trainer.save_state()
-        run.measure("trained")
-    if data_args.lexical:
-        run.measure_lexical()
+    with explaining_interruption(args):
+        run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
+        run.measure("untrained")
+        if args.do_train:
+            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.save_model()
+            trainer.save_state()
+            run.measure("trained")
+        if data_args.lexical:
+            run.measure_lexical()
+        run.finish()
 
-    # ---- Report ----
-    run.finish()
+    # ---- Push ----
     if args.push_to_hub:
         trainer.push_to_hub()
     distributed.close()

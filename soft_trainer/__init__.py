@@ -19,7 +19,7 @@ _HOMES = {
     "EncoderProfile": "encoders.profiles",
     "PROFILES": "encoders.profiles",
     "load_encoder": "encoders.loading",
-    "Objective": "objective",
+    "LossSettings": "loss_settings",
     "UserError": "errors",
     "SetupError": "errors",
     "info_nce": "losses",

@@ -1,10 +1,7 @@
-"""Callbacks: one fits an estimator and logs its weights, one saves a checkpoint when the run is told to end."""
+"""The callback that fits an estimator before training and logs its weights."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 
 import numpy as np
@@ -12,59 +9,12 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from soft_trainer import distributed
 from soft_trainer.encoders.loading import Encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
 from soft_trainer.weights import checked_similarity
-
-
-class SaveOnTermination(TrainerCallback):
-    """On SIGTERM, finishes the step, saves a checkpoint and stops. All processes stop at the same step."""
-
-    PERIOD = 10  # steps between two messages to the other processes
-
-    def __init__(self):
-        self.terminated = False
-        self._before = None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Handles the signal from now on, in the main thread."""
-        # `auto_find_batch_size` begins a training again: the handler that comes back in the end is the first one.
-        if threading.current_thread() is threading.main_thread() and self._before is None:
-            self._process = os.getpid()
-            self._before = signal.signal(signal.SIGTERM, self._on_signal)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """Saves and stops if a process has received the signal."""
-        asked = args.world_size == 1 or state.global_step % self.PERIOD == 0
-        if asked and distributed.any_process(self.terminated):
-            self.terminated = control.should_save = control.should_training_stop = True
-
-    def release(self) -> None:
-        """Restores the earlier handler; `SoftInfoNCETrainer.train` calls it however the run ends."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
-
-    def exit_if_terminated(self, step: int) -> None:
-        """Ends the process if the run was told to end.
-
-        Raises:
-            SystemExit: with code 143.
-        """
-        if self.terminated:
-            print_on_main(f"stopped by SIGTERM at step {step}: --resume_from_checkpoint last continues from there")
-            raise SystemExit(143)
-
-    def _on_signal(self, number, frame):
-        if os.getpid() == self._process:
-            self.terminated = True
-        else:  # a data worker: it inherited the handler and has nothing to save
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class EstimatorCallback(TrainerCallback):

@@ -47,9 +47,18 @@ WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, Permissio
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a UserError, a full disk, or a place that cannot be written to into one line and exit code 2."""
+    """Turns an error that the user can solve into one line and an exit code.
+
+    The code is 2 for a UserError, a full disk, or a place that cannot be written to, and 130 for Ctrl-C, whose line is
+    the message of the KeyboardInterrupt.
+    """
     try:
         yield
+    except KeyboardInterrupt as interruption:
+        for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
+            bar.close()  # a bar that closes later would stand under the line
+        print_on_main(str(interruption) or "interrupted")
+        sys.exit(130)
     except (UserError, OSError) as error:
         wrong_place = isinstance(error, WRONG_PLACE) and error.filename is not None
         if isinstance(error, OSError) and not wrong_place and error.errno not in FULL_DISK:

@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.callbacks import EstimatorCallback, SaveOnTermination, find_estimator_callback
+from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator, Side
@@ -28,7 +28,7 @@ from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.dimensions import shorter_metric
 from soft_trainer.files import last_checkpoint
-from soft_trainer.objective import Objective
+from soft_trainer.loss_settings import LossSettings
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.adapters import check_adapter, check_checkpoint
 from soft_trainer.training.batch_trainer import BatchTrainer
@@ -40,7 +40,7 @@ from soft_trainer.training.checks import (
     check_run,
     check_trainer_arguments,
     check_weighting,
-    make_objective,
+    make_loss_settings,
     measured_metrics,
     options_of,
     warnings_of,
@@ -49,6 +49,7 @@ from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
 from soft_trainer.training.hard_batches import PreparedRows, check_code_only, prepare_rows
 from soft_trainer.training.retrieval import as_row_sets, as_rows
+from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 from soft_trainer.weights import Weigher
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
@@ -135,7 +136,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         if self.estimator_callback is not None:
             encoder = Encoder(self.model, self.processing_class, self.encoder)
             self.estimator_callback.bind(self.train_dataset, encoder)
-            check_weighting(self.objective, self.estimator)
+            check_weighting(self.loss_settings, self.estimator)
 
     def add_callback(self, callback) -> None:
         """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
@@ -164,14 +165,14 @@ class SoftInfoNCETrainer(BatchTrainer):
         return self.estimator_callback.estimator if self.estimator_callback else None
 
     @property
-    def objective(self) -> Objective:
+    def loss_settings(self) -> LossSettings:
         """The loss with its settings."""
-        return make_objective(self.options, self.estimator)
+        return make_loss_settings(self.options, self.estimator)
 
     @property
     def weigher(self) -> Weigher:
         """The object that turns rows into the weights of a batch."""
-        return Weigher(self.objective, self.estimator)
+        return Weigher(self.loss_settings, self.estimator)
 
     @property
     def matryoshka_dims(self) -> tuple[int, ...]:
@@ -201,7 +202,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         """Global batches of rows; each process's workers collate its share."""
         if self.train_dataset is None:
             raise UserError("train_dataset: training needs rows")
-        check_batches(self.args, self.objective, self.train_dataset, self._train_batch_size)
+        check_batches(self.args, self.loss_settings, self.train_dataset, self._train_batch_size)
         rows, batches = self.train_dataset, self._train_batches()
         size = self._train_batch_size * self.args.world_size
         inputs = (lambda: text_ids_of(rows, self.encoder), lambda: self._prepared.similar)
@@ -215,7 +216,7 @@ class SoftInfoNCETrainer(BatchTrainer):
         if callback is not None:
             callback.begin()
         rows = prepare_rows(self.options, strategy, self.train_dataset, self.encoder, self.estimator, fit, seed)
-        if self.objective.needs_similarity:
+        if self.loss_settings.needs_similarity:
             check_code_only(self.estimator, len(rows.rows) - len(self.train_dataset))
         if callback is not None:
             callback.prepare(rows.rows)
@@ -225,7 +226,7 @@ class SoftInfoNCETrainer(BatchTrainer):
     def _train_batches(self) -> TrainBatches:
         """The training rows as token ids, with what the workers compute beside them."""
         prepared = self._prepared or self.prepare_rows()
-        precompute = self.objective.needs_similarity and getattr(self.estimator, "in_workers", False)
+        precompute = self.loss_settings.needs_similarity and getattr(self.estimator, "in_workers", False)
         return self._batches(
             {side: self._tokens(prepared.rows, side) for side in SIDES},
             weigh=self.weigher if precompute else None,
@@ -275,18 +276,18 @@ class SoftInfoNCETrainer(BatchTrainer):
         """The part of a block of queries in this process's loss, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
-        objective, scores = self.objective, self._scores(queries, codes)
+        loss_settings, scores = self.loss_settings, self._scores(queries, codes)
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
             inputs = {name: tensor[block] for name, tensor in batch.loss_inputs.items()}
-        elif objective.needs_similarity:
+        elif loss_settings.needs_similarity:
             inputs = self.weigher(batch.rows[block], batch.code_rows, positives, negatives)
         else:
             inputs = {}
         if "weights" in inputs and block.start == 0:
-            self.estimator_callback.observe(inputs["weights"], objective.floor, scores[0], positives)
-        loss = sum(objective(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
+            self.estimator_callback.observe(inputs["weights"], loss_settings.floor, scores[0], positives)
+        loss = sum(loss_settings(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
         return loss * batch.loss_scale(len(queries))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
@@ -360,21 +361,31 @@ class SoftInfoNCETrainer(BatchTrainer):
             UserError: settings or data that cannot work.
             NotFiniteError: the loss became NaN or infinite.
             SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
+            KeyboardInterrupt: Ctrl-C; the message says what is kept and how to continue.
         """
+        self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        try:
+            with explaining_interruption(self.args, lambda: f" at step {self.state.global_step}"):
+                output = super().train(self._checkpoint, *args, **kwargs)
+        finally:
+            self._termination.release()
+        self._termination.exit_if_terminated(self.args, self.state.global_step)
+        self._guard.check()
+        return output
+
+    def _hp_search_setup(self, trial) -> None:
+        """Checks the settings and prepares the rows, after a search of hyperparameters has set those of a trial.
+
+        `Trainer.train` calls it in every training, when the model exists and no checkpoint is loaded yet.
+        """
+        super()._hp_search_setup(trial)
         self.check_settings()
         self.check_encoder()
         self.check_evaluation()
-        checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        check_checkpoint(self.model, checkpoint)
-        if checkpoint and self.estimator_callback is not None:
+        check_checkpoint(self.model, self._checkpoint)
+        if self._checkpoint and self.estimator_callback is not None:
             self.estimator_callback.check_resumed(self.state.global_step)
+        self._bind_estimator()
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)
-        try:
-            output = super().train(checkpoint, *args, **kwargs)
-        finally:
-            self._termination.release()
-        self._termination.exit_if_terminated(self.state.global_step)
-        self._guard.check()
-        return output

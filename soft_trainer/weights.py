@@ -17,11 +17,11 @@ class Weigher:
     Data workers and the step use the same object. It can be pickled if the estimator can.
 
     Args:
-        objective: an `Objective`, whose `loss_inputs` turns similarities into weights.
+        loss_settings: a `LossSettings`, whose `loss_inputs` turns similarities into weights.
         estimator: an object with `similarity(query_rows, code_rows)`.
     """
 
-    objective: object
+    loss_settings: object
     estimator: object
 
     def __call__(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
@@ -33,13 +33,13 @@ class Weigher:
             negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
 
         Returns:
-            The keyword arguments of `Objective.__call__`, Tensor[B, N] in float32: float64 would double what a worker
+            Keyword arguments of `LossSettings.__call__`, Tensor[B, N] in float32: float64 would double what a worker
             sends, and some devices have none.
         """
         rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
         similarity = checked_similarity(self.estimator, *rows).to(positives.device)
         with torch.no_grad():
-            inputs = self.objective.loss_inputs(similarity, positives, negatives)
+            inputs = self.loss_settings.loss_inputs(similarity, positives, negatives)
         return {name: tensor.float() for name, tensor in inputs.items()}
 
 

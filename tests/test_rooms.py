@@ -25,7 +25,7 @@ ORDER = [
     ("mining",),
     ("encoders",),
     ("dataflow",),
-    ("objective",),
+    ("loss_settings",),
     ("losses", "weights"),
     ("metrics",),
     ("files", "recipe_files"),

@@ -12,6 +12,7 @@ import forked
 import pytest
 import torch
 
+from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.arguments import as_argv
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
@@ -53,6 +54,31 @@ def fails(script, monkeypatch):
 def folder(data_dir, tmp_path):
     """A copy of the tiny data set that a test may spoil."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):
+    def interrupt(self, model, inputs, num_items_in_batch=None):
+        if self.state.global_step == 2:
+            raise KeyboardInterrupt
+        return step(self, model, inputs, num_items_in_batch)
+
+    step = SoftInfoNCETrainer.training_step
+    monkeypatch.setattr(SoftInfoNCETrainer, "training_step", interrupt)
+    options = TINY | {"data_dir": data_dir, "output_dir": "out", "save_strategy": "steps", "save_steps": 1}
+    code, lines = script(**options)
+    assert code == 130 and not any("Traceback" in line for line in lines)
+    assert lines[-1].startswith("interrupted at step 2: out/checkpoint-2 is kept; ")
+    assert "the same command with --resume_from_checkpoint last" in lines[-1]
+
+
+@pytest.mark.parametrize("before", ["data.sources.load_data", "studies.run.Run.measure"])
+def test_ctrl_c_outside_of_training_is_one_line_too(script, data_dir, monkeypatch, before):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"soft_trainer.{before}", interrupt)
+    code, lines = script(**TINY, data_dir=data_dir, output_dir="out")
+    assert code == 130 and lines[-1].startswith("interrupted") and not any("Traceback" in line for line in lines)
 
 
 def rows_of(folder: Path, split: str) -> list[dict]:

@@ -64,7 +64,7 @@ def test_the_log_tells_of_the_weights(make_trainer):
     trainer.train()
     entry = trainer.state.log_history[0]
     rows = torch.arange(24)
-    weights = trainer.objective.weights(trainer.estimator_callback.similarity(rows, rows).float(), rows)
+    weights = trainer.loss_settings.weights(trainer.estimator_callback.similarity(rows, rows).float(), rows)
     negatives = weights[~torch.eye(24, dtype=torch.bool)]
     assert entry["weight_mean"] == pytest.approx(float(negatives.mean()), abs=1e-5)
     assert entry["weight_min"] == pytest.approx(float(negatives.min()), abs=1e-5)
@@ -74,11 +74,11 @@ def test_the_log_tells_of_the_weights(make_trainer):
 @pytest.mark.slow
 def test_plain_training_arguments_mean_soft_info_nce_with_an_estimator_and_info_nce_without(make_trainer):
     with_estimator = make_trainer(plain=True)
-    assert with_estimator.objective.loss == "soft_info_nce"
-    assert (with_estimator.objective.alpha, with_estimator.objective.beta) == (1.5, 0.5)
+    assert with_estimator.loss_settings.loss == "soft_info_nce"
+    assert (with_estimator.loss_settings.alpha, with_estimator.loss_settings.beta) == (1.5, 0.5)
     with_estimator.train()
     assert with_estimator.state.global_step == 3
-    assert make_trainer(estimator=None, plain=True).objective.loss == "info_nce"
+    assert make_trainer(estimator=None, plain=True).loss_settings.loss == "info_nce"
 
 
 def test_chunks_of_like_length_give_the_loss_and_gradients_of_one_padded_batch(make_trainer, model, tokenizer):
@@ -110,7 +110,7 @@ def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(make_trainer, 
     similarity = BM25Estimator()
     similarity.fit(trainer.train_dataset.select(batch.rows.tolist()))
     n = len(batch.rows)
-    weights = trainer.objective.weights(similarity.similarity(range(n), range(n)), torch.arange(n))
+    weights = trainer.loss_settings.weights(similarity.similarity(range(n), range(n)), torch.arange(n))
     expected = losses.soft_info_nce(20 * queries @ codes.T, weights.float())
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
@@ -290,7 +290,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_rows(make_trainer
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_termination_saves_a_checkpoint_first(make_trainer):
+def test_termination_saves_a_checkpoint_first(make_trainer, capsys):
     def terminate(args, state, control, **kwargs):
         if state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -302,8 +302,36 @@ def test_termination_saves_a_checkpoint_first(make_trainer):
     with pytest.raises(SystemExit) as error:
         trainer.train()
     assert error.value.code == 143
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert 'trainer.train(resume_from_checkpoint="last")' in said and "--" not in said
     assert newest_complete(trainer.args.output_dir).endswith(("checkpoint-2", "checkpoint-3"))
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("from_command", "save_strategy", "kept", "goes_on"),
+    [
+        (True, "steps", "checkpoint-2 is kept", "--resume_from_checkpoint last"),
+        (False, "steps", "checkpoint-2 is kept", 'trainer.train(resume_from_checkpoint="last")'),
+        (True, "no", "no checkpoint", "the same command"),
+        (False, "no", "no checkpoint", "trainer.train()"),
+    ],
+)
+def test_an_interruption_says_what_is_kept_and_how_to_go_on(make_trainer, from_command, save_strategy, kept, goes_on):
+    def interrupt(args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+    callback = TrainerCallback()
+    callback.on_step_begin = interrupt
+    trainer = make_trainer(max_steps=4, callbacks=[callback], save_strategy=save_strategy, save_steps=1)
+    if from_command:
+        trainer.args.given = frozenset()
+    with pytest.raises(KeyboardInterrupt, match="interrupted at step 2") as error:
+        trainer.train()
+    assert kept in str(error.value) and goes_on in str(error.value) and "\n" not in str(error.value)
+    assert ("--" in str(error.value)) == (from_command and save_strategy == "steps")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.slow

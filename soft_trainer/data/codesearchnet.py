@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -255,24 +256,24 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
     """Checks that training and evaluation can use the rows. Training rows need no url.
 
     Raises:
-        UserError: an empty split, a missing or empty column (names the rows), or queries that `check_queries` refuses.
+        UserError: an empty split, a missing or empty column (names the rows), or queries that `target_rows` refuses.
     """
     for split, rows in data.items():
         if len(rows) == 0:
             raise UserError(f"{split}: no rows")
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
-        for column in columns if split == "train" else [*columns, "url"]:
+        for column in columns:
             _check_filled(rows, column, split)
         if profile.data_flow_length and "code" in SIDES_OF[split]:
             check_language_column(rows, split)
             _check_filled(rows, "language", split)
     for split in ("valid", "test"):
         if split in data:
-            check_queries(data[split], data.get("codebase"), split)
+            target_rows(data[split], data.get("codebase"), split)
 
 
-def check_queries(queries: Dataset, corpus: Dataset | None, name: str) -> None:
-    """Checks that every query has its code in the corpus.
+def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> np.ndarray:
+    """The row of each query's own code in the corpus, int64[Q]: the one with the query's url.
 
     Args:
         queries: rows with `url`.
@@ -280,7 +281,7 @@ def check_queries(queries: Dataset, corpus: Dataset | None, name: str) -> None:
         name: the name of the queries in messages.
 
     Raises:
-        UserError: no corpus, no column `url`, a repeated url in the corpus, or a query whose url is not in it.
+        UserError: no corpus, a missing or empty url, a repeated url in the corpus, or a query whose url is not in it.
     """
     if corpus is None:
         raise UserError(
@@ -290,22 +291,23 @@ def check_queries(queries: Dataset, corpus: Dataset | None, name: str) -> None:
     for part, rows in ((name, queries), ("codebase", corpus)):
         if "url" not in rows.column_names:
             raise UserError(f"{part}: no column 'url', by which a query and its code match")
-    urls = corpus["url"][:]
+        _check_filled(rows, "url", part)
+    urls, own = corpus["url"][:], queries["url"][:]
     first = _row_of_url(urls)
     if len(first) < len(urls):
         row, url = next((row, url) for row, url in enumerate(urls) if first[url] != row)
         raise UserError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
-    missing = [row for row, url in enumerate(queries["url"][:]) if url not in first]
+    missing = [row for row, url in enumerate(own) if url not in first]
     if missing:
         verb = "has" if len(missing) == 1 else "have"
-        url = queries[missing[0]]["url"]
-        raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({url})")
+        raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({own[missing[0]]})")
+    return np.fromiter((first[url] for url in own), np.int64, len(own))
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
     if column not in rows.column_names:
         raise UserError(f"{split}: no column {column!r}")
-    values = rows.with_format("arrow")[:][column]
+    values = rows.select_columns(column).with_format("arrow")[:][column]
     if column in TOKEN_LISTS:
         lengths = pc.list_value_length(values).fill_null(0)
     else:

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 from xxhash import xxh3_128_hexdigest
 
+from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.dimensions import shorter_titles
 from soft_trainer.evaluation.ranking import Ranking
-from soft_trainer.evaluation.retrieval import target_rows
 from soft_trainer.files import written_aside
 from soft_trainer.terminal import table
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from datasets import Dataset
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -49,20 +48,6 @@ class GradedRanking:
     ranking: Ranking
     pairs: Tensor
     ndcg: np.ndarray
-
-
-def target_rows(dataset: Dataset, codebase: Dataset) -> Tensor:
-    """The row of each query's own code in the corpus, LongTensor[Q]. Both have a column `url`.
-
-    Raises:
-        UserError: a query whose url is not in the corpus.
-    """
-    places = {url: row for row, url in enumerate(codebase["url"][:])}
-    urls = dataset["url"][:]
-    missing = [url for url in urls if url not in places]
-    if missing:
-        raise UserError(f"{len(missing)} queries have a url that is not in the codebase, the first: {missing[0]}")
-    return torch.tensor([places[url] for url in urls])
 
 
 def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: int = 10) -> GradedRanking:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
@@ -26,14 +25,14 @@ from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of, only_labelled
-from soft_trainer.training.checks import CHOICES, OBJECTIVE_OPTIONS, check_codes, check_weighting, make_objective
+from soft_trainer.training.checks import CHOICES, LOSS_OPTIONS, check_codes, check_weighting, make_loss_settings
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.hard_batches import check_code_only
 from soft_trainer.weights import Weigher
 
 # Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
 OPTIONS = (
-    *("loss", "alpha", "beta", "temperature", "margin", "distill_temperature", *OBJECTIVE_OPTIONS),
+    *("loss", "alpha", "beta", "temperature", "margin", "distill_temperature", *LOSS_OPTIONS),
     *("duplicates", "negatives_meet"),
 )
 TEXT_OPTIONS = ("loss", "weighting", "cancel", "duplicates", "negatives_meet")
@@ -108,12 +107,12 @@ class SoftInfoNCELoss(nn.Module):
         self.estimator = estimator
         _check_estimator(estimator)
         _take_model(estimator, model)
-        self.objective = make_objective(self.options, estimator)
-        if self.objective.needs_similarity and estimator is None:
-            raise UserError(f"{self.objective.settings_that_need_similarity} needs an estimator")
-        check_weighting(self.objective, estimator)
+        self.loss_settings = make_loss_settings(self.options, estimator)
+        if self.loss_settings.needs_similarity and estimator is None:
+            raise UserError(f"{self.loss_settings.settings_that_need_similarity} needs an estimator")
+        check_weighting(self.loss_settings, estimator)
         self.rows = LabelledRows.of(only_labelled() if train_dataset is None else train_dataset)
-        if self.objective.needs_similarity:
+        if self.loss_settings.needs_similarity:
             check_code_only(estimator, self.rows.code_only)
             _check_unshared(estimator)
             EstimatorCallback(estimator).fit(self.rows.rows)
@@ -159,7 +158,7 @@ class SoftInfoNCELoss(nn.Module):
         meet_all, duplicates = self.options.negatives_meet == "all", self.options.duplicates
         columns = columns_of(self.rows, rows_of, rank, meet_all, duplicates)
         if not self._batch_checked:
-            check_codes(self.objective, columns.fewest)
+            check_codes(self.loss_settings, columns.fewest)
             self._batch_checked = True  # a later batch may be the short one at the end of an epoch
         return columns
 
@@ -178,10 +177,10 @@ class SoftInfoNCELoss(nn.Module):
             None if mask is None else mask[block].to(device) for mask in (columns.negatives, columns.also)
         )
         inputs = {}
-        if self.objective.needs_similarity:
-            weigher = Weigher(self.objective, self.estimator)
+        if self.loss_settings.needs_similarity:
+            weigher = Weigher(self.loss_settings, self.estimator)
             inputs = weigher(columns.rows[block], columns.code_rows, positives, negatives)
-        loss = self.objective(self._scores(queries, codes), positives, negatives=negatives, also=also, **inputs)
+        loss = self.loss_settings(self._scores(queries, codes), positives, negatives=negatives, also=also, **inputs)
         # Gradients are averaged over processes: with this factor they are those of one process on the global batch.
         return loss * (len(queries) * len(sizes) / sum(sizes))
 
@@ -202,17 +201,17 @@ class SoftInfoNCELoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that have an effect, for the model card."""
-        objective, config = asdict(self.objective), {}
+        loss, config = self.loss_settings, {}
         names = ["loss"]
-        if self.objective.uses_weights:
-            aware = self.objective.weighting == "positive_aware"
+        if loss.uses_weights:
+            aware = loss.weighting == "positive_aware"
             names += ["weighting", *(("margin",) if aware else ("alpha", "beta", "floor")), "temperature"]
-        names += {"kl_regularization": ["infonce_weight", "kl_weight"]}.get(self.objective.loss, [])
-        names += {"top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}.get(self.objective.cancel, [])
-        names += ["order_loss_weight", "order_loss_scale"] if self.objective.order_loss_weight else []
-        names += ["distill_weight", "distill_temperature"] if self.objective.distill_weight else []
-        names += ["clamp_negative_scores"] if self.objective.clamp_negative_scores else []
-        config |= {"estimator": _name(self.estimator)} | {name: objective[name] for name in names}
+        names += {"kl_regularization": ["infonce_weight", "kl_weight"]}.get(loss.loss, [])
+        names += {"top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}.get(loss.cancel, [])
+        names += ["order_loss_weight", "order_loss_scale"] if loss.order_loss_weight else []
+        names += ["distill_weight", "distill_temperature"] if loss.distill_weight else []
+        names += ["clamp_negative_scores"] if loss.clamp_negative_scores else []
+        config |= {"estimator": _name(self.estimator)} | {name: getattr(loss, name) for name in names}
         config |= {"duplicates": self.options.duplicates, "negatives_meet": self.options.negatives_meet}
         config |= {"scale": self.scale, "similarity_fct": similarity_fct_name(self.similarity_fct)}
         return config | {"gather_across_devices": self.gather_across_devices}

@@ -23,7 +23,7 @@ from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 from soft_trainer.studies.baseline import BaselineArguments, check_options
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.checks import make_objective
+from soft_trainer.training.checks import make_loss_settings
 
 RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
 OURS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
@@ -51,7 +51,7 @@ def check(study: Study, run: PlannedRun) -> tuple:
         if run.module is None:
             _, data, args = parsed
             entry = ESTIMATORS.get(data.estimator or "none")
-            make_objective(args, entry.estimator_class if entry else object)
+            make_loss_settings(args, entry.estimator_class if entry else object)
         elif isinstance(parsed[0], BaselineArguments):
             check_options(*parsed[1:])
     except UserError as error:

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 
 from soft_trainer import distributed
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.data.codesearchnet import rows_in
+from soft_trainer.data.codesearchnet import rows_in, target_rows
 from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import PROFILE_FILE
@@ -20,7 +20,7 @@ from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking, target_rows
+from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.terminal import print_on_main
@@ -155,8 +155,9 @@ class Run:
             codes = _words(corpus, columns if profile.data_flow_length else profile.code_columns, "code")
             for evaluation_set in sets:
                 queries = _words(evaluation_set.queries, profile.query_columns, "query")
+                targets = target_rows(evaluation_set.queries, corpus, evaluation_set.name)
                 try:
-                    ranking = lexical_ranks(queries, codes, target_rows(evaluation_set.queries, corpus))
+                    ranking = lexical_ranks(queries, codes, targets.tolist())
                 except UserError as error:
                     print_on_main(f"{evaluation_set.name}: no line of lexical BM25. {error}")
                     continue
@@ -262,23 +263,23 @@ def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages:
 
 def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
     """The loss and the settings that it reads."""
-    objective, callback = trainer.objective, trainer.estimator_callback
-    aware = objective.weighting == "positive_aware"
+    loss, callback = trainer.loss_settings, trainer.estimator_callback
+    aware = loss.weighting == "positive_aware"
     names = ["weighting", "margin", "temperature"] if aware else ["alpha", "beta", "temperature", "floor"]
-    names = names if objective.needs_similarity else []
-    names += ["order_loss_weight", "order_loss_scale"] if objective.order_loss_weight else []
-    names += ["distill_weight", "distill_temperature"] if objective.distill_weight else []
-    names += ["infonce_weight", "kl_weight"] if objective.loss == "kl_regularization" else []
-    names += CANCEL_SETTINGS[objective.cancel]
-    names += ["clamp_negative_scores"] if objective.clamp_negative_scores else []
-    settings = {"loss": objective.loss, "estimator": type(callback.estimator).__name__ if callback else None}
+    names = names if loss.needs_similarity else []
+    names += ["order_loss_weight", "order_loss_scale"] if loss.order_loss_weight else []
+    names += ["distill_weight", "distill_temperature"] if loss.distill_weight else []
+    names += ["infonce_weight", "kl_weight"] if loss.loss == "kl_regularization" else []
+    names += CANCEL_SETTINGS[loss.cancel]
+    names += ["clamp_negative_scores"] if loss.clamp_negative_scores else []
+    settings = {"loss": loss.loss, "estimator": type(callback.estimator).__name__ if callback else None}
     settings |= {"dimensions": list(trainer.matryoshka_dims)} if trainer.matryoshka_dims else {}
-    return settings | {name: getattr(objective, name) for name in names}
+    return settings | {name: getattr(loss, name) for name in names}
 
 
 def _estimator_settings(data: DataArguments, trainer: SoftInfoNCETrainer) -> dict:
     """The estimator as the command line named it, and those of its settings that are not the default."""
-    if trainer.estimator_callback is None or not trainer.objective.needs_similarity:
+    if trainer.estimator_callback is None or not trainer.loss_settings.needs_similarity:
         return {"name": "none"}
     fields = (field for field in dataclasses.fields(data) if field.name.startswith(("bm25_", "mixture_")))
     changed = {field.name: value for field in fields if (value := getattr(data, field.name)) != field.default}

@@ -30,7 +30,7 @@ from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
-from soft_trainer.objective import Objective
+from soft_trainer.loss_settings import LossSettings
 from soft_trainer.terminal import table
 from soft_trainer.training.adapters import adapter_settings, adapter_warnings, check_lora_options
 from soft_trainer.training.building import hidden_size, model_name
@@ -39,7 +39,7 @@ from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, ch
 from soft_trainer.training.unused_options import unused_in_training
 
 # Options of the loss that have a default of their own, not the estimator's.
-OBJECTIVE_OPTIONS = (
+LOSS_OPTIONS = (
     *("weighting", "floor", "infonce_weight", "kl_weight", "cancel", "cancel_k", "cancel_ratio"),
     *("order_loss_weight", "order_loss_scale", "distill_weight", "clamp_negative_scores"),
 )
@@ -54,12 +54,12 @@ LEAST = {"negatives_per_query": 0, "negative_candidates": 1, "neighbours": 1, "g
 
 def banner(trainer) -> str:
     """The settings of a training as a table."""
-    args, objective = trainer.args, trainer.objective
-    if objective.weighting == "positive_aware":
-        weights = ("margin / temperature", f"{objective.margin:g} / {objective.temperature:g}, positive-aware")
+    args, loss = trainer.args, trainer.loss_settings
+    if loss.weighting == "positive_aware":
+        weights = ("margin / temperature", f"{loss.margin:g} / {loss.temperature:g}, positive-aware")
     else:
-        values = f"{objective.alpha:g} / {objective.beta:g} / {objective.temperature:g}, floor {objective.floor:g}"
-        weights = ("alpha / beta / temperature", values if objective.needs_similarity else "not used")
+        values = f"{loss.alpha:g} / {loss.beta:g} / {loss.temperature:g}, floor {loss.floor:g}"
+        weights = ("alpha / beta / temperature", values if loss.needs_similarity else "not used")
     encoder = trainer.encoder
     rows = [
         ("batch per process", args.per_device_train_batch_size),
@@ -67,7 +67,7 @@ def banner(trainer) -> str:
         ("codes a query meets (N)", trainer.global_batch_size),
         ("negatives per query", trainer.global_batch_size - 1),
         ("accumulated batches", args.gradient_accumulation_steps),
-        ("loss", objective.loss),
+        ("loss", loss.loss),
         ("estimator", "none" if trainer.estimator is None else type(trainer.estimator).__name__),
         weights,
         ("batches", args.train_sampling_strategy),
@@ -93,7 +93,7 @@ def warnings_of(trainer) -> list[str]:
     """Lines about settings that work, but hardly as intended."""
     warnings, encoder = ignored_options(trainer.args), trainer.encoder
     strategy = trainer.args.train_sampling_strategy
-    warnings += unused_in_training(trainer.objective, options_of(trainer.args), strategy)
+    warnings += unused_in_training(trainer.loss_settings, options_of(trainer.args), strategy)
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "
@@ -163,7 +163,7 @@ def check_before_loading(
     check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
     check_initial_model(estimator, model_args.from_scratch)
     if args.do_train:
-        weighs = make_objective(args, estimator).needs_similarity
+        weighs = make_loss_settings(args, estimator).needs_similarity
         check_negatives(args, data["train"], profile, estimator if weighs else None)
 
 
@@ -186,7 +186,7 @@ def check_run(
         UserError: the setting that cannot work, and values that do.
     """
     check_options(args)
-    objective = make_objective(options_of(args), estimator)
+    loss_settings = make_loss_settings(options_of(args), estimator)
     if args.n_gpu > 1:
         raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
@@ -194,14 +194,14 @@ def check_run(
         )
     if args.mixed_precision == "fp16" and args.device.type == "cpu":  # also when the launcher chose it
         raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
-    if objective.needs_similarity and estimator is None:
+    if loss_settings.needs_similarity and estimator is None:
         raise UserError(
-            f"{objective.settings_that_need_similarity} needs an estimator: pass "
+            f"{loss_settings.settings_that_need_similarity} needs an estimator: pass "
             "callbacks=[EstimatorCallback(...)], or use loss=info_nce"
         )
-    check_weighting(objective, estimator)
+    check_weighting(loss_settings, estimator)
     _check_hard_batches(args, estimator, train_dataset)
-    if objective.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
+    if loss_settings.cancel == "ratio" and isinstance(estimator, MixtureEstimator):
         raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
     if args.eval_strategy != "no" and metrics is not None:
         _check_metric(args, list(metrics))
@@ -211,7 +211,7 @@ def check_run(
         if early_stopping_patience < 1:
             raise UserError(f"early_stopping_patience={early_stopping_patience}: must be 1 or more")
     if train_dataset is not None:
-        check_batches(args, objective, train_dataset, args.per_device_train_batch_size)
+        check_batches(args, loss_settings, train_dataset, args.per_device_train_batch_size)
         if isinstance(estimator, Estimator):
             estimator.check(train_dataset)
 
@@ -282,13 +282,13 @@ def check_initial_model(estimator, from_scratch: str | None) -> None:
         )
 
 
-def check_weighting(objective: Objective, estimator) -> None:
+def check_weighting(loss_settings: LossSettings, estimator) -> None:
     """Refuses positive-aware weights by an estimator that compares queries with queries.
 
     Raises:
         UserError: names the estimators that fit.
     """
-    if objective.uses_weights and objective.weighting == "positive_aware" and estimator is not None:
+    if loss_settings.uses_weights and loss_settings.weighting == "positive_aware" and estimator is not None:
         if not getattr(estimator, "compares_codes", True):
             raise UserError(
                 f"weighting=positive_aware: {type(estimator).__name__} does not compare queries with codes; use "
@@ -297,7 +297,7 @@ def check_weighting(objective: Objective, estimator) -> None:
             )
 
 
-def check_batches(args, objective: Objective, train_dataset, batch_size: int) -> None:
+def check_batches(args, loss_settings: LossSettings, train_dataset, batch_size: int) -> None:
     """Refuses batches that cannot be drawn, or that are too small for the weights.
 
     Args:
@@ -311,23 +311,23 @@ def check_batches(args, objective: Objective, train_dataset, batch_size: int) ->
     GlobalBatchSampler(
         len(train_dataset), size, strategy=strategy, drop_last=args.dataloader_drop_last, languages=languages
     )
-    check_codes(objective, size if options_of(args).gather_negatives is not False else batch_size)
+    check_codes(loss_settings, size if options_of(args).gather_negatives is not False else batch_size)
 
 
-def check_codes(objective: Objective, codes: int) -> None:
+def check_codes(loss_settings: LossSettings, codes: int) -> None:
     """Refuses batches in which a query meets too few codes for the weights.
 
     Raises:
         UserError: names the number that works.
     """
-    if codes < objective.smallest_batch:
-        settings = f"loss={objective.loss}, cancel={objective.cancel}"
-        if objective.uses_weights and objective.weighting == "eq4":
+    if codes < loss_settings.smallest_batch:
+        settings = f"loss={loss_settings.loss}, cancel={loss_settings.cancel}"
+        if loss_settings.uses_weights and loss_settings.weighting == "eq4":
             formula = "beta must be above alpha / (N - 1)"
-            settings += f", alpha={objective.alpha:g}, beta={objective.beta:g} ({formula})"
+            settings += f", alpha={loss_settings.alpha:g}, beta={loss_settings.beta:g} ({formula})"
         raise UserError(
             f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is "
-            f"{objective.smallest_batch}"
+            f"{loss_settings.smallest_batch}"
         )
 
 
@@ -360,9 +360,9 @@ def options_of(args) -> SoftInfoNCEOptions:
     return args if isinstance(args, SoftInfoNCEOptions) else SoftInfoNCEOptions()
 
 
-def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
+def make_loss_settings(options: SoftInfoNCEOptions, estimator) -> LossSettings:
     """The loss of a run: its options, and the estimator's defaults for options that are None."""
-    settings = {name: getattr(options, name) for name in OBJECTIVE_OPTIONS}
+    settings = {name: getattr(options, name) for name in LOSS_OPTIONS}
     prefix = "positive_" if options.weighting == "positive_aware" else ""
     defaults = {"alpha": ("alpha", 1.0), "beta": ("beta", 1.0), "margin": ("positive_margin", 0.0)}
     defaults |= {"temperature": (f"{prefix}temperature", 1.0), "distill_temperature": ("distill_temperature", 1.0)}
@@ -371,4 +371,4 @@ def make_objective(options: SoftInfoNCEOptions, estimator) -> Objective:
         # A study checks its runs with the class alone, whose defaults may depend on a checkpoint.
         default = value if isinstance(default, property) else default
         settings[name] = default if given is None else given
-    return Objective(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)
+    return LossSettings(loss=options.loss or ("info_nce" if estimator is None else "soft_info_nce"), **settings)

@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import EvalPrediction
 from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
+from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.tokens import GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.matryoshka import shorten
@@ -20,7 +22,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.results import METRICS
-from soft_trainer.evaluation.retrieval import RetrievalOutput, target_rows
+from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.training.saving import SavingTrainer
 
 Corpora = Dataset | dict[str, Dataset] | None
@@ -52,7 +54,7 @@ class RetrievalTrainer(SavingTrainer):
         if sets is None:
             raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
         for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
-            target_rows(queries, self.corpus_of(key))
+            target_rows(queries, self.corpus_of(key), "eval_dataset" if key is None else f"eval_dataset[{key!r}]")
 
     def evaluate(
         self,
@@ -109,7 +111,7 @@ class RetrievalTrainer(SavingTrainer):
         """
         start = time.time()
         corpus = self.corpus_of(None, codebase)
-        targets = target_rows(dataset, corpus)
+        targets = torch.from_numpy(target_rows(dataset, corpus, metric_key_prefix))
         queries = self.embed_rows(dataset, "query")
         codes = self.embed_rows(corpus, "code") if codes is None else codes
         ranking = self._rank(queries, codes, targets, top_k)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.estimators.registry import WITH_MODEL
-from soft_trainer.objective import Objective
+from soft_trainer.loss_settings import LossSettings
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ def _reads_estimator(args: SoftInfoNCETrainingArguments) -> bool:
     return loss or similar or args.negatives_per_query > 0
 
 
-def unused_in_training(objective: Objective, options: SoftInfoNCEOptions, strategy: str) -> list[str]:
+def unused_in_training(loss_settings: LossSettings, options: SoftInfoNCEOptions, strategy: str) -> list[str]:
     """A line for each option of the loss that was given and changes nothing.
 
     Args:
         strategy: `train_sampling_strategy`.
     """
-    return _lines(OF_TRAINING, _changed(options, SoftInfoNCEOptions), objective, options, strategy)
+    return _lines(OF_TRAINING, _changed(options, SoftInfoNCEOptions), loss_settings, options, strategy)
 
 
 def unused_in_command(

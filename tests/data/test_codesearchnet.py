@@ -10,11 +10,11 @@ from soft_trainer.data import codesearchnet
 from soft_trainer.data.codesearchnet import (
     FEATURES,
     check_languages,
-    check_queries,
     check_rows,
     load_folder,
     load_hub,
     select_by_urls,
+    target_rows,
 )
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -359,15 +359,15 @@ def test_a_query_whose_url_is_not_in_the_codebase(data, rows, split):
     assert message.startswith(split) and "row 2" in message and rows[15]["url"] in message
 
 
-def test_queries_are_checked_against_the_corpus_outside_of_a_run(data, rows):
+def test_queries_are_matched_with_the_corpus(data, rows):
     queries, corpus = data["valid"], data["codebase"]
-    check_queries(queries, corpus, "eval_dataset")
-    assert "eval_dataset: no corpus" in error_of(check_queries, queries, None, "eval_dataset")
+    assert target_rows(queries, corpus).tolist() == [0, 1]
+    assert "eval_dataset: no corpus" in error_of(target_rows, queries, None, "eval_dataset")
     for bad in ((queries.remove_columns("url"), corpus), (queries, corpus.remove_columns("url"))):
-        assert "no column 'url'" in error_of(check_queries, *bad, "eval_dataset")
-    message = error_of(check_queries, queries, split_of(rows[9:12]), "eval_dataset")
+        assert "no column 'url'" in error_of(target_rows, *bad, "eval_dataset")
+    message = error_of(target_rows, queries, split_of(rows[9:12]), "eval_dataset")
     assert message == f"eval_dataset: row 1 has a url that is not in the codebase ({rows[8]['url']})"
-    assert "row 2 repeats the url of row 1" in error_of(check_queries, queries, split_of([rows[8]] * 2), "queries")
+    assert "row 2 repeats the url of row 1" in error_of(target_rows, queries, split_of([rows[8]] * 2), "queries")
 
 
 def test_rows_without_a_codebase_or_a_url_are_refused(data):
@@ -375,7 +375,7 @@ def test_rows_without_a_codebase_or_a_url_are_refused(data):
     del data["codebase"]
     assert error_of(check_rows, data, EncoderProfile()).startswith("valid: no corpus")
     whole["test"] = whole["test"].remove_columns("url")
-    assert error_of(check_rows, DatasetDict(whole), EncoderProfile()) == "test: no column 'url'"
+    assert error_of(check_rows, DatasetDict(whole), EncoderProfile()).startswith("test: no column 'url'")
 
 
 @pytest.mark.parametrize("split", ["train", "codebase"])

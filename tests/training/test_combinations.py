@@ -20,7 +20,7 @@ from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
-from soft_trainer.objective import CANCELLATIONS, LOSSES
+from soft_trainer.loss_settings import CANCELLATIONS, LOSSES
 from soft_trainer.training.gradient_cache import cached_backward
 
 STEPS = 3
@@ -116,7 +116,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
         )
         negatives.scatter_(1, positives[:, None], True)
     similarity = trainer.estimator.similarity(torch.tensor(of_process), torch.tensor(rows)).double()
-    return trainer.objective(scores, positives, similarity, negatives).item()
+    return trainer.loss_settings(scores, positives, similarity, negatives).item()
 
 
 @pytest.mark.slow

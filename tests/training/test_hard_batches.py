@@ -17,7 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.simcse import SimCSEEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
-from soft_trainer.objective import LOSSES
+from soft_trainer.loss_settings import LOSSES
 from soft_trainer.training.hard_batches import training_texts
 
 OWN = {"negatives_per_query": 2, "negative_candidates": 6}
@@ -185,7 +185,7 @@ def check_loss(trainer, batch):
         codes = trainer.embeddings(trainer.model, collator.side([tokens["code"][int(r)] for r in batch.code_rows]))
     scores = 20 * torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(codes).T
     similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
-    weights = trainer.objective.weights(similarity, batch.positives, batch.negatives)
+    weights = trainer.loss_settings.weights(similarity, batch.positives, batch.negatives)
     assert (weights > 0).sum() == len(batch.rows) + batch.negatives.sum() - batch.negatives.diagonal().sum()
     expected = losses.soft_info_nce(scores.double(), weights.double())
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
@@ -378,13 +378,16 @@ def test_a_duplicate_that_a_query_does_not_meet_is_no_right_answer(make_trainer,
 
 
 def test_defaults_of_the_weights_are_the_estimators(make_trainer):
-    objective = make_trainer(initial(), weighting="positive_aware").objective
-    assert (objective.margin, objective.temperature) == (0.0, pytest.approx(1.0))  # 0.05 x the score scale of 20
-    objective = make_trainer(initial()).objective
-    assert (objective.alpha, objective.beta, objective.temperature) == (1.3, 0.7, 2.0)
-    objective = make_trainer(bm25(), weighting="positive_aware", margin=0.5, temperature=0.0).objective
-    assert (objective.margin, objective.temperature) == (0.5, 0.0)
-    assert make_trainer(bm25(), weighting="positive_aware").objective.temperature == 1.0
+    loss = make_trainer(initial(), weighting="positive_aware").loss_settings
+    assert (loss.margin, loss.temperature) == (
+        0.0,
+        pytest.approx(1.0),
+    )  # 0.05 x the score scale of 20
+    loss = make_trainer(initial()).loss_settings
+    assert (loss.alpha, loss.beta, loss.temperature) == (1.3, 0.7, 2.0)
+    loss = make_trainer(bm25(), weighting="positive_aware", margin=0.5, temperature=0.0).loss_settings
+    assert (loss.margin, loss.temperature) == (0.5, 0.0)
+    assert make_trainer(bm25(), weighting="positive_aware").loss_settings.temperature == 1.0
 
 
 # ---- Resume ----

@@ -5,21 +5,19 @@ import copy
 import math
 import shutil
 import signal
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
-from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
-from transformers.trainer_utils import BestRun, HPSearchBackend
 
 from soft_trainer import BM25Estimator, EstimatorCallback
 from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.simcse import SimCSETrainer
 from soft_trainer.training.guard import DelayedNumber, NotFiniteError
 
@@ -162,6 +160,23 @@ def test_a_missing_corpus_or_url_is_found_before_the_first_step(trainer_of, data
         with pytest.raises(UserError, match=words):
             trainer.train()
         assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("urls", "words"),
+    [
+        (["a", "b", "a"], "row 3 repeats the url of row 1: a"),
+        (["a", None, "b"], "column 'url' is missing or empty in row 2"),
+        (["a", "", "b"], "column 'url' is missing or empty in row 2"),
+    ],
+)
+def test_a_corpus_without_one_url_a_code_is_refused(trainer_of, rows, urls, words):
+    corpus = Dataset.from_list([{**row, "url": url} for row, url in zip(rows, urls, strict=False)])
+    queries = corpus.select([0])
+    trainer = trainer_of(eval_strategy="steps", eval_steps=2, arguments={"eval_dataset": queries, "codebase": corpus})
+    for use in (trainer.train, trainer.evaluate, lambda: trainer.predict(queries)):
+        with pytest.raises(UserError, match=words):
+            use()
 
 
 @pytest.mark.slow
@@ -313,9 +328,9 @@ def test_a_number_is_read_when_it_has_been_copied():
 
 def test_an_estimator_that_is_added_later_weighs(trainer_of):
     trainer = trainer_of(estimator=None)
-    assert trainer.objective.loss == "info_nce"
+    assert trainer.loss_settings.loss == "info_nce"
     trainer.add_callback(EstimatorCallback(BM25Estimator()))
-    assert trainer.objective.loss == "soft_info_nce"
+    assert trainer.loss_settings.loss == "soft_info_nce"
     trainer.train()
     assert trainer.state.log_history[0]["weight_min"] < 1
 
@@ -364,39 +379,54 @@ def test_a_model_is_made_anew_for_every_training(trainer_of, model):
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
-class Search:
-    """A search that tries two values, as the searches of `transformers` call the trainer."""
+@pytest.mark.slow
+def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(trainer_of, model, tmp_path):
+    taken = []
 
-    name = "wandb"
-    default_hp_space = None
+    class Recorder(TrainerCallback):
+        def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+            rows, sampler = len(next(iter(train_dataloader)).rows), train_dataloader.batch_sampler
+            negatives = train_dataloader.dataset.own_negatives.choice.number
+            taken.append((sampler.similar["group_size"], rows, negatives, trainer.weigher.loss_settings.alpha))
 
-    def ensure_available(self):
-        pass
+    trainer = trainer_of(
+        arguments={
+            "model": None,
+            "model_init": lambda trial: copy.deepcopy(model),
+            "callbacks": [EstimatorCallback(BM25Estimator()), Recorder()],
+        },
+        train_sampling_strategy="similar",
+        negatives_per_query=1,
+        max_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+    )
 
-    def run(self, trainer, n_trials, direction, **kwargs):
-        assert direction == "maximize"
-        results = []
-        for trial in (
-            {"alpha": 0.0, "per_device_train_batch_size": 8},
-            {"alpha": 1.4, "per_device_train_batch_size": 6},
-        ):
-            trainer.train(resume_from_checkpoint=None, trial=trial)
-            batch = next(iter(trainer.get_train_dataloader()))
-            assert len(batch.rows) == trial["per_device_train_batch_size"]
-            assert trainer.objective.alpha == trainer.weigher.objective.alpha == trial["alpha"]
-            results.append((trainer.compute_objective(trainer.evaluate()), trial))
-        best, trial = max(results, key=lambda result: result[0])
-        return BestRun("0", best, trial)
+    def space(trial) -> dict:
+        size = trial.suggest_int("group_size", 2, 6, step=2)
+        values = {"per_device_train_batch_size": 2 * size, "negatives_per_query": size // 2, "alpha": 0.1 * size}
+        return {"group_size": size, **values}
+
+    sampler = optuna.samplers.GridSampler({"group_size": [2, 4, 6]}, seed=0)
+    best = trainer.hyperparameter_search(space, n_trials=3, sampler=sampler)
+    assert sorted(taken) == [(size, 2 * size, size // 2, pytest.approx(0.1 * size)) for size in (2, 4, 6)]
+    assert 0 < best.objective <= 1 and best.hyperparameters["group_size"] in (2, 4, 6)
+    assert len(list((tmp_path / "out").glob("run-*/checkpoint-1/model.safetensors"))) == 3
 
 
 @pytest.mark.slow
-def test_a_search_of_hyperparameters_changes_options_and_maximises_the_metric(trainer_of, model, monkeypatch):
-    monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, HPSearchBackend.WANDB, Search)
-    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(id="0")))
-    trainer = trainer_of(arguments={"model": None, "model_init": lambda trial: copy.deepcopy(model)}, beta=0.5)
-    best = trainer.hyperparameter_search(backend="wandb", hp_space=lambda trial: trial, n_trials=2)
-    assert 0 < best.objective <= 1
+def test_each_trial_weighs_by_its_own_initial_model(trainer_of, model):
+    made = []
+
+    def model_init(trial):
+        made.append(copy.deepcopy(model))
+        return made[-1]
+
+    trainer = trainer_of(estimator=InitialModelEstimator(), arguments={"model": None, "model_init": model_init})
+    encoders, bind = [], trainer.estimator.bind
+    trainer.estimator.bind = lambda encoder: (encoders.append(encoder.model), bind(encoder))
+    trainer.hyperparameter_search(lambda trial: {"alpha": trial.suggest_float("alpha", 0, 1)}, n_trials=2)
+    assert [encoder is own for encoder, own in zip(encoders, made[1:], strict=True)] == [True, True]
 
 
 def test_options_may_change_after_the_constructor(trainer_of):

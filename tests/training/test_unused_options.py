@@ -5,7 +5,7 @@ import pytest
 from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.training.checks import make_objective
+from soft_trainer.training.checks import make_loss_settings
 from soft_trainer.training.unused_options import OF_THE_COMMAND, OF_TRAINING, unused_in_command, unused_in_training
 
 # Values that differ from the defaults: first beside options that give them no effect, then beside others.
@@ -61,7 +61,7 @@ COMMAND = [
 
 def training_lines(strategy="random", **options) -> list[str]:
     options = SoftInfoNCEOptions(**options)
-    return unused_in_training(make_objective(options, object()), options, strategy)
+    return unused_in_training(make_loss_settings(options, object()), options, strategy)
 
 
 def command_lines(**options) -> list[str]:

@@ -5,7 +5,7 @@ import torch
 
 from soft_trainer import losses
 from soft_trainer.errors import UserError
-from soft_trainer.objective import LOSSES, Objective
+from soft_trainer.loss_settings import LOSSES, LossSettings
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights
 
 ALPHA, BETA, TEMPERATURE, FLOOR = 1.3, 0.7, 0.8, 0.9
@@ -54,22 +54,22 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
         least = similarity.argmin(1, keepdim=True)
         negatives = torch.ones_like(kept).scatter(1, least, False)
         kept = kept & negatives
-    objective = Objective(
+    loss_settings = LossSettings(
         loss, **SETTINGS, infonce_weight=0.9, kl_weight=0.4, cancel=cancel, cancel_k=2, cancel_ratio=0.6
     )
-    value = objective(scores, positives, similarity, negatives)
+    value = loss_settings(scores, positives, similarity, negatives)
     torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
     # What was left out took no part.
     absent = ~kept.scatter(1, positives.unsqueeze(1), True)
     assert absent.any() == (cancel != "none" or duplicate)
-    moved = objective(scores.masked_fill(absent, 50.0), positives, similarity, negatives)
+    moved = loss_settings(scores.masked_fill(absent, 50.0), positives, similarity, negatives)
     torch.testing.assert_close(moved, value, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cancel", ["top_k", "ratio"])
 def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(cancel):
     scores, positives, similarity = batch()
-    value = Objective("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)(scores, positives, similarity)
+    value = LossSettings("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)(scores, positives, similarity)
     weights = CANCEL[cancel](similarity, positives).double()
     torch.testing.assert_close(value, losses.soft_info_nce(scores, weights, positives), rtol=0, atol=1e-12)
     assert value < losses.info_nce(scores, positives)
@@ -78,24 +78,26 @@ def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(can
 def test_a_duplicate_does_not_use_up_the_k():
     similarity = torch.tensor([[9.0, 8, 7, 6, 5, 4]])
     negatives = torch.tensor([[True, False, True, False, True, True]])
-    kept = Objective("info_nce", cancel="top_k", cancel_k=2).valid_negatives(similarity, torch.tensor([0]), negatives)
+    kept = LossSettings("info_nce", cancel="top_k", cancel_k=2).valid_negatives(
+        similarity, torch.tensor([0]), negatives
+    )
     assert kept.tolist() == [[False, False, False, False, False, True]]
 
 
 def test_info_nce_needs_no_similarity():
     scores, positives, _ = batch()
-    objective = Objective("info_nce")
-    assert not objective.needs_similarity
-    assert objective(scores, positives) == losses.info_nce(scores, positives)
-    assert Objective("info_nce", cancel="top_k").needs_similarity
-    assert all(Objective(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
+    loss_settings = LossSettings("info_nce")
+    assert not loss_settings.needs_similarity
+    assert loss_settings(scores, positives) == losses.info_nce(scores, positives)
+    assert LossSettings("info_nce", cancel="top_k").needs_similarity
+    assert all(LossSettings(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
 
 
 def test_clamp_raises_negative_scores_to_zero():
     scores, positives, similarity = batch()
-    value = Objective(**SETTINGS, clamp_negative_scores=True)(scores, positives, similarity)
-    assert value == Objective(**SETTINGS)(scores.clamp_min(0), positives, similarity)
-    assert value != Objective(**SETTINGS)(scores, positives, similarity)
+    value = LossSettings(**SETTINGS, clamp_negative_scores=True)(scores, positives, similarity)
+    assert value == LossSettings(**SETTINGS)(scores.clamp_min(0), positives, similarity)
+    assert value != LossSettings(**SETTINGS)(scores, positives, similarity)
 
 
 @pytest.mark.parametrize(
@@ -112,26 +114,26 @@ def test_clamp_raises_negative_scores_to_zero():
     ],
 )
 def test_smallest_batch(options, smallest):
-    assert Objective(**options).smallest_batch == smallest
+    assert LossSettings(**options).smallest_batch == smallest
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 1.3, "beta": 0.7}, {"cancel": "top_k"}])
 def test_smallest_batch_keeps_enough_negatives(options):
-    objective = Objective(**options)
+    loss_settings = LossSettings(**options)
 
     def weights(codes):
         similarity = torch.eye(codes)
-        negatives = objective.valid_negatives(similarity, torch.arange(codes), None)
-        return negative_weights(similarity, objective.alpha, objective.beta, 1, negatives=negatives)
+        negatives = loss_settings.valid_negatives(similarity, torch.arange(codes), None)
+        return negative_weights(similarity, loss_settings.alpha, loss_settings.beta, 1, negatives=negatives)
 
-    assert weights(objective.smallest_batch).isfinite().all()
+    assert weights(loss_settings.smallest_batch).isfinite().all()
     with pytest.raises(ValueError, match="too few"):
-        weights(objective.smallest_batch - 1)
+        weights(loss_settings.smallest_batch - 1)
 
 
 def test_a_short_batch_has_weights_of_one():
     scores, positives, similarity = batch(2, 4)
-    value = Objective(alpha=1.5, beta=0.5)(scores, positives, similarity)
+    value = LossSettings(alpha=1.5, beta=0.5)(scores, positives, similarity)
     torch.testing.assert_close(value, losses.info_nce(scores, positives), rtol=0, atol=1e-12)
 
 
@@ -150,7 +152,7 @@ def test_a_short_batch_has_weights_of_one():
 )
 def test_errors(options, message):
     with pytest.raises(UserError) as error:
-        Objective(**options)
+        LossSettings(**options)
     assert message in str(error.value)
 
 
@@ -160,8 +162,8 @@ def test_what_is_prepared_ahead_gives_the_same_loss(cancel):
     scores, similarity = torch.randn(2, 8, 8, generator=generator)
     positives, negatives = torch.arange(8), torch.rand(8, 8, generator=generator) > 0.2
     for loss in LOSSES:
-        objective = Objective(loss=loss, cancel=cancel, cancel_k=1, alpha=0.5)
-        prepared = objective.loss_inputs(similarity, positives, negatives)
+        loss_settings = LossSettings(loss=loss, cancel=cancel, cancel_k=1, alpha=0.5)
+        prepared = loss_settings.loss_inputs(similarity, positives, negatives)
         assert list(prepared) == (["weights"] if loss == "soft_info_nce" else ["similarity"])
-        ahead = objective(scores, positives, negatives=negatives, **prepared)
-        torch.testing.assert_close(ahead, objective(scores, positives, similarity, negatives), atol=0, rtol=0)
+        ahead = loss_settings(scores, positives, negatives=negatives, **prepared)
+        torch.testing.assert_close(ahead, loss_settings(scores, positives, similarity, negatives), atol=0, rtol=0)

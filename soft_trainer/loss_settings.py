@@ -27,7 +27,7 @@ NEED_SIMILARITY = {"loss": "info_nce", "cancel": "none", "order_loss_weight": 0,
 
 
 @dataclass(frozen=True)
-class Objective:
+class LossSettings:
     """A loss with its settings: from the scores of a batch to a scalar.
 
     Args:
@@ -191,24 +191,24 @@ class Objective:
         )
 
 
-def _soft_info_nce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+def _soft_info_nce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
     weights = o.weights(similarity, positives, negatives)
     return losses.soft_info_nce(scores, weights, positives, also=also)
 
 
-def _info_nce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+def _info_nce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
     return losses.info_nce(scores, positives, negatives=negatives, also=also)
 
 
-def _weighted_info_nce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+def _weighted_info_nce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
     return losses.weighted_info_nce(scores, similarity, o.temperature, positives, negatives=negatives, also=also)
 
 
-def _bce(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+def _bce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
     return losses.binary_cross_entropy(scores, similarity, o.temperature, positives, negatives=negatives, also=also)
 
 
-def _kl_regularization(o: Objective, scores, positives, similarity, negatives, also) -> Tensor:
+def _kl_regularization(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
     weights = o.infonce_weight, o.kl_weight
     return losses.kl_regularized_info_nce(
         scores, similarity, o.temperature, *weights, positives, negatives=negatives, also=also
