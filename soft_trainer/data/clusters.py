@@ -121,7 +121,7 @@ class _Plan:
         self.neighbours, self.room, self.generator, self.apart = neighbours, room, generator, apart
         self.batches: list[list[int]] = [[] for _ in room]
         self.batch_of = np.full(len(neighbours) + 1, -1)
-        self.texts_of = _shared_texts(text_ids)
+        self.texts_of = shared_texts(text_ids)
         self.texts_in: list[set] = [set() for _ in room]
         self.apart_from, self.apart_starts = _both_ways(neighbours[:, :apart])
 
@@ -212,8 +212,8 @@ class _Plan:
         return False
 
 
-def _shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
-    """For each row with a text that another row has too: its texts."""
+def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
+    """Returns the texts of each row that shares one with another row."""
     texts: dict[int, set] = {}
     for side, ids in enumerate(text_ids):
         _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)

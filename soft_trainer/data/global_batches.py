@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 from transformers import TrainingArguments
 
-from soft_trainer.data.clusters import similar_batches
+from soft_trainer.data.clusters import shared_texts, similar_batches
 from soft_trainer.errors import UserError
 
-TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all batches are tried
+TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all with room are tried
 SORTED_TOGETHER = 50  # batches whose rows are sorted by length together, as in `Trainer`
 
 
@@ -110,29 +111,57 @@ def _no_duplicates(sampler: GlobalBatchSampler, generator: np.random.Generator) 
     """Random batches in which no query and no code text occurs twice.
 
     Rows whose text occurs elsewhere are placed first, each in a random batch without that text; the other rows fill
-    the batches. A row is left out of the epoch if every batch has its text.
+    the batches. A row is left out of the epoch if every batch with room has one of its texts.
     """
     places = np.full(len(sampler), sampler.batch_size)
     places[-1] = min(sampler.rows - (len(sampler) - 1) * sampler.batch_size, sampler.batch_size)
-    batches: list[list[int]] = [[] for _ in places]
-    texts: list[set] = [set() for _ in places]
-    shared = np.zeros(sampler.rows, dtype=bool)
-    for ids in sampler.text_ids:
-        _, number, count = np.unique(ids, return_inverse=True, return_counts=True)
-        shared |= count[number] > 1
+    texts_of = shared_texts(sampler.text_ids)
     order = generator.permutation(sampler.rows)
-    for row in order[shared[order]].tolist():
-        own = {(side, int(ids[row])) for side, ids in enumerate(sampler.text_ids)}
-        tried = [*generator.integers(len(places), size=TRIES), *generator.permutation(len(places))]
-        batch = next((b for b in tried if places[b] and not own & texts[b]), None)
-        if batch is not None:
-            batches[batch].append(row)
-            texts[batch] |= own
-            places[batch] -= 1
-    free = np.repeat(np.arange(len(places)), places)
-    for row, batch in zip(order[~shared[order]].tolist(), generator.permutation(free).tolist(), strict=False):
+    batches = _placed_apart([row for row in order.tolist() if row in texts_of], texts_of, places, generator)
+    others = [row for row in order.tolist() if row not in texts_of]
+    free = np.repeat(np.arange(len(places)), places - [len(batch) for batch in batches])
+    for row, batch in zip(others, generator.permutation(free).tolist(), strict=False):
         batches[batch].append(row)
     return (generator.permutation(batch).tolist() for batch in batches)
+
+
+def _placed_apart(
+    rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
+) -> list[list[int]]:
+    """Puts each row into a random batch that has room and none of the row's texts, in linear time.
+
+    Args:
+        places: int64[batches], the most rows of each batch.
+    """
+    batches: list[list[int]] = [[] for _ in places]
+    texts_in: list[set] = [set() for _ in places]
+    held: Counter = Counter()  # batches that hold a text
+    room, with_room = places.tolist(), list(range(len(places)))
+    place_of = with_room.copy()  # of a batch in `with_room`
+    without: dict[object, list[int]] = {}  # batches without a common text
+    for row in rows:
+        texts = texts_of[row]
+        drawn = (with_room[int(draw * len(with_room))] for draw in generator.random(TRIES if with_room else 0))
+        batch = next((batch for batch in drawn if texts.isdisjoint(texts_in[batch])), None)
+        if batch is None:
+            common = max(texts, key=held.__getitem__)
+            if common not in without:
+                without[common] = generator.permutation(with_room).tolist()
+            # A batch never loses a text, so one that has the common text need not be looked at again.
+            candidates = [b for b in without[common] if room[b] and common not in texts_in[b]]
+            without[common] = candidates
+            batch = next((b for b in candidates if texts.isdisjoint(texts_in[b])), None)
+        if batch is None:
+            continue
+        batches[batch].append(row)
+        texts_in[batch] |= texts
+        held.update(texts)
+        room[batch] -= 1
+        if not room[batch]:
+            last = with_room.pop()
+            if last != batch:
+                with_room[place_of[batch]], place_of[last] = last, place_of[batch]
+    return batches
 
 
 def _group_by_length(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:

@@ -1,5 +1,7 @@
 """Joined batches: the same on every process, other ones every epoch, and every row once."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -81,6 +83,70 @@ def test_one_language_says_which_one_is_too_small_and_needs_the_column():
         GlobalBatchSampler(13, 6, strategy="one_language", languages=["ruby"] * 8 + ["go"] * 5)
     with pytest.raises(UserError, match="no column 'language'"):
         GlobalBatchSampler(13, 6, strategy="one_language")
+
+
+def repeated(rows: int, share: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of queries and codes; this share of the rows repeats an earlier query, and as many an earlier code."""
+    generator = np.random.default_rng(rows)
+    sides = []
+    for _ in range(2):
+        ids = np.arange(rows)
+        later = generator.choice(np.arange(1, rows), int(share * rows), replace=False)
+        ids[later] = generator.integers(0, later)
+        sides.append(ids.astype(np.uint64))
+    return tuple(sides)
+
+
+TEXTS = {
+    "pairs": (np.arange(600) // 2, np.arange(600) % 300),
+    "a tenth": repeated(600),
+    "everything": repeated(600, 0.99),
+    "a text in every batch": (np.where(np.arange(600) < 100, 0, np.arange(600)), np.arange(600)),
+    "two texts in two rows of three": (np.arange(600) % 3 // 2 * np.arange(600), np.arange(600) % 7),
+    "one text": (np.zeros(600, int), np.arange(600)),
+}
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("texts", TEXTS)
+def test_no_text_occurs_twice_in_a_batch(texts, drop_last):
+    options = {"rows": 600, "strategy": "no_duplicates", "text_ids": TEXTS[texts], "drop_last": drop_last}
+    found = batches(**options)
+    rows = [row for batch in found for row in batch]
+    assert len(set(rows)) == len(rows) and max(map(len, found)) <= 6
+    for ids in TEXTS[texts]:
+        assert all(len(set(ids[batch].tolist())) == len(batch) for batch in found)
+    # A row is left out only if every batch that has room holds one of its texts.
+    open_batches = [batch for batch in found if len(batch) < 6]
+    for row in set(range(600)) - set(rows):
+        assert all(any(ids[row] in ids[batch] for ids in TEXTS[texts]) for batch in open_batches)
+    assert found == batches(**options) != batches(epoch=1, **options)
+
+
+def test_as_many_rows_as_possible_are_placed():
+    def placed(texts: str) -> int:
+        found = batches(rows=600, strategy="no_duplicates", text_ids=TEXTS[texts])
+        return sum(map(len, found))
+
+    assert [placed(texts) for texts in ("pairs", "a tenth", "a text in every batch", "one text")] == [
+        600,
+        600,
+        600,
+        100,
+    ]
+
+
+@pytest.mark.parametrize("common", [0.0, 0.1])
+def test_batches_without_duplicates_take_linear_time(common):
+    def seconds(rows: int) -> float:
+        queries, codes = repeated(rows)
+        queries[: int(common * rows)] = 0
+        sampler = GlobalBatchSampler(rows, 32, strategy="no_duplicates", text_ids=(queries, codes))
+        start = time.process_time()
+        list(sampler)
+        return time.process_time() - start
+
+    assert seconds(64_000) < 40 * min(seconds(4_000) for _ in range(3))
 
 
 def test_rows_of_like_length_meet():
