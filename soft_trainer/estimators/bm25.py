@@ -114,8 +114,8 @@ def _column(dataset, name: str) -> Sequence:
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
-    texts = dataset[column]
-    empty = next((row for row, tokens in enumerate(texts) if tokens is None), None)
-    if empty is not None:
-        raise UserError(f"BM25 reads column {column!r}, which has no value in row {empty + 1} of the training set")
-    return texts
+    values = dataset.select_columns(column).with_format("arrow")[:][column]
+    if values.null_count:
+        row = values.is_null().index(True).as_py() + 1
+        raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")
+    return dataset[column]

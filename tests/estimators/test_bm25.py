@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -259,3 +260,10 @@ def test_a_column_without_values_is_a_users_error():
     rows = Dataset.from_dict({"docstring_tokens": [["sort"], None], "docstring": ["sort", "read"]})
     with pytest.raises(UserError, match="docstring_tokens.*row 2"):
         estimator.fit(rows)
+
+
+def test_rows_are_checked_for_missing_values_without_reading_them():
+    rows = Dataset.from_dict({"docstring_tokens": [["sort", "a", "list"]] * 200_000})
+    start = time.process_time()
+    BM25Estimator().check(rows.select(range(100_000, 200_000)))
+    assert time.process_time() - start < 0.2
