@@ -11,6 +11,7 @@ from datasets.fingerprint import Hasher
 
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
+from soft_trainer.encoders.identity import tokenizer_identity
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 
@@ -69,6 +70,12 @@ class TokenColumn:
         row = row - self._starts[chunk]
         return values[offsets[row] : offsets[row + 1]]
 
+    def add_to(self, digest) -> None:
+        """Adds the ids and lengths of all rows to a hash."""
+        for values, offsets in self._chunks:
+            digest.update(np.ascontiguousarray(values[offsets[0] : offsets[-1]]).data)
+        digest.update(self.lengths.astype(np.int64).data)
+
 
 class GraphColumn:
     """Codes with their data flow: for every row the result of `dataflow.graph_features`."""
@@ -85,6 +92,11 @@ class GraphColumn:
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
         return {name: column[row] for name, column in self._columns.items()}
+
+    def add_to(self, digest) -> None:
+        """Adds all features of all rows to a hash."""
+        for column in self._columns.values():
+            column.add_to(digest)
 
 
 def side_settings(profile: EncoderProfile, side: str) -> dict:
@@ -154,7 +166,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         return {name: [row[name] for row in features] for name in GRAPHS}
 
-    key = [column, lengths, _vocabulary(tokenizer), "data flow"]
+    key = [column, lengths, tokenizer_identity(tokenizer), "data flow"]
     parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset))}
     return _mapped(dataset, [column, "language"], run, GRAPHS, key, desc="Extracting data flow", **parallel)
 
@@ -194,16 +206,5 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         ids, lengths = tokenize_with_lengths(tokenizer, texts(batch[column]), settings["prefix"], settings["length"])
         return {"ids": ids, "length": lengths}
 
-    # A tokenizer has another hash after its first use. Its serialised vocabulary keeps its hash.
-    key = [column, settings, _vocabulary(tokenizer)]
+    key = [column, settings, tokenizer_identity(tokenizer)]
     return _mapped(dataset, [column], run, TOKENS, key, desc=f"Tokenising {side}")
-
-
-def _vocabulary(tokenizer) -> str:
-    """The serialised tokenizer, without the truncation and padding of its last call."""
-    if not tokenizer.is_fast:
-        return repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map))
-    backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    return backend.to_str()

@@ -54,7 +54,8 @@ def tokenizer_identity(tokenizer) -> str:
         vocabulary = backend.to_str()
     else:
         vocabulary = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
-    settings = tokenizer.special_tokens_map, tokenizer.truncation_side
+    splits = getattr(tokenizer, "split_special_tokens", False)
+    settings = tokenizer.special_tokens_map, tokenizer.truncation_side, splits
     return xxhash.xxh3_128_hexdigest(f"{vocabulary}{settings!r}".encode())
 
 

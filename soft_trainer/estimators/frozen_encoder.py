@@ -14,6 +14,7 @@ from soft_trainer import distributed
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import embed_sharded, prompt_length
+from soft_trainer.encoders.identity import encoder_identity
 from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
@@ -79,6 +80,7 @@ class EncodedRowsEstimator(Estimator):
         half = torch.bfloat16 if device != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
         dtype = np.dtype(np.float16 if on_gpu else np.float32)
         tokens = column_of(dataset, side, encoder.profile, encoder.tokenizer)
+        prompt = prompt_length(encoder.tokenizer, encoder.profile, side)
 
         def build() -> Tensor:
             with torch.autocast(device, dtype=half, enabled=on_gpu):
@@ -89,7 +91,7 @@ class EncodedRowsEstimator(Estimator):
                     encoder.tokenizer.pad_token_id,
                     self.batch_size,
                     progress=f"{type(self).__name__}: encoding {side}",
-                    prompt_length=prompt_length(encoder.tokenizer, encoder.profile, side),
+                    prompt_length=prompt,
                 )
             embeddings = comparable(encoder.profile, embeddings)
             largest = float(embeddings.abs().max()) if len(embeddings) else 0.0
@@ -100,7 +102,8 @@ class EncodedRowsEstimator(Estimator):
                 )
             return embeddings
 
-        key = row_key(tokens, encoder.model, encoder.profile, str(dtype))
+        identity = encoder_identity(encoder.model, encoder.tokenizer, encoder.profile)
+        key = row_key(tokens, identity, prompt, str(dtype))
         return cached_rows(self.cache_dir, key, len(tokens), encoder.model.config.hidden_size, dtype, build)
 
     def nearest(

@@ -1,5 +1,6 @@
 """Token ids of a column whose rows are sliced, joined or selected; their padding; their pickles."""
 
+import copy
 import pickle
 
 import pytest
@@ -175,3 +176,15 @@ def test_another_vocabulary_is_not_taken_from_the_cache(data_dir, tokenizer, pro
     first = tokenized(train, "query", profile, tokenizer)["ids"][:]
     smaller = train_tokenizer(["the quick brown fox"], profile, 300)
     assert tokenized(train, "query", profile, smaller)["ids"][:] != first
+
+
+@pytest.mark.parametrize("setting", [{"truncation_side": "left"}, {"split_special_tokens": True}], ids=str)
+def test_another_setting_of_the_tokenizer_is_not_taken_from_the_cache(write_folder, tokenizer, profile, setting):
+    texts = ["<s> read a file and return its lines"]
+    train = load_folder(write_folder(train=[{"docstring": texts[0], "code": "x"}]), ["train"])["train"]
+    tokenizer = copy.deepcopy(tokenizer)
+    for name, value in setting.items():
+        first = tokenized(train, "query", profile.replace(query_length=8), tokenizer)["ids"][:]
+        setattr(tokenizer, name, value)
+    second = tokenized(train, "query", profile.replace(query_length=8), tokenizer)["ids"][:]
+    assert first != second == tokenizer(texts, truncation=True, max_length=8)["input_ids"]

@@ -1,5 +1,6 @@
 import json
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -66,6 +67,24 @@ def test_other_rows_and_other_weights_have_rows_of_their_own(dataset, encoder_di
     other = export_encoder(model, tokenizer, profile, tmp_path / "other")
     SimCSEEstimator(other, cache_dir=tmp_path / "rows").fit(dataset)
     assert len(count_encodings) == 3
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"hidden_act": "relu"}, {"layer_norm_eps": 0.1}, {"is_decoder": True}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_another_configuration_of_the_same_weights_has_rows_of_its_own(dataset, encoder_dir, tmp_path, setting):
+    other = tmp_path / "other"
+    shutil.copytree(encoder_dir, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | setting))
+    found = []
+    for folder, cache_dir in ((encoder_dir, tmp_path), (other, tmp_path), (other, None)):
+        estimator = SimCSEEstimator(folder, cache_dir=cache_dir)
+        estimator.fit(dataset)
+        found.append(estimator.similarity(range(8), range(8)))
+    assert torch.equal(found[1], found[2]) and not torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:-4] + bytes(4), lambda b: b""])
