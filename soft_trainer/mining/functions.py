@@ -8,25 +8,15 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from tree_sitter import Language, Node, Query, QueryCursor
+from tree_sitter import Node, Query, QueryCursor
 
 from soft_trainer.dataflow.grammars import parser
+from soft_trainer.mining.definitions import definitions, last_child, name_node
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.languages import SOURCE_LANGUAGES, SourceLanguage
 
 Row = dict[str, Any]
 Span = tuple[int, int]
-
-
-# A search through the children of a syntax error takes quadratic time: 20 s for 80,000 children.
-MAX_ERROR_CHILDREN = 10_000
-
-
-def parse(source: bytes, language: str) -> Node | None:
-    """The syntax tree of `source`, None if most of it is a syntax error."""
-    root = parser(language).parse(source).root_node
-    broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
-    return None if broken else root
 
 
 def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
@@ -59,21 +49,24 @@ class FileFunctions:
 
     def __init__(self, root: Node, source: bytes, language: str):
         self.source, self.language, self.table = source, language, SOURCE_LANGUAGES[language]
-        captures = QueryCursor(_query(language)).captures(root)
-        self._comments = _Comments(source, captures.get("comment", []), self.table)
+        self._comments = _Comments(source, _comment_nodes(root, language), self.table)
         self.functions: list[Function] = []
         end, places = 0, set()
-        for node in sorted(captures.get("function", []), key=lambda node: node.start_byte):
-            if node.end_byte <= end and not self.table.nested:
+        for found in definitions(root, source, language):
+            node = named = found.node
+            if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
                 continue
             end = max(end, node.end_byte)
-            body = node.child_by_field_name("body") or _last_child(node, "function_body")
-            named, name = _named(node, self.table)
-            function = Function(name or "", node, named, body)
-            if body is None or name is None or function.lines in places:
-                continue
-            places.add(function.lines)
-            self.functions.append(function)
+            body = node.child_by_field_name("body") or last_child(node, "function_body")
+            if name_node(node) is None:  # `f = function () {}`
+                named = node.parent
+                if not self.table.wrappers.get(named.type):
+                    continue
+            scope = [outer.name for outer in found.around if outer.kind == "container"]
+            function = Function(".".join([*scope, found.name]), node, named, body)
+            if body is not None and found.name and function.lines not in places:
+                places.add(function.lines)
+                self.functions.append(function)
 
     def row(self, function: Function, path: str) -> Row:
         """The row of a function; see `functions`."""
@@ -95,58 +88,16 @@ class FileFunctions:
 
 def comment_spans(root: Node, language: str) -> list[Span]:
     """The byte spans of every comment and docstring below `root`."""
-    nodes = QueryCursor(_query(language)).captures(root).get("comment", [])
-    return [(node.start_byte, node.end_byte) for node in nodes]
+    return [(node.start_byte, node.end_byte) for node in _comment_nodes(root, language)]
+
+
+def _comment_nodes(root: Node, language: str) -> list[Node]:
+    return QueryCursor(_comment_query(language)).captures(root).get("comment", [])
 
 
 @cache
-def _query(language: str) -> Query:
-    """A query that captures every function and every comment."""
-    table = SOURCE_LANGUAGES[language]
-    types = " ".join(f"({kind})" for kind in table.functions)
-    grammar: Language = parser(language).language
-    return Query(grammar, f"[{types}] @function {table.comments}")
-
-
-def _named(node: Node, table: SourceLanguage) -> tuple[Node, str | None]:
-    """The node that names the function (itself, or `f = function () {}` around it) and the qualified name."""
-    name = name_node(node)
-    if name is None and (field := table.wrappers.get(node.parent.type)):
-        node = node.parent
-        name = node.child_by_field_name(field)
-    if name is None:
-        return node, None
-    parts = [_node_text(name).removeprefix("this.").strip("\"'").replace("::", ".")]
-    if receiver := node.child_by_field_name("receiver"):
-        parts += re.findall(r"\w+", _node_text(receiver).split("[")[0])[-1:]
-    parent = node.parent
-    while parent is not None:
-        if parent.type in table.containers and (container := name_node(parent)):
-            parts.append(_node_text(container).split("<")[0].replace("::", "."))
-        parent = parent.parent
-    return node, ".".join(reversed(parts))
-
-
-def name_node(node: Node) -> Node | None:
-    """The node that holds the name of a definition: in C inside declarators, of a Rust `impl` its type."""
-    name = node.child_by_field_name("name")
-    if name is None and node.type == "impl_item":
-        return node.child_by_field_name("type")
-    while name is None and (inner := node.child_by_field_name("declarator") or _last_child(node, *_REFERENCES)):
-        node = inner
-        if node.type not in _DECLARATORS:
-            name = node
-    return name
-
-
-_REFERENCES = ("reference_declarator", "function_declarator")
-_DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
-
-
-def _last_child(node: Node, *kinds: str) -> Node | None:
-    """The last named child, where it is one of `kinds`."""
-    last = node.named_child(node.named_child_count - 1) if node.named_child_count else None
-    return last if last is not None and last.type in kinds else None
+def _comment_query(language: str) -> Query:
+    return Query(parser(language).language, SOURCE_LANGUAGES[language].comments)
 
 
 class _Comments:

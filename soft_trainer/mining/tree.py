@@ -24,8 +24,9 @@ from tqdm import tqdm
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_rows
+from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
-from soft_trainer.mining.functions import functions, parse
+from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, is_test_path

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.mining.functions import comment_spans, functions, parse
+from soft_trainer.mining.definitions import parse
+from soft_trainer.mining.functions import comment_spans, functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.mining.source_files import read_text

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-import time
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import cache
 
-from tree_sitter import Node, Query, QueryCursor
-
-from soft_trainer.dataflow.grammars import parser
-from soft_trainer.mining.functions import MAX_ERROR_CHILDREN, name_node
+from soft_trainer.mining.definitions import definitions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 
 # a longer function is cut; encoders read some 30 lines
 MAX_LINES = 60
 # fewer lines between two functions belong to the second
 MIN_LINES = 4
-# a grammar may take minutes for a file that was made to that end; the rest of the file is then plain lines
+# after this the whole file is plain lines
 PARSE_SECONDS = 2.0
-_READ_BYTES = 1 << 15
 _MAX_SCOPE = 4
 _COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
 # a name that is given a value at the start of a line: a constant, an alias, an export
@@ -141,83 +135,18 @@ def _definitions(source: bytes, language: str) -> list[Piece]:
 
     Functions inside a function that is no longer than `MAX_LINES` belong to it.
     """
-    deadline = time.monotonic() + PARSE_SECONDS
-
-    def read(at: int, _) -> bytes:
-        # the only way to stop a parser of tree-sitter 0.26: to tell it that the text ends here
-        return source[at : at + _READ_BYTES] if time.monotonic() < deadline else b""
-
-    root = parser(language).parse(source if len(source) < _READ_BYTES else read).root_node
-    broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children[:100]))
-    if broken or time.monotonic() > deadline:
-        return []
-    captures = QueryCursor(_query(language)).captures(root)
-    order = ("wrapper", "container", "type", "function")
-    nodes = [
-        (node.start_byte, -node.end_byte, order.index(kind), node) for kind in captures for node in captures[kind]
-    ]
-    table, spans, hidden_until = SOURCE_LANGUAGES[language], [], -1
-    # Both hold what stands around a node. To ask each node for its parent takes quadratic time in a deep tree.
-    scopes: list[tuple[int, str]] = []
-    wrappers: list[Node] = []
-    for start, negative_end, kind, node in sorted(nodes, key=lambda entry: entry[:3]):
-        end = -negative_end
-        while scopes and scopes[-1][0] <= start:
-            scopes.pop()
-        while wrappers and wrappers[-1].end_byte <= start:
-            wrappers.pop()
-        if order[kind] == "wrapper":
-            wrappers.append(node)
+    root = parse(source, language, PARSE_SECONDS)
+    spans, hidden_until = [], -1
+    for found in definitions(root, source, language) if root else ():
+        node = found.node
+        if not found.name or node.start_byte < hidden_until:
             continue
-        if start < hidden_until or (node.type in _NEED_BODY and node.child_by_field_name("body") is None):
-            continue
-        around = [wrapper for wrapper in wrappers[-_MAX_SCOPE:] if wrapper.end_byte <= end + 1]
-        name = _name(source, node, around, table.wrappers)
-        if not name:
-            continue
-        first, last = min([node, *around], key=lambda node: node.start_byte).start_point.row, node.end_point.row
+        outermost = min([node, *found.wrappers], key=lambda node: node.start_byte)
+        first, last = outermost.start_point.row, node.end_point.row
         last -= node.end_point.column == 0 and last > first
-        scope = [part for _, part in scopes[-_MAX_SCOPE:]]
-        plain = _NAME.findall(name.rsplit(".", 1)[-1])
-        spans.append(Piece(first + 1, last + 1, ".".join([*scope, name]), plain[-1:]))
-        if order[kind] == "container" or last - first >= MAX_LINES:
-            scopes.append((end, name))
-        else:
-            hidden_until = end
+        name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
+        plain = _NAME.findall(found.name.rsplit(".", 1)[-1])
+        spans.append(Piece(first + 1, last + 1, name, plain[-1:]))
+        if found.kind != "container" and last - first < MAX_LINES:
+            hidden_until = node.end_byte
     return spans
-
-
-# in C, `struct point p` names a structure and does not define it
-_NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
-
-
-def _name(source: bytes, node: Node, around: list[Node], naming: dict[str, str | None]) -> str:
-    """The name of a definition, or of what it is assigned to; one line, without type parameters."""
-    named = name_node(node)
-    for wrapper in reversed(around):
-        if named is None and (field_name := naming.get(wrapper.type)):
-            named = wrapper.child_by_field_name(field_name)
-    if named is None:
-        return ""
-    text = _text(source, named).split("<")[0].replace("::", ".")
-    text = "".join(text.removeprefix("this.").strip("\"'` \n").split())
-    if receiver := node.child_by_field_name("receiver"):
-        text = ".".join([*_NAME.findall(_text(source, receiver).split("[")[0])[-1:], text])
-    return text
-
-
-def _text(source: bytes, node: Node) -> str:
-    """The first 200 bytes of a node. `node.text` would call `read` for every byte."""
-    return source[node.start_byte : min(node.end_byte, node.start_byte + 200)].decode(errors="replace")
-
-
-@cache
-def _query(language: str) -> Query:
-    """Captures every function, class, type and what may stand around a function, in one pass."""
-    table = SOURCE_LANGUAGES[language]
-    wrappers = [*table.wrappers, *(["decorated_definition"] if language == "python" else [])]
-    kinds = {"function": table.functions, "container": table.containers, "type": table.types, "wrapper": wrappers}
-    alternatives = [
-        f"[{' '.join(f'({node})' for node in sorted(nodes))}] @{kind}" for kind, nodes in kinds.items() if nodes
-    ]
-    return Query(parser(language).language, "\n".join(alternatives))

@@ -9,8 +9,9 @@ import pytest
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.dataflow import parses
 from soft_trainer.errors import UserError
+from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.documentation import document_tokens, summary
-from soft_trainer.mining.functions import functions, parse
+from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import assign_splits, package_names
 from soft_trainer.mining.tree import mine, mine_to, mining_table

@@ -4,7 +4,8 @@ import pytest
 
 from soft_trainer.dataflow import extract_data_flow
 from soft_trainer.errors import UserError
-from soft_trainer.mining.functions import functions, parse
+from soft_trainer.mining.definitions import parse
+from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 

@@ -1,0 +1,140 @@
+"""Walks the syntax tree of a source file: its functions, classes and types, in order, with their names."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from tree_sitter import Node, Query, QueryCursor
+
+from soft_trainer.dataflow.grammars import parser
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
+
+# A search through the children of a syntax error takes quadratic time: 20 s for 80,000 children.
+MAX_ERROR_CHILDREN = 10_000
+_READ_BYTES = 1 << 15
+_MAX_AROUND = 8
+_KINDS = ("wrapper", "container", "type", "function")  # of nodes with the same text, the outer one first
+# In C, `struct point p` names a structure and does not define it.
+_NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
+_TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
+_REFERENCES = ("reference_declarator", "function_declarator")
+_DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
+
+
+def parse(source: bytes, language: str, seconds: float | None = None) -> Node | None:
+    """Parses a file; returns None if most of it is a syntax error or if it takes longer than `seconds`.
+
+    An adversarial file can stall the parser for minutes.
+    """
+    deadline = time.monotonic() + (seconds or 0)
+
+    def read(at: int, _) -> bytes:
+        # The only way to stop a parser of tree-sitter 0.26 is to tell it that the text ends here.
+        return source[at : at + _READ_BYTES] if time.monotonic() < deadline else b""
+
+    whole = seconds is None or len(source) < _READ_BYTES
+    root = parser(language).parse(source if whole else read).root_node
+    broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
+    return None if broken or (seconds is not None and time.monotonic() > deadline) else root
+
+
+class Definition(NamedTuple):
+    """A function, container (class, module, `impl`) or type.
+
+    Attributes:
+        kind: "function", "container" or "type".
+        name: without the names around it; empty for a function that nothing names.
+        wrappers: the nodes around it that may name it, such as an assignment; the outermost first.
+        around: the named definitions around it, the outermost first, at most eight.
+    """
+
+    kind: str
+    name: str
+    node: Node
+    wrappers: list[Node]
+    around: list[Definition]
+
+
+def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
+    """Yields every definition below `root`, outer ones before inner ones."""
+    captures = QueryCursor(_query(language)).captures(root)
+    nodes = [
+        (node.start_byte, -node.end_byte, order, node)
+        for order, kind in enumerate(_KINDS)
+        for node in captures.get(kind, ())
+    ]
+    # Both hold what stands around a node. To ask each node for its parent takes quadratic time in a deep tree.
+    around: list[Definition] = []
+    wrappers: list[Node] = []
+    for start, negative_end, order, node in sorted(nodes, key=lambda entry: entry[:3]):
+        while around and around[-1].node.end_byte <= start:
+            around.pop()
+        while wrappers and wrappers[-1].end_byte <= start:
+            wrappers.pop()
+        if _KINDS[order] == "wrapper":
+            wrappers.append(node)
+            continue
+        if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
+            continue
+        own = [wrapper for wrapper in wrappers[-_MAX_AROUND // 2 :] if wrapper.end_byte <= 1 - negative_end]
+        name = _name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
+        definition = Definition(_KINDS[order], name, node, own, around[-_MAX_AROUND:])
+        if name:
+            around.append(definition)
+        yield definition
+
+
+def name_node(node: Node) -> Node | None:
+    """The node that holds the name of a definition: in C inside declarators, of a Rust `impl` its type."""
+    name = node.child_by_field_name("name")
+    if name is None and node.type == "impl_item":
+        return node.child_by_field_name("type")
+    while name is None and (inner := node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)):
+        node = inner
+        if node.type not in _DECLARATORS:
+            name = node
+    return name
+
+
+def last_child(node: Node, *kinds: str) -> Node | None:
+    """The last named child, if it is one of `kinds`."""
+    last = node.named_child(node.named_child_count - 1) if node.named_child_count else None
+    return last if last is not None and last.type in kinds else None
+
+
+def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str | None]) -> str:
+    """The name of a definition, or of what it is assigned to: one line, without type parameters."""
+    named = name_node(node)
+    for wrapper in reversed(wrappers):
+        if named is None and (field := naming.get(wrapper.type)):
+            named = wrapper.child_by_field_name(field)
+    if named is None:
+        return ""
+    text = _text(source, named)
+    while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
+        text = shorter
+    text = "".join(text.replace("::", ".").removeprefix("this.").strip("\"'` \n").split())
+    if receiver := node.child_by_field_name("receiver"):
+        text = ".".join([*re.findall(r"\w+", _text(source, receiver).split("[")[0])[-1:], text])
+    return text
+
+
+def _text(source: bytes, node: Node) -> str:
+    """The first 200 bytes of a node. `node.text` would call the parser's `read` for every byte."""
+    return source[node.start_byte : min(node.end_byte, node.start_byte + 200)].decode(errors="replace")
+
+
+@cache
+def _query(language: str) -> Query:
+    """Captures every function, class, type and what may stand around a function, in one pass."""
+    table = SOURCE_LANGUAGES[language]
+    wrappers = [*table.wrappers, *(["decorated_definition"] if language == "python" else [])]
+    kinds = {"function": table.functions, "container": table.containers, "type": table.types, "wrapper": wrappers}
+    alternatives = [
+        f"[{' '.join(f'({node})' for node in sorted(nodes))}] @{kind}" for kind, nodes in kinds.items() if nodes
+    ]
+    return Query(parser(language).language, "\n".join(alternatives))
