@@ -6,15 +6,14 @@ build an index for each step: for 256 queries that takes 83 and 12 times as long
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 from scipy import sparse
 
-OKAPI_EPSILON = 0.25  # rank_bm25's: a negative idf becomes this share of the mean idf
+from soft_trainer.mining.identifiers import identifier_words
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
+OKAPI_EPSILON = 0.25  # rank_bm25's: a negative idf becomes this share of the mean idf
 
 
 def _okapi(total: int, having: np.ndarray) -> np.ndarray:
@@ -33,11 +32,8 @@ IDFS = {
 
 
 def split_identifiers(tokens: Sequence[str]) -> list[str]:
-    """Splits code or text into words in lower case: `parseHTTPHeader`, `parse_http_header` give parse, http, header.
-
-    Punctuation and operators are dropped, numbers stay, and a string or comment in one token gives its words.
-    """
-    return [word.lower() for token in tokens for word in _WORD.findall(token)]
+    """Splits the tokens of code or text into words; a string or comment in one token gives its words."""
+    return [word for token in tokens for word in identifier_words(token)]
 
 
 def count_terms(

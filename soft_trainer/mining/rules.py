@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from soft_trainer import dataflow
+from soft_trainer.mining.identifiers import identifier_words
 
 Row = dict[str, Any]
 
@@ -42,7 +43,6 @@ MAGIC_METHODS = {
 _MAGIC_PATTERN = {"python": re.compile(r"__\w+__"), "php": re.compile(r"__[a-z]\w*")}
 _TEST_WORDS = {"test", "tests"}
 _SPEC_LANGUAGES = {"ruby", "javascript", "typescript", "tsx"}
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _IMAGE = re.compile(r"<\s*img\b", re.IGNORECASE)
 _LINK = re.compile(r"https?\s*:\s*/\s*/", re.IGNORECASE)
 
@@ -59,13 +59,13 @@ def is_short(row: Row) -> bool:
 
 def is_test(row: Row) -> bool:
     """The function's name or its path contains the word `test` (in Ruby and JavaScript also `spec` in the path)."""
-    return is_test_path(row["path"], row["language"]) or bool(_TEST_WORDS & _words(_own_name(row)))
+    return is_test_path(row["path"], row["language"]) or not _TEST_WORDS.isdisjoint(identifier_words(_own_name(row)))
 
 
 def is_test_path(path: str, language: str) -> bool:
     """True if the path looks like a test: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
     words = _TEST_WORDS | {"spec", "specs"} if language in _SPEC_LANGUAGES else _TEST_WORDS
-    return bool(words & _words(path))
+    return not words.isdisjoint(identifier_words(path))
 
 
 def is_constructor(row: Row) -> bool:
@@ -111,11 +111,6 @@ def _own_name(row: Row) -> str:
 def _document(row: Row) -> str:
     """The query of a row as one string."""
     return " ".join(row["docstring_tokens"])
-
-
-def _words(name: str) -> set[str]:
-    """The words of an identifier or a path in lower case: those of `FooTest` and of `foo/test` are foo and test."""
-    return {word.lower() for word in _WORD.findall(name)}
 
 
 # name -> True for a row to drop. Code rules look at the function, document rules at its documentation.

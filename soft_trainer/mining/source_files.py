@@ -1,4 +1,7 @@
-"""Source files that a person wrote, read without trust in the tree: only regular files are opened, and no link."""
+"""Reads source files that a person wrote, without trust in the tree.
+
+Only regular files are opened. A link or a pipe is not.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 import stat
 
 MAX_FILE_BYTES = 1_000_000
+MAX_DEPTH = 40
 SKIPPED_FOLDERS = frozenset(
     """.git .hg .svn .bzr .jj __pycache__ node_modules bower_components site-packages dist-packages vendor .venv venv
     .tox .nox .eggs .mypy_cache .pytest_cache .ruff_cache .cache .idea .gradle .next .nuxt .terraform""".split()
@@ -23,7 +27,7 @@ _MAX_MEAN_LINE_OF_PROSE = 2_000
 _PROSE = tuple(".md .markdown .rst .txt .tex .adoc .csv .tsv .json .jsonl .ipynb .xml .html".split())
 
 
-def read_regular(path: str, limit: int) -> bytes | str:
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
     """The bytes of a regular file, or the reason why they are not read; a link or a pipe is not opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -40,22 +44,31 @@ def read_regular(path: str, limit: int) -> bytes | str:
     return f"over {limit:,} bytes" if status.st_size > limit or len(source) > limit else source
 
 
-def read_text(root: str, path: str) -> bytes | str:
-    """The text of a file that a person wrote, line ends as `\\n`; else the reason why it is skipped."""
-    source = read_regular(os.path.join(root, path), MAX_FILE_BYTES)
-    if isinstance(source, str):
-        return source
+def read_text(root: str | os.PathLike[str], path: str, limit: int = MAX_FILE_BYTES) -> bytes | str:
+    """Reads a file's text as `person_made` returns it; else the reason to skip it."""
+    source = read_regular(os.path.join(root, path), limit)
+    return source if isinstance(source, str) else person_made(source, path)
+
+
+def person_made(source: bytes, path: str) -> bytes | str:
+    """Returns a text without byte order mark and `\\r`; else the reason why no person wrote it or may show it."""
     if b"\0" in source:
         return "binary"
     source = source.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"PRIVATE KEY" in source and _PRIVATE_KEY.search(source):  # a plain search is ten times as fast
         return "secret"
     limit = _MAX_MEAN_LINE_OF_PROSE if path.lower().endswith(_PROSE) else MAX_MEAN_LINE_BYTES
-    return machine_made(source, limit) or source
-
-
-def machine_made(source: bytes, max_mean_line_bytes: int = MAX_MEAN_LINE_BYTES) -> str:
-    """Returns "minified" or "generated", or nothing for a text that a person may have written."""
-    if len(source) > max_mean_line_bytes * (source.count(b"\n") + 10):
+    if len(source) > limit * (source.count(b"\n") + 10):
         return "minified"
-    return "generated" if _GENERATED.search(b"\n".join(source.split(b"\n", 10)[:10])) else ""
+    return "generated" if _GENERATED.search(b"\n".join(source.split(b"\n", 10)[:10])) else source
+
+
+def decodable(source: bytes, path: str) -> bytes | str:
+    """Does what `person_made` does for mining, which takes no text outside UTF-8."""
+    if ".min." in path.rsplit("/", 1)[-1]:
+        return "minified"
+    try:
+        source.decode()
+    except UnicodeDecodeError:
+        return "binary" if b"\0" in source else "not UTF-8"
+    return person_made(source, path)

@@ -30,7 +30,7 @@ from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, is_test_path
-from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, machine_made
+from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, decodable, read_regular
 from soft_trainer.terminal import table
 
 Row = dict[str, Any]
@@ -197,7 +197,8 @@ def _mine_file(
 ) -> tuple[str, list[Candidate], list[Candidate], Counter[str]]:
     """The outcome of a file, its pairs, its functions without usable documentation, and the functions dropped."""
     dropped: Counter[str] = Counter()
-    source = _read(root / path, max_bytes)
+    source = read_regular(root / path, max_bytes)
+    source = source if isinstance(source, str) else decodable(source, path)
     if isinstance(source, str):
         return source, [], [], dropped
     if (root_node := parse(source, language)) is None:
@@ -214,23 +215,6 @@ def _mine_file(
         else:
             pairs.append((row, minhash(row["code_tokens"])))
     return "mined", pairs, others, dropped
-
-
-def _read(path: Path, max_bytes: int) -> bytes | str:
-    """The content of a file, or the reason to skip it."""
-    try:
-        if path.stat().st_size > max_bytes:
-            return f"over {max_bytes:,} bytes"
-        source = path.read_bytes().removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
-    except OSError:
-        return "unreadable"
-    if b"\0" in source:
-        return "binary"
-    try:
-        source.decode()
-    except UnicodeDecodeError:
-        return "not UTF-8"
-    return "minified" if ".min." in path.name else machine_made(source) or source
 
 
 def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 
-from soft_trainer.mining.source_files import SKIPPED_FOLDERS, read_regular
+from soft_trainer.mining.source_files import MAX_DEPTH, SKIPPED_FOLDERS, read_regular
 
-MAX_DEPTH = 40
 IGNORE_FILE = ".gitignore"
 _SECRETS = """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa*
     id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials

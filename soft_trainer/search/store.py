@@ -21,7 +21,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 
 DATABASE, LOCK = "index.sqlite", "lock"
-FORMAT = 1
+FORMAT = 2
 TRAITS = ("test", "depth", "name_parts")  # of each file: 1 for a test; folders above it; parts of its own name
 # more dead postings than this are cleared away, and more segments than these are joined
 MAX_DEAD_SHARE = 0.05

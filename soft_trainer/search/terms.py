@@ -11,10 +11,11 @@ from itertools import chain, islice
 
 import numpy as np
 
+from soft_trainer.mining.identifiers import identifier_words
 from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
 from soft_trainer.search.pieces import Piece, language_of, split
-from soft_trainer.search.words import name_parts, source_words, stem, terms, whole, words
+from soft_trainer.search.words import source_words, stem, terms, whole, words
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
@@ -108,13 +109,13 @@ class Reader:
             term.extend(chain.from_iterable(map(self.numbers_of_word.__getitem__, found)))
             lengths.append(min(len(term) - before, 65_535))
             marked = {DEFINED + whole(name) for name in piece.defines}
-            marked |= {NAME + stem(part) for name in piece.defines for part in name_parts(name)}
+            marked |= {NAME + stem(part) for name in piece.defines for part in identifier_words(name)}
             marked |= path_terms(path) if place == 0 else set()
             term.extend(map(self.numbers.__getitem__, marked))
             sizes.append(len(term) - before)
             pieces.append([piece.start, piece.end, piece.name])
         own, _ = name_and_folders(path)
-        traits = int(is_test_path(path, language)), min(path.count("/"), 255), min(len(name_parts(own)), 255)
+        traits = int(is_test_path(path, language)), min(path.count("/"), 255), min(len(identifier_words(own)), 255)
         digest = blake2b(source, digest_size=16).digest()
         return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths)
 

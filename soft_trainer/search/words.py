@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from soft_trainer.mining.identifiers import identifier_words
+
 WORD = re.compile(r"\w+")
-# HTTPServer2 -> HTTP, Server, 2; parse_url -> parse, url
-_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 # longer ones are hashes and encoded data
 MAX_WORD = 64
 # Such words are rare in code, so their weight would be high, and say nothing of what is looked for.
@@ -40,20 +40,13 @@ def terms(word: str) -> tuple[str, ...]:
     """
     if len(word) > MAX_WORD:
         return ()
-    parts = _PART.findall(word) if word.isascii() else [part for part in word.split("_") if part]
-    if len(parts) < 2:
-        return (stem(parts[0].lower()),) if parts else ()
-    return (stem(whole(word)), *(stem(part.lower()) for part in parts))
+    parts = [stem(part) for part in identifier_words(word)]
+    return tuple(parts) if len(parts) < 2 else (stem(whole(word)), *parts)
 
 
 def whole(word: str) -> str:
     """A word in lower case and without underscores."""
     return word.replace("_", "").lower()
-
-
-def name_parts(name: str) -> list[str]:
-    """The lower-case parts of an identifier."""
-    return [part.lower() for part in _PART.findall(name)]
 
 
 # endings, longest first, and how many letters must be left before them

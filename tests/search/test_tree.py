@@ -6,8 +6,8 @@ import socket
 import pytest
 from trees import write_tree
 
-from soft_trainer.mining.source_files import MAX_FILE_BYTES, read_text
-from soft_trainer.search.listing import MAX_DEPTH, list_tree
+from soft_trainer.mining.source_files import MAX_DEPTH, MAX_FILE_BYTES, read_text
+from soft_trainer.search.listing import list_tree
 
 
 def skipped(folder):
