@@ -37,7 +37,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
-    from soft_trainer.studies.run import Run, check_output_dir, default_output_dir
+    from soft_trainer.record import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
     from soft_trainer.training.checks import check_before_loading
     from soft_trainer.training.default_recipe import take_default_recipe

@@ -1,37 +1,46 @@
-"""SoftInfoNCETrainer: encode, gather, weigh, loss. Evaluation is in `training/retrieval.py`."""
+"""SoftInfoNCETrainer: rows become batches, batches a loss, and an evaluation ranks a whole corpus."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Mapping
 
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainingArguments
+from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
+from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
-from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.adapters import plain_encoder
-from soft_trainer.encoders.encoding import encode, prompt_length
+from soft_trainer.data.sources import as_row_sets, as_rows
+from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
+from soft_trainer.encoders.adapters import has_adapter, plain_encoder
+from soft_trainer.encoders.encoding import embed_sharded, encode, prompt_length
 from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
-from soft_trainer.encoders.pooling import score
+from soft_trainer.encoders.pooling import comparable, score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profile, resolve_profile
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.dimensions import shorter_metric
+from soft_trainer.evaluation.dimensions import mrr_by_dims, shorter_metric
+from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.evaluation.results import METRICS
+from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets
 from soft_trainer.files import last_checkpoint
+from soft_trainer.hub.publishing import Publisher
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.adapters import check_adapter, check_checkpoint
-from soft_trainer.training.batch_trainer import BatchTrainer
+from soft_trainer.training.adapters import check_adapter, check_checkpoint, load_checkpoint_adapter
+from soft_trainer.training.checkpoints import save_encoder, whole_checkpoint
 from soft_trainer.training.checks import (
     banner,
     check_batches,
@@ -48,14 +57,14 @@ from soft_trainer.training.checks import (
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
 from soft_trainer.training.hard_batches import PreparedRows, check_code_only, prepare_rows
-from soft_trainer.training.retrieval import as_row_sets, as_rows
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 from soft_trainer.weights import Weigher
 
+Corpora = Dataset | dict[str, Dataset] | None
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
 
-class SoftInfoNCETrainer(BatchTrainer):
+class SoftInfoNCETrainer(Trainer):
     """Fine-tunes a code-search encoder with Soft-InfoNCE (Eq. 3) or one of the paper's other losses.
 
     Args:
@@ -77,8 +86,10 @@ class SoftInfoNCETrainer(BatchTrainer):
         UserError: settings or data that cannot work, before any training.
     """
 
+    METRICS = tuple(METRICS)
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
+    _is_saving_checkpoint = False  # a checkpoint holds the adapter itself, so that a resumed run is exact
 
     def __init__(
         self,
@@ -195,6 +206,18 @@ class SoftInfoNCETrainer(BatchTrainer):
     def global_batch_size(self) -> int:
         """N, the number of codes that each query meets."""
         return self._train_batch_size * (self.args.world_size if self.gathers else 1)
+
+    @property
+    def gathers(self) -> bool:
+        """True if the codes of every process are negatives."""
+        gather = self.options.gather_negatives
+        return self.args.world_size > 1 and (gather is None or gather)
+
+    @property
+    def precision(self) -> str:
+        """The number format of the forward pass, chosen by the launcher, the arguments or the model."""
+        mixed = self.accelerator.mixed_precision
+        return str(self.model.dtype).removeprefix("torch.") if mixed == "no" else mixed
 
     # ---- Batches ----
 
@@ -322,6 +345,28 @@ class SoftInfoNCETrainer(BatchTrainer):
         )
         return loss.to(self.args.device)
 
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """Moves the batch to this process's device; with a user's collator, equalises the forward passes too."""
+        if self.args.world_size > 1 and not isinstance(self.data_collator, PairCollator):
+            passes = distributed.largest([len(getattr(inputs, side).chunks) for side in SIDES])
+            sides = {side: getattr(inputs, side).with_passes(n) for side, n in zip(SIDES, passes, strict=True)}
+            inputs = dataclasses.replace(inputs, **sides)
+        return inputs.to(self.args.device)
+
+    def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
+        """None: the loss is a mean over a batch, not over tokens."""
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """6 x parameters x computed tokens, padding included."""
+        return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
+
+    def _track_num_input_tokens(self, inputs: Batch) -> None:
+        """Counts the tokens of both sides, as `include_num_input_tokens_seen` says."""
+        kind = self.args.include_num_input_tokens_seen
+        if kind != "no":
+            tokens = inputs.count_tokens(padding=kind != "non_padding")
+            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the weights' statistics beside a training loss."""
         if "loss" in logs:
@@ -331,12 +376,6 @@ class SoftInfoNCETrainer(BatchTrainer):
         super().log(logs, start_time)
 
     # ---- Before the first step, and after the last ----
-
-    def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint, unless the loss before it was not finite."""
-        if self._guard is not None:
-            self._guard.check()
-        super()._save_checkpoint(model, trial)
 
     def check_settings(self) -> None:
         """Refuses settings that cannot work. They may change between the constructor and `train`, so both call it."""
@@ -389,3 +428,235 @@ class SoftInfoNCETrainer(BatchTrainer):
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)
+
+    # ---- Evaluation ----
+
+    def check_evaluation(self) -> None:
+        """Refuses evaluations that cannot be made during training.
+
+        Raises:
+            UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
+        """
+        if self.args.eval_strategy == "no" and not self.args.eval_on_start:
+            return
+        sets = self.eval_dataset
+        if sets is None:
+            raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
+        for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
+            target_rows(queries, self.corpus_of(key), "eval_dataset" if key is None else f"eval_dataset[{key!r}]")
+
+    def evaluate(
+        self,
+        eval_dataset: Corpora = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        codebase: Corpora = None,
+    ) -> dict[str, float]:
+        """Ranks every query of `eval_dataset` against the whole corpus.
+
+        Args:
+            eval_dataset: rows with `url` and a query, or a dict of them; the trainer's own when None. A string names
+                one of the trainer's own.
+            codebase: the corpus, or a dict of them with the same keys; the trainer's own when None.
+
+        Returns:
+            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size`, ..., the same on every process, and
+            `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of
+            data sets, `PREFIX_KEY_mrr` and so on for each, and the mean of each metric over the sets as `PREFIX_mrr`.
+        """
+        eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
+        if isinstance(eval_dataset, Mapping):
+            metrics = {}
+            for key, rows in eval_dataset.items():
+                prefix = f"{metric_key_prefix}_{key}"
+                metrics |= self.predict(rows, self.corpus_of(key, codebase), prefix).metrics
+            metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(eval_dataset))
+        else:
+            metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(
+        self,
+        dataset: Dataset,
+        codebase: Dataset | None = None,
+        metric_key_prefix: str = "test",
+        top_k: int = 10,
+        codes: Tensor | None = None,
+    ) -> RetrievalOutput:
+        """Ranks the corpus for every query of `dataset`, on every process.
+
+        Args:
+            dataset: rows with `url` and a query.
+            codebase: the corpus, rows with `url` and a code; the trainer's own when None.
+            top_k: the number of codes to keep of each query's ranking.
+            codes: `embed_rows(codebase, "code")`, if the caller ranks several sets against one corpus.
+
+        Raises:
+            UserError: no corpus, or a query whose url is not in it.
+        """
+        start = time.time()
+        corpus = self.corpus_of(None, codebase)
+        targets = torch.from_numpy(target_rows(dataset, corpus, metric_key_prefix))
+        queries = self.embed_rows(dataset, "query")
+        codes = self.embed_rows(corpus, "code") if codes is None else codes
+        ranking = self._rank(queries, codes, targets, top_k)
+        dims = self.evaluated_dims
+        shorter = {dim: self._rank(*self._shortened(dim, queries, codes), targets, top_k) for dim in dims}
+        metrics = retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
+        if self.compute_metrics is not None:
+            predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
+            metrics |= self.compute_metrics(EvalPrediction(predictions, targets.numpy()))
+        metrics |= speed_metrics("", start, num_samples=len(dataset))
+        prefix = f"{metric_key_prefix}_"
+        metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
+        return RetrievalOutput(ranking, metrics, shorter)
+
+    def _rank(self, queries: Tensor, codes: Tensor, targets: Tensor, top_k: int) -> Ranking:
+        """The ranking of the codes for every query; each process ranks for its share and gets all."""
+        shard = distributed.shard(len(queries), *distributed.rank_and_world_size())
+        local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
+        return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
+
+    def _shortened(self, dim: int, *sides: Tensor) -> list[Tensor]:
+        """The first `dim` dimensions of comparable embeddings, comparable again."""
+        return [comparable(self.encoder, shorten(self.encoder, side, dim)) for side in sides]
+
+    def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
+        """Searches hyperparameters as any `Trainer` does, for the best `metric_for_best_model`, or `METRICS[0]`.
+
+        Args:
+            compute_objective: metrics -> the number to optimise, if it is another one.
+            direction: "maximize" when None.
+        """
+        name = (self.args.metric_for_best_model or self.METRICS[0]).removeprefix("eval_")
+        objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
+        return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
+
+    def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
+        """The corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
+
+        Raises:
+            UserError: there is none.
+        """
+        corpus = self.codebase if codebase is None else codebase
+        if isinstance(corpus, Mapping):
+            if key not in corpus:
+                raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpus))}")
+            corpus = corpus[key]
+        if not isinstance(corpus, Dataset):
+            raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
+        return corpus
+
+    def embed_rows(self, rows: Dataset, side: str) -> Tensor:
+        """Embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.
+
+        Each process encodes its share and gets all.
+        """
+        if callable(getattr(self.optimizer, "eval", None)):  # schedule-free optimizers hold two sets of weights
+            self.optimizer.eval()
+        # FSDP and DeepSpeed place the model when training begins; until then it would be slow where it is.
+        unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
+        if unplaced:
+            self.model.to(self.args.device)
+        with self.accelerator.autocast():
+            embeddings = embed_sharded(
+                self.model,
+                self.encoder,
+                self._tokens(rows, side),
+                self.processing_class.pad_token_id,
+                self.args.per_device_eval_batch_size,
+                progress=None if self.args.disable_tqdm else f"Encoding {side}",
+                prompt_length=prompt_length(self.processing_class, self.encoder, side),
+            )
+        if unplaced:
+            self.model.to("cpu")
+        return comparable(self.encoder, embeddings)
+
+    def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
+        """The encoder's input of one side of `rows`; the main process prepares it, the others read its cache."""
+        with self.args.main_process_first(desc=f"tokenising {side}"):
+            return column_of(rows, side, self.encoder, self.processing_class)
+
+    # ---- Saving ----
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Saves a complete folder; a checkpoint keeps an adapter apart."""
+        if self.args.should_save:
+            merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
+            save_encoder(self, output_dir or self.args.output_dir, state_dict, merge)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """Saves a checkpoint, unless the loss before it was not finite."""
+        if self._guard is not None:
+            self._guard.check()
+        self._is_saving_checkpoint = True
+        try:
+            with whole_checkpoint(self, self._get_output_dir(trial)):
+                super()._save_checkpoint(model, trial)
+        finally:
+            self._is_saving_checkpoint = False
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        """Loads the weights of a checkpoint; `Trainer` knows adapters in a `PeftModel` only."""
+        if has_adapter(self.model) and not self.is_fsdp_enabled:
+            load_checkpoint_adapter(self.model, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Loads the weights of the best checkpoint."""
+        checkpoint = self.state.best_model_checkpoint
+        if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
+            load_checkpoint_adapter(self.model, checkpoint)
+        else:
+            super()._load_best_model()
+
+    def call_model_init(self, trial=None):
+        """Makes the encoder of a trial; that of a `PeftModel` is taken out."""
+        return plain_encoder(super().call_model_init(trial))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the encoder as a complete folder; only `push_to_hub` pushes it."""
+        super().save_model(output_dir, _internal_call=True)
+
+    # ---- The Hub ----
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Makes sure, before training, that the result can be pushed.
+
+        Raises:
+            UserError: the token is missing or wrong or may not write, or the name is not valid.
+        """
+        if self.is_world_process_zero():
+            self._publisher = Publisher(self.args)
+            self.hub_model_id = self._publisher.hub_model_id
+
+    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
+        """Saves the encoder and pushes the output folder.
+
+        Returns:
+            The address of the commit on the main process, None on the others.
+
+        Raises:
+            UserError: the push failed for good. The folder is whole, and the message says how to push it later.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        return self._publisher.conclude(commit_message)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes a checkpoint in the background, as `hub_strategy` says."""
+        if self.is_world_process_zero():
+            self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
+
+    def _finish_current_push(self) -> None:
+        """Waits for the push that is under way."""
+        if self.hub_model_id is not None and self.is_world_process_zero():
+            self._publisher.finish()

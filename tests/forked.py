@@ -20,7 +20,7 @@ _context.set_forkserver_preload(
     [
         "run_codesearch",
         "soft_trainer.trainer",
-        "soft_trainer.studies.run",
+        "soft_trainer.record",
         "soft_trainer.training.building",
         "soft_trainer.data.sources",
         "soft_trainer.estimators.registry",

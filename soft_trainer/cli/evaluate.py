@@ -99,7 +99,7 @@ def _measure(
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.files import write_results
-    from soft_trainer.studies.run import Run, check_output_dir, flat_results
+    from soft_trainer.record import Run, check_output_dir, flat_results
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_label
 
     distributed.use_the_cores()
@@ -224,7 +224,7 @@ def _own_tasks(data_args: DataArguments, args: SoftInfoNCETrainingArguments, pro
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.mteb import EvaluationSetTask
-    from soft_trainer.studies.run import split_sets
+    from soft_trainer.record import split_sets
 
     if data_args.dataset_name == "none" and not (
         data_args.data_dir or data_args.source_dir or data_args.eval_data_dir

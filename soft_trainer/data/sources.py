@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -166,3 +166,30 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
 def source_folder(source_dir: str) -> str:
     """The folder that `--source_dir` names; `stdlib` is the running Python's standard library."""
     return os.path.dirname(os.__file__) if source_dir == "stdlib" else source_dir
+
+
+def as_rows(rows, name: str) -> Dataset | None:
+    """`rows` as a `datasets.Dataset`; a list of dicts becomes one.
+
+    Raises:
+        UserError: an empty list, or anything else, such as an `IterableDataset`, whose rows have no numbers.
+    """
+    if rows is None or isinstance(rows, Dataset):
+        return rows
+    if isinstance(rows, list) and not rows:
+        raise UserError(f"{name}: there are no rows")
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+        return Dataset.from_list(rows)
+    raise UserError(
+        f"{name}: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and "
+        "masks know a row by its number, so rows of a stream must be collected first"
+    )
+
+
+def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:
+    """`as_rows` of one set of rows, or of every set of a dict."""
+    if isinstance(rows, Mapping):
+        if not rows:
+            raise UserError(f"{name}: the dict has no data set")
+        return {key: as_rows(part, f"{name}[{key!r}]") for key, part in rows.items()}
+    return as_rows(rows, name)

@@ -128,3 +128,15 @@ def _gain(places: np.ndarray, queries: np.ndarray, grades: np.ndarray, k: int) -
     """Discounted cumulative gain of each query, float64[Q]."""
     gains = np.where(places <= k, (np.exp2(grades) - 1) / np.log2(places + 1), 0.0)
     return np.bincount(queries, gains)
+
+
+def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
+    """The mean over the sets of every metric that all of them have, counts and times left out."""
+    names = [name.removeprefix(f"{prefix}_{keys[0]}_") for name in metrics if name.startswith(f"{prefix}_{keys[0]}_")]
+    left_out = ("pool_size", "queries", "runtime", "per_second")
+    means = {}
+    for name in names:
+        values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
+        if not name.endswith(left_out) and None not in values:
+            means[f"{prefix}_{name}"] = float(np.mean(values))
+    return means

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
@@ -78,6 +79,14 @@ class Publisher:
             self._fail(error, folder, message, paths)
         else:
             self._pushes.append(self._executor.submit(self._push_staged, staged, folder, message, paths))
+
+    def push_checkpoint(self, folder: str | Path, step: int) -> None:
+        """Pushes a checkpoint in the background, to the places that `hub_strategy` says."""
+        strategy = self.args.hub_strategy
+        if strategy != HubStrategy.END:
+            places = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(folder).name}
+            paths = (None, places[strategy]) if strategy in places else (None,)
+            self.push_in_background(folder, f"Step {step}", paths)
 
     def finish(self) -> None:
         """Waits for the pushes that are under way."""

@@ -9,12 +9,12 @@ from datasets import Dataset
 
 from soft_trainer.data.negative_files import TrainingRows, check_texts, column_negatives, layout_documents
 from soft_trainer.data.negatives import Negatives
+from soft_trainer.data.sources import as_rows
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.sentence_transformers.rows import LABEL, LABEL_COLUMNS, NO_TEXTS, with_rows
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.hard_batches import COLUMN_NAME
-from soft_trainer.training.retrieval import as_rows
 
 LAYOUTS = ("n-tuple", "triplet", "labeled-list")
 SCORES, OWN_SCORE = "negative_scores", "positive_score"  # columns beside `negatives`

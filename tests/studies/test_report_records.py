@@ -12,10 +12,10 @@ from soft_trainer.arguments import DataArguments, ModelArguments
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.evaluation.results import load_ranks
 from soft_trainer.hub.model_card import write_model_card
+from soft_trainer.record import Run
 from soft_trainer.studies.compare import Pairing
 from soft_trainer.studies.report.pictures import pictures
 from soft_trainer.studies.report.report import make_report, sections
-from soft_trainer.studies.run import Run
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.arguments import DataArguments, ModelArguments
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
-from soft_trainer.studies.run import Run
+from soft_trainer.record import Run
 
 
 @pytest.fixture
