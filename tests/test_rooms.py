@@ -18,6 +18,7 @@ ORDER = [
     ("trainer",),
     ("callbacks",),
     ("training",),
+    ("merging",),
     ("hub",),
     ("evaluation",),
     ("estimators",),
