@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments, parse
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.parse import parse
 from soft_trainer.terminal import exit_on_user_error, print_on_main
 
 OPTIONS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
@@ -37,11 +38,11 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
+    from soft_trainer.options.refused import check_options
     from soft_trainer.record import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
     from soft_trainer.training.checks import check_before_loading
     from soft_trainer.training.default_recipe import take_default_recipe
-    from soft_trainer.training.refused_options import check_options
     from soft_trainer.training.stopping import explaining_interruption
     from soft_trainer.training.unused_options import unused_in_command
 

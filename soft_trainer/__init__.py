@@ -7,9 +7,9 @@ __version__ = "0.2.0"
 _HOMES = {
     "SoftInfoNCETrainer": "trainer",
     "RetrievalOutput": "evaluation.retrieval",
-    "SoftInfoNCETrainingArguments": "arguments",
-    "ModelArguments": "arguments",
-    "DataArguments": "arguments",
+    "SoftInfoNCETrainingArguments": "options.fields",
+    "ModelArguments": "options.fields",
+    "DataArguments": "options.fields",
     "EstimatorCallback": "callbacks",
     "Estimator": "estimators.base",
     "BM25Estimator": "estimators.bm25",

@@ -10,7 +10,6 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict
 
 from soft_trainer import distributed
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.data.codesearchnet import rows_in, target_rows
 from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
@@ -23,6 +22,7 @@ from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.adapters import adapter_settings

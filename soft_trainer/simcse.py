@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from transformers import TrainingArguments, set_seed
 
 from soft_trainer import distributed
-from soft_trainer.arguments import LANGUAGES, SoftInfoNCEOptions, option
 from soft_trainer.data.batches import TrainBatches
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import SIDES, text_column, texts
@@ -31,6 +30,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.files import last_checkpoint, write_results
+from soft_trainer.options.fields import LANGUAGES, SoftInfoNCEOptions, option
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.trainer import SoftInfoNCETrainer
 

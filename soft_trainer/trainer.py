@@ -13,7 +13,6 @@ from transformers import EvalPrediction, Trainer, TrainingArguments
 from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
-from soft_trainer.arguments import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
@@ -38,6 +37,7 @@ from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets
 from soft_trainer.files import last_checkpoint
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.loss_settings import LossSettings
+from soft_trainer.options.fields import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.adapters import check_adapter, check_checkpoint, load_checkpoint_adapter
 from soft_trainer.training.checkpoints import save_encoder, whole_checkpoint

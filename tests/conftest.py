@@ -144,7 +144,7 @@ def script_module():
 @pytest.fixture
 def script(script_module, monkeypatch, tmp_path, capsys):
     """Runs the script in this process, in an empty folder; returns its exit code and the lines on standard error."""
-    from soft_trainer.arguments import as_argv
+    from soft_trainer.options.parse import as_argv
 
     monkeypatch.chdir(tmp_path)
 
@@ -218,3 +218,45 @@ def write_folder(rows, tmp_path):
         return folder
 
     return write
+
+
+UNSET = object()
+
+
+@pytest.fixture
+def trainer_of(model, dataset, tokenizer, profile, tmp_path):
+    """Makes a trainer. Options of the arguments are keywords; `arguments` are those of the trainer itself.
+
+    `plain` takes `TrainingArguments`; `estimator` None takes none.
+    """
+
+    # Imported here, since the process that only hands out the tests need not wait for torch.
+    from transformers import TrainingArguments
+
+    from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+
+    def make(plain=False, estimator=UNSET, arguments=None, kind=None, **options):
+        settings = {
+            "output_dir": str(tmp_path / "out"),
+            "per_device_train_batch_size": 8,
+            "max_steps": 3,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "use_cpu": True,
+        }
+        args = (TrainingArguments if plain else SoftInfoNCETrainingArguments)(**settings | options)
+        estimator = BM25Estimator() if estimator is UNSET else estimator
+        given = {
+            "model": model,
+            "args": args,
+            "train_dataset": dataset,
+            "eval_dataset": dataset,
+            "codebase": dataset,
+            "processing_class": tokenizer,
+            "encoder": profile,
+            "callbacks": [EstimatorCallback(estimator)] if estimator else [],
+        }
+        return (kind or SoftInfoNCETrainer)(**given | (arguments or {}))
+
+    return make

@@ -9,8 +9,8 @@ import datasets
 import forked
 import pytest
 
-from soft_trainer.arguments import as_argv
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.parse import as_argv
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 BASE = {

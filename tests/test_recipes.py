@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.arguments import SoftInfoNCEOptions, parse, read_recipe
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.options.parse import parse
+from soft_trainer.options.recipes import read_recipe
 
 ROOT = Path(__file__).parents[1]
 LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
@@ -34,7 +36,7 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_a_recipe_names_options_that_exist(path, tmp_path):
-    from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+    from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
     from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 
     simcse = "simcse" in path.name

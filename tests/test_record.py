@@ -9,8 +9,8 @@ from datasets import Dataset
 from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.arguments import DataArguments, ModelArguments
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
+from soft_trainer.options.fields import DataArguments, ModelArguments
 from soft_trainer.record import Run
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from soft_trainer import SoftInfoNCETrainer
-from soft_trainer.arguments import as_argv
+from soft_trainer.options.parse import as_argv
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 TINY = {

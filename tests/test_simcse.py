@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from soft_trainer import losses, simcse
-from soft_trainer.arguments import parse
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import SimCSEEstimator
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.parse import parse
 from soft_trainer.simcse import (
     SimCSEArguments,
     SimCSETrainer,

@@ -89,7 +89,7 @@ def command_parser(name: str, **settings) -> argparse.ArgumentParser:
     """The parser of a command; `settings` are those of `argparse.ArgumentParser`."""
     command = command_module(name)
     if hasattr(command, "OPTIONS"):
-        from soft_trainer.arguments import make_parser  # imports transformers, which takes seconds
+        from soft_trainer.options.parse import make_parser  # imports transformers, which takes seconds
 
         return make_parser(command.OPTIONS, **settings)
     parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
@@ -107,7 +107,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
     command = command_module(name)
     settings = {"prog": f"{PROGRAM} {name}", "description": command.__doc__}
     if hasattr(command, "OPTIONS"):
-        from soft_trainer.arguments import parse  # imports transformers, which takes seconds
+        from soft_trainer.options.parse import parse  # imports transformers, which takes seconds
 
         return command, parse(command.OPTIONS, words, **settings)
     return command, (command_parser(name, **settings).parse_args(words),)

@@ -6,7 +6,7 @@ soft-trainer baseline --baseline gist --mined_negatives 1 --data_dir DIR --model
 
 from __future__ import annotations
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.studies.baseline import BaselineArguments, train
 
 OPTIONS = (BaselineArguments, ModelArguments, DataArguments, SoftInfoNCETrainingArguments)

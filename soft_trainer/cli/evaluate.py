@@ -23,10 +23,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from soft_trainer.arguments import CODESEARCHNET, DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 # The options that training has too, with the same names, help and defaults.

@@ -17,9 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions
 
 # The options that training has too, with the same names, help and defaults.
 SHARED = {

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if unset:
         raise UserError(f"set {unset[0]}: write OPTION=VALUE")
     # Imported here, so that --help does not wait for torch.
-    from soft_trainer.recipe_files import recipe_path
+    from soft_trainer.options.recipes import recipe_path
     from soft_trainer.studies.execution import check
     from soft_trainer.studies.grid import read_study
     from soft_trainer.studies.session import check_changes, plan, run_all

@@ -15,10 +15,10 @@ from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
-from soft_trainer.arguments import LANGUAGES
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.terminal import print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")

@@ -12,7 +12,6 @@ import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
-from soft_trainer.arguments import CODESEARCHNET, DataArguments
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -24,6 +23,7 @@ from soft_trainer.data.codesearchnet import (
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments
 from soft_trainer.terminal import print_on_main, table
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.arguments import DataArguments
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
@@ -22,6 +21,7 @@ from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
+from soft_trainer.options.fields import DataArguments
 
 
 @dataclass

@@ -31,12 +31,12 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from soft_trainer.arguments import DataArguments
 from soft_trainer.data.codesearchnet import SPLITS, check_rows, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.cosqa import cosqa_plus_set, cosqa_sets, is_cosqa, is_cosqa_plus
 from soft_trainer.evaluation.published_files import matching_files, query_row, read_text
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
 
 

@@ -12,11 +12,11 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
-from soft_trainer.arguments import DataArguments
 from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.errors import UserError
 from soft_trainer.files import reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import PUSHED_ROWS, check_push, push_folder
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main, table
 
 USES = {

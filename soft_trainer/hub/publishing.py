@@ -13,9 +13,9 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.arguments import DataArguments
 from soft_trainer.hub.data import check_data_push
 from soft_trainer.hub.push import check_push, push_folder, reason
+from soft_trainer.options.fields import DataArguments
 
 logger = logging.get_logger(__name__)
 

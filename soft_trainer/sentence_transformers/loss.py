@@ -17,12 +17,12 @@ from sentence_transformers.util import cos_sim, similarity_fct_name
 from torch import Tensor, nn
 
 from soft_trainer import distributed, losses
-from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.callbacks import EstimatorCallback
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of, only_labelled
 from soft_trainer.training.checks import CHOICES, LOSS_OPTIONS, check_codes, check_weighting, make_loss_settings

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import yaml
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments, parse
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.files import newest_complete, record_path, write_json
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.parse import parse
 from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 from soft_trainer.studies.baseline import BaselineArguments, check_options
 from soft_trainer.studies.grid import PlannedRun, Study

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.recipe_files import read_recipe
+from soft_trainer.options.recipes import read_recipe
 
 KEYS = ("grid", "keep_checkpoints", "launcher", "once", "options", "output_dir")
 ENTRY_KEYS = ("config", "module", "name", "needs")  # keys of an entry that are not options of its run

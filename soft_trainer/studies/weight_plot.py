@@ -11,7 +11,6 @@ import numpy as np
 from datasets import Dataset
 from torch import Tensor
 
-from soft_trainer.arguments import DataArguments, option
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.tokens import text_column
 from soft_trainer.errors import UserError
@@ -19,6 +18,7 @@ from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
 from soft_trainer.mining.documentation import document_tokens
+from soft_trainer.options.fields import DataArguments, option
 from soft_trainer.studies.compare import shortened
 from soft_trainer.terminal import table
 from soft_trainer.weights import checked_similarity, negative_weights, smallest_batch

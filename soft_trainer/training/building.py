@@ -7,7 +7,6 @@ from contextlib import nullcontext
 
 from datasets import Dataset
 
-from soft_trainer.arguments import ModelArguments
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.loading import load_model, load_tokenizer
@@ -18,6 +17,7 @@ from soft_trainer.encoders.repository import published_name, reading
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
 from soft_trainer.encoders.transformer import load_config
 from soft_trainer.errors import UserError
+from soft_trainer.options.fields import ModelArguments
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
 

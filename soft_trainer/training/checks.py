@@ -11,12 +11,6 @@ import torch
 from datasets import DatasetDict
 from transformers import PreTrainedModel
 
-from soft_trainer.arguments import (
-    DataArguments,
-    ModelArguments,
-    SoftInfoNCEOptions,
-    SoftInfoNCETrainingArguments,
-)
 from soft_trainer.data.codesearchnet import by_language
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
@@ -31,11 +25,12 @@ from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.loss_settings import LossSettings
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.refused import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 from soft_trainer.terminal import table
 from soft_trainer.training.adapters import adapter_settings, adapter_warnings, check_lora_options
 from soft_trainer.training.building import hidden_size, model_name
 from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
-from soft_trainer.training.refused_options import FALLING, REFUSED_ARGUMENTS, check_options, ignored_options
 from soft_trainer.training.unused_options import unused_in_training
 
 # Options of the loss that have a default of their own, not the estimator's.

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 
-from soft_trainer.arguments import SoftInfoNCEOptions
 from soft_trainer.data.batches import OwnNegatives, text_ids_of, with_code_only
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
@@ -20,6 +19,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.terminal import print_on_main
 from soft_trainer.weights import checked_similarity
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.estimators.registry import WITH_MODEL
 from soft_trainer.loss_settings import LossSettings
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 
 
 @dataclass(frozen=True)

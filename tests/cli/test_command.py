@@ -16,7 +16,7 @@ import soft_trainer
 import soft_trainer.cli
 from soft_trainer.cli.__main__ import COMMANDS, main, run_command
 from soft_trainer.errors import UserError
-from soft_trainer.recipe_files import RECIPES, read_recipe, recipe_path
+from soft_trainer.options.recipes import RECIPES, read_recipe, recipe_path
 from soft_trainer.studies.grid import read_study
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "scipy", "pyarrow", "tree_sitter", "yaml", "huggingface_hub")

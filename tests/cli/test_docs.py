@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soft_trainer.cli.__main__ import parse_command, run_command
-from soft_trainer.recipe_files import recipe_path
+from soft_trainer.options.recipes import recipe_path
 from soft_trainer.studies.grid import read_study
 
 ROOT = Path(__file__).parents[2]

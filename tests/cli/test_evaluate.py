@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from soft_trainer.arguments import DataArguments
 from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.cli.evaluate import training_arguments
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.studies.report.records import find_runs
 
 HERE = ["--language", "python", "--use_cpu", "true", "--disable_tqdm", "true"]

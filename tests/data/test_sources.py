@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from soft_trainer.arguments import DataArguments
 from soft_trainer.data import codesearchnet, sources
 from soft_trainer.data.codesearchnet import check_rows
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.options.fields import DataArguments
 
 FUNCTION = '''
 def {verb}_{noun}(text, size):

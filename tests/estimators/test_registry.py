@@ -2,9 +2,9 @@ import sys
 
 import pytest
 
-from soft_trainer.arguments import DataArguments
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.options.fields import DataArguments
 
 
 def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):

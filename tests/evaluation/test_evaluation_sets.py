@@ -6,10 +6,10 @@ import json
 import pytest
 from datasets import Dataset
 
-from soft_trainer.arguments import DataArguments
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+from soft_trainer.options.fields import DataArguments
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

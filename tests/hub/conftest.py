@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from soft_trainer.arguments import as_argv
+from soft_trainer.options.parse import as_argv
 from soft_trainer.terminal import exit_on_user_error
 
 SERVER = Path(__file__).with_name("server.py")

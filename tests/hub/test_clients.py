@@ -9,7 +9,6 @@ import torch
 from huggingface_hub import constants
 
 import soft_trainer
-from soft_trainer.arguments import DataArguments
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
@@ -17,6 +16,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.hub.data import write_data
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
+from soft_trainer.options.fields import DataArguments
 
 sys.path.append(str(Path(__file__).parent))
 from server import READ_TOKEN, WRITE_TOKEN

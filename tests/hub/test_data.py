@@ -9,7 +9,6 @@ import datasets
 import pytest
 from huggingface_hub import DatasetCard
 
-from soft_trainer.arguments import DataArguments
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
 from soft_trainer.data.codesearchnet import load_folder, load_hub
@@ -18,6 +17,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.hub.data import write_data
 from soft_trainer.hub.push import push_folder
+from soft_trainer.options.fields import DataArguments
 
 sys.path.append(str(Path(__file__).parent))
 from server import READ_TOKEN, WRITE_TOKEN

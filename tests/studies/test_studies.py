@@ -14,7 +14,7 @@ import yaml
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.recipe_files import read_recipe
+from soft_trainer.options.recipes import read_recipe
 from soft_trainer.studies import execution
 from soft_trainer.studies.grid import read_study
 from soft_trainer.studies.session import run_all

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.arguments import as_argv, read_recipe
 from soft_trainer.cli.__main__ import run_command
+from soft_trainer.options.parse import as_argv
+from soft_trainer.options.recipes import read_recipe
 from soft_trainer.studies.execution import check
 from soft_trainer.studies.grid import PlannedRun, read_study
 

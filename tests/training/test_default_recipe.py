@@ -2,8 +2,9 @@
 
 import pytest
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCETrainingArguments, parse
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.parse import parse
 from soft_trainer.training.building import build_profile
 from soft_trainer.training.default_recipe import take_default_recipe
 

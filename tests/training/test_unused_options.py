@@ -2,9 +2,9 @@
 
 import pytest
 
-from soft_trainer.arguments import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
 from soft_trainer.training.checks import make_loss_settings
 from soft_trainer.training.unused_options import OF_THE_COMMAND, OF_TRAINING, unused_in_command, unused_in_training
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.arguments import LANGUAGES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import SYSTEMS
+from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.studies.compare import Change, Pairing
 from soft_trainer.studies.report.records import ReportedRun
 from soft_trainer.studies.significance import Comparison, holm

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.arguments import LANGUAGES
 from soft_trainer.data.statistics import PAPER_ROWS
 from soft_trainer.evaluation.results import GRADED
+from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.studies.compare import p_text
 from soft_trainer.studies.report.cells import Cell, Column, Difference, Row, method_labels, paper_mrr, value_text
 from soft_trainer.studies.report.records import ReportedRun

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from soft_trainer.errors import UserError
-from soft_trainer.training.refused_options import (
+from soft_trainer.options.refused import (
     IGNORED,
     REFUSED,
     REFUSED_ARGUMENTS,
@@ -78,8 +78,8 @@ WORKS = {
     "dataloader_drop_last": "test_trainer.py::test_a_short_last_batch_trains_with_weights_of_one",
     "dataloader_num_workers": f"{PROCESSES}::test_workers_of_any_start_method_serve_one_process",
     "dataloader_multiprocessing_context": f"{PROCESSES}::test_workers_of_any_start_method_serve_one_process",
-    "dataloader_persistent_workers": "training/test_fields.py::test_the_loader_has_the_options_of_a_loader",
-    "dataloader_prefetch_factor": "training/test_fields.py::test_the_loader_has_the_options_of_a_loader",
+    "dataloader_persistent_workers": "options/test_refused.py::test_the_loader_has_the_options_of_a_loader",
+    "dataloader_prefetch_factor": "options/test_refused.py::test_the_loader_has_the_options_of_a_loader",
     "remove_unused_columns": f"{OPTIONS}::test_columns_of_a_pair_are_kept",
     "train_sampling_strategy": f"{OPTIONS}::test_every_strategy_trains",
     "ddp_broadcast_buffers": f"{PROCESSES}::test_two_processes_train_as_one",

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import functools
 import json
 import os
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 
 from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.encoders.options import PretrainedOptions
 from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
-from soft_trainer.recipe_files import read_recipe, recipe_path
-from soft_trainer.terminal import nearest
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 SMALLEST_VOCABULARY = 300  # the 256 bytes and the special tokens
@@ -283,112 +277,3 @@ def _check_json(name: str, value) -> None:
             json.loads(value)
         except ValueError as error:
             raise UserError(f"{name}={value}: not valid JSON: {error}") from error
-
-
-# ---- Reading options from the command line and from recipes ----
-
-
-def parse(
-    dataclass_types: Sequence[type],
-    argv: Sequence[str] | None = None,
-    description: str | None = None,
-    prog: str | None = None,
-    options: Mapping | None = None,
-) -> tuple:
-    """One instance of each of `dataclass_types` from `--option value` and `--config RECIPE`.
-
-    What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
-    names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
-    package. Each instance has an attribute `given`, the names of the options that somebody gave. A list is joined by
-    commas for an option that takes one text.
-
-    Args:
-        options: the options of a recipe that is read already, in place of `--config`.
-
-    Raises:
-        UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
-            cannot be read.
-    """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
-    known = {option.lstrip("-") for option in parser._option_string_actions}
-    recipe = _take_config(argv)
-    options = read_recipe(recipe_path(recipe)) if recipe else dict(options or {})
-    for key in options:
-        if key not in known:
-            raise UserError(f"{f'{recipe}: ' if recipe else ''}unknown option {key!r}{nearest(str(key), known)}")
-    options = {key: _as_one_text(parser, key, value) for key, value in options.items()}
-    try:
-        *parsed, rest = parser.parse_args_into_dataclasses(
-            [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
-        )
-    except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
-        raise UserError(str(error)) from error
-    if rest:
-        word = rest[0].split("=")[0]
-        if not word.startswith("-"):
-            raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
-        raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), known)}")
-    words = (word for word in (*as_argv(options), *argv) if word.startswith("--"))
-    # The parser takes --learning-rate for --learning_rate.
-    given = frozenset(word.removeprefix("--").split("=")[0].replace("-", "_") for word in words)
-    for instance in parsed:
-        instance.given = given
-    return tuple(parsed[: len(dataclass_types)])
-
-
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the default of every option, and leaves the lines of a description as they are."""
-
-
-@functools.cache
-def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentParser:
-    """The parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
-
-    Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
-    """
-    parser = HfArgumentParser(
-        dataclass_types, formatter_class=_HelpFormatter, allow_abbrev=False, exit_on_error=False, **settings
-    )
-    parser.add_argument("--config", help="YAML file or name of a recipe; options on the command line win.")
-    parser.error = _raise
-    return parser
-
-
-def _take_config(argv: list[str]) -> str | None:
-    """Remove `--config FILE` from `argv` and return FILE."""
-    for place, word in enumerate(argv):
-        if word == "--config":
-            if place + 1 == len(argv):
-                raise UserError("--config: name a YAML file")
-            del argv[place]
-            return argv.pop(place)
-        if word.startswith("--config="):
-            return argv.pop(place).partition("=")[2]
-    return None
-
-
-def as_argv(options: dict) -> list[str]:
-    """Options as they are written on the command line; None is left out."""
-    argv = []
-    for key, value in options.items():
-        if value is not None:
-            argv += [f"--{key}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
-    return argv
-
-
-def _as_one_text(parser: argparse.ArgumentParser, key: str, value):
-    """A list joined by commas for an option that takes one text; any other value as it is."""
-    takes_one = parser._option_string_actions[f"--{key}"].nargs is None
-    return ",".join(map(_word, value)) if isinstance(value, list) and takes_one else value
-
-
-def _word(value) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, dict) else str(value)
-
-
-def _raise(message: str):
-    raise UserError(message)

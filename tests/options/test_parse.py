@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from soft_trainer.arguments import parse, read_recipe
 from soft_trainer.errors import UserError
+from soft_trainer.options.parse import parse
+from soft_trainer.options.recipes import read_recipe
 from soft_trainer.terminal import exit_on_user_error
 
 
@@ -115,7 +116,7 @@ def test_an_empty_recipe_changes_nothing(recipe):
 
 
 def test_a_mapping_reaches_the_training_arguments(recipe, tmp_path):
-    from soft_trainer.arguments import SoftInfoNCETrainingArguments
+    from soft_trainer.options.fields import SoftInfoNCETrainingArguments
 
     path = recipe("lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: {num_cycles: 2}\nuse_cpu: true\n")
     [args] = parse((SoftInfoNCETrainingArguments,), ["--config", path, "--output_dir", str(tmp_path)])
@@ -181,7 +182,7 @@ def test_a_recipe_that_is_no_mapping(recipe, text):
 
 
 def test_training_arguments_that_contradict_are_one_line(tmp_path, capsys):
-    from soft_trainer.arguments import SoftInfoNCETrainingArguments
+    from soft_trainer.options.fields import SoftInfoNCETrainingArguments
 
     argv = ["--output_dir", str(tmp_path), "--load_best_model_at_end", "true", "--eval_strategy", "no"]
     with pytest.raises(SystemExit), exit_on_user_error():
@@ -191,7 +192,7 @@ def test_training_arguments_that_contradict_are_one_line(tmp_path, capsys):
 
 
 def test_nothing_given_means_train_evaluate_and_predict(tmp_path):
-    from soft_trainer.arguments import SoftInfoNCETrainingArguments
+    from soft_trainer.options.fields import SoftInfoNCETrainingArguments
 
     def wanted(*argv):
         argv = ["--output_dir", str(tmp_path), "--use_cpu", "true", *argv]

@@ -1,0 +1,1 @@
+"""The options of a run: declared, parsed and refused."""
