@@ -1,54 +1,50 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
-from soft_trainer import losses, simcse
+from soft_trainer import losses
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import SimCSEEstimator
+from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.parse import parse
+from soft_trainer.sentence_transformers.simcse import alignment, uniformity
 from soft_trainer.simcse import (
+    MEASURES,
     SimCSEArguments,
-    SimCSETrainer,
     SimCSETrainingArguments,
-    alignment,
+    build_trainer,
     load_queries,
-    uniformity,
 )
+from soft_trainer.training.guard import NotFiniteError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-
-
-@pytest.fixture
-def make_trainer(model, tokenizer, profile, data_dir, tmp_path):
-    def make(**options) -> SimCSETrainer:
-        settings = {"per_device_train_batch_size": 8, "max_steps": 2, "use_cpu": True, "report_to": "none"}
-        args = SimCSETrainingArguments(output_dir=str(tmp_path / "run"), **settings | options)
-        encoder = profile.replace(normalize=True, score_scale=1 / args.temperature)
-        data = load_queries(SimCSEArguments(data_dirs=[str(data_dir)]), encoder, seed=0)
-        return SimCSETrainer(
-            model,
-            args,
-            train_dataset=data["train"],
-            eval_dataset=data["valid"],
-            processing_class=tokenizer,
-            encoder=encoder,
-        )
-
-    return make
 
 
 @pytest.fixture(scope="module")
 def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
     return export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture
+def make_trainer(encoder_dir, data_dir, tmp_path):
+    def make(folder=encoder_dir, **options):
+        settings = {"per_device_train_batch_size": 8, "max_steps": 2, "use_cpu": True, "report_to": "none"}
+        args = SimCSETrainingArguments(output_dir=str(tmp_path / "run"), **settings | options)
+        arguments = SimCSEArguments(model_name_or_path=str(folder), data_dirs=[str(data_dir)], query_length=16)
+        return build_trainer(arguments, args)[0]
+
+    return make
 
 
 def options(encoder_dir, data_dir, folder) -> list[str]:
@@ -71,34 +67,32 @@ def test_queries_are_distinct_and_held_out_ones_are_new(rows, data_dir, profile,
     for split, chosen in {"train": more, "valid": [rows[1], rows[22]]}.items():
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
     data = load_queries(SimCSEArguments(data_dirs=[str(data_dir), str(tmp_path)]), profile, seed=0)
-    queries = {split: [" ".join(tokens) for tokens in data[split]["docstring_tokens"]] for split in data}
+    queries = {split: data[split]["query"] for split in data}
     assert sorted(queries["train"]) == sorted([row["docstring"] for row in rows[:16]] + [rows[20]["docstring"]])
     assert sorted(queries["valid"]) == sorted([row["docstring"] for row in rows[16:20]] + [rows[22]["docstring"]])
 
 
 def test_a_query_finds_itself_under_another_dropout(make_trainer):
     trainer = make_trainer()
-    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    batch = next(iter(trainer.get_train_dataloader()))
     trainer.model.train()
     torch.manual_seed(1)
-    loss = trainer.compute_loss(trainer.model, batch)
+    loss = trainer.compute_loss(trainer.model, dict(batch))
     torch.manual_seed(1)
-    views = [trainer.embeddings(trainer.model, getattr(batch, side)) for side in ("query", "code")]
+    views = [trainer.model(inputs)["sentence_embedding"] for inputs in trainer.collect_features(batch)[0]]
     assert loss.item() == pytest.approx(losses.info_nce(views[0] @ views[1].T / 0.07).item(), rel=1e-5)
     assert not torch.allclose(*views, atol=1e-3)
     trainer.model.eval()
-    assert torch.equal(*(trainer.embeddings(trainer.model, getattr(batch, side)) for side in ("query", "code")))
+    assert torch.equal(*(trainer.model(inputs)["sentence_embedding"] for inputs in trainer.collect_features(batch)[0]))
 
 
 @pytest.mark.slow
-def test_training_spreads_the_queries_and_measuring_does_not_disturb_it(make_trainer, model):
-    start = {name: value.clone() for name, value in model.state_dict().items()}
+def test_training_spreads_the_queries_and_measuring_does_not_disturb_it(make_trainer):
     weights = []
     for measured in ("no", "steps"):
-        model.load_state_dict(start)
         trainer = make_trainer(max_steps=8, eval_strategy=measured, eval_on_start=measured == "steps", eval_steps=2)
         trainer.train()
-        weights.append(torch.cat([value.flatten() for value in model.state_dict().values()]))
+        weights.append(torch.cat([value.flatten() for value in trainer.model.state_dict().values()]))
     assert torch.equal(*weights)
     measured = [entry for entry in trainer.state.log_history if "eval_uniformity" in entry]
     assert [entry["step"] for entry in measured] == [0, 2, 4, 6, 8]
@@ -109,16 +103,40 @@ def test_training_spreads_the_queries_and_measuring_does_not_disturb_it(make_tra
 def test_evaluation_repeats(make_trainer):
     trainer = make_trainer()
     first, second = trainer.evaluate(), trainer.evaluate()
-    assert [first[f"eval_{name}"] for name in simcse.MEASURES] == [second[f"eval_{name}"] for name in simcse.MEASURES]
-    assert first["eval_queries"] == 4
+    assert [first[f"eval_{name}"] for name in MEASURES] == [second[f"eval_{name}"] for name in MEASURES]
 
 
-def test_a_model_without_dropout_is_refused(make_trainer, model):
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+def test_a_model_without_dropout_is_refused(make_trainer, encoder_dir, tmp_path):
+    folder = shutil.copytree(encoder_dir, tmp_path / "encoder")
+    config = json.loads((folder / "config.json").read_text())
+    dropouts = {name: 0.0 for name in config if name.endswith("dropout_prob")}
+    (folder / "config.json").write_text(json.dumps(config | dropouts))
     with pytest.raises(UserError, match="no dropout"):
-        make_trainer()
+        make_trainer(folder)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(make_trainer):
+    class Breaker(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            with torch.no_grad():
+                next(model.parameters()).fill_(torch.nan)
+
+    trainer = make_trainer(logging_steps=1, eval_strategy="no", eval_on_start=False)
+    trainer.add_callback(Breaker())
+    with pytest.raises(NotFiniteError, match="loss of step 2 is nan"):
+        trainer.train()
+
+
+@pytest.mark.slow
+def test_a_stopped_run_resumes_from_its_checkpoint(encoder_dir, data_dir, tmp_path):
+    words = [*options(encoder_dir, data_dir, tmp_path), *"--save_strategy steps --save_steps 2".split()]
+    assert run_command(["simcse", *words, "--save_total_limit", "2"]) == 0
+    whole = load_encoder(tmp_path).model.state_dict()
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-2")
+    assert run_command(["simcse", *words, "--resume_from_checkpoint", "last"]) == 0
+    resumed = load_encoder(tmp_path).model.state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 @pytest.mark.slow
@@ -175,7 +193,7 @@ def test_two_processes_leave_a_folder_for_sentence_transformers(encoder_dir, dat
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPES.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "codes a query meets (N) | 8" in " ".join(done.stderr.split())
+    assert "each query is told from 7 others; 2 processes" in done.stderr
 
     from sentence_transformers import SentenceTransformer
 

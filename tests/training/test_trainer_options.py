@@ -18,7 +18,6 @@ from soft_trainer import BM25Estimator, EstimatorCallback
 from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.trained_model import InitialModelEstimator
-from soft_trainer.simcse import SimCSETrainer
 from soft_trainer.training.guard import DelayedNumber, NotFiniteError
 
 
@@ -300,14 +299,6 @@ def test_a_loss_that_is_not_finite_is_noticed_without_urls(trainer_of, rows):
     nameless = Dataset.from_list([{k: v for k, v in row.items() if k != "url"} for row in rows])
     trainer = trainer_of(plain=True, max_steps=6, arguments={"train_dataset": nameless, "callbacks": [Breaker()]})
     with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+"):
-        trainer.train()
-
-
-def test_simcse_is_guarded_too(trainer_of, dataset):
-    queries = dataset.select_columns("docstring_tokens")
-    arguments = {"codebase": None, "train_dataset": queries, "eval_dataset": queries, "callbacks": [Breaker()]}
-    trainer = trainer_of(plain=True, kind=SimCSETrainer, estimator=None, max_steps=6, arguments=arguments)
-    with pytest.raises(NotFiniteError, match="loss of step 2 is nan"):
         trainer.train()
 
 
