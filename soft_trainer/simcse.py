@@ -16,7 +16,6 @@ from torch import nn
 from transformers import TrainingArguments, set_seed
 
 from soft_trainer import distributed
-from soft_trainer.callbacks import SaveOnTermination
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.loading import load_model, load_tokenizer
@@ -30,6 +29,7 @@ from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.options.fields import LANGUAGES, option
 from soft_trainer.terminal import print_on_main, table
+from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 
 MEASURES = ("alignment", "uniformity")
 
@@ -200,11 +200,13 @@ def train(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
     trainer, tokenizer = build_trainer(arguments, args)
     termination = SaveOnTermination()
     trainer.add_callback(termination)
+    checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
     try:
-        result = trainer.train(resume_from_checkpoint=last_checkpoint(args.resume_from_checkpoint, args.output_dir))
+        with explaining_interruption(args):
+            result = trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         termination.release()
-    termination.exit_if_terminated(trainer.state.global_step)
+    termination.exit_if_terminated(args, trainer.state.global_step)
     if trainer.state.global_step not in _measured(trainer):
         trainer.evaluate()
     trainer.save_state()
