@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -78,6 +79,33 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
             with open(aside, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
                 for row in split:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+
+def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """Yields the objects of a file of JSON lines, plain or gzipped, each with its place in the file for messages.
+
+    Raises:
+        UserError: the file cannot be read as UTF-8, or a line is not a JSON object (names file and row).
+    """
+    opener = gzip.open if str(path).endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    place = f"{path}, row {number}"
+                    yield place, _json_object(line, place)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
+
+
+def _json_object(line: str, place: str) -> dict:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
+    return value
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.files import read_json_lines
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.terminal import print_on_main
 
@@ -116,37 +114,21 @@ def load_jsonl(path: Path) -> Dataset:
 
 def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
     """Yields rows with every column of FILE_FEATURES. The value is None where a row lacks the column."""
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
-    with opened as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _row(line, f"{path}, row {number}")
-        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
-
-
-def _row(line: str, place: str) -> dict:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not valid JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: expected a JSON object, not {type(row).__name__}")
-    values = {name: row.get(name) for name in FILE_FEATURES}
-    for name in TOKEN_LISTS:
-        if isinstance(values[name], str):
-            values[name] = values[name].split()
-    if isinstance(values["negatives"], str):
-        values["negatives"] = [values["negatives"]]
-    for name, value in values.items():
-        kind = str if name in TEXTS else list
-        if value is not None and not isinstance(value, kind):
-            raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
-        if kind is list and not all(isinstance(item, str) for item in value or ()):
-            item = "token" if name in TOKEN_LISTS else "value"
-            raise UserError(f"{place}: {name} holds a {item} that is not text")
-    return values
+    for place, row in read_json_lines(path):
+        values = {name: row.get(name) for name in FILE_FEATURES}
+        for name in TOKEN_LISTS:
+            if isinstance(values[name], str):
+                values[name] = values[name].split()
+        if isinstance(values["negatives"], str):
+            values["negatives"] = [values["negatives"]]
+        for name, value in values.items():
+            kind = str if name in TEXTS else list
+            if value is not None and not isinstance(value, kind):
+                raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
+            if kind is list and not all(isinstance(item, str) for item in value or ()):
+                item = "token" if name in TOKEN_LISTS else "value"
+                raise UserError(f"{place}: {name} holds a {item} that is not text")
+        yield values
 
 
 def load_hub(dataset_name: str, language: str) -> DatasetDict:

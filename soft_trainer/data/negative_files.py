@@ -1,11 +1,10 @@
-"""Negatives from files: those that were mined before, a column of one's own, and sentence-transformers' layouts."""
+"""Negatives from files: those that were mined before, a column of the rows, and tables of sentence-transformers."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import math
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,90 +12,99 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import xxhash
-from datasets import load_from_disk
+from datasets import Dataset, load_from_disk
 
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.errors import UserError
-from soft_trainer.files import written_aside
+from soft_trainer.files import read_json_lines, written_aside
 
 FORMAT = "soft_trainer_negatives"
 SHOWN = 80  # characters of a text that a message shows
+NO_TEXT = xxhash.xxh3_64_intdigest(b"")
 
 
-@dataclass(frozen=True)
 class TrainingRows:
-    """The texts and urls of the training rows, by which negatives are found.
+    """The urls of the training rows and hashes of their texts, by which negatives are found.
+
+    Two texts that differ only in white space are equal here: tokens joined by spaces equal the text that they were cut
+    from.
 
     Args:
-        queries, codes: one text for each row, as the encoder reads it.
+        queries, codes: one text for each row, as the encoder reads it. They are read once and not kept.
         urls: one for each row, or None for a row without.
+
+    Attributes:
+        fingerprint: a name that changes with any text and with the order of the rows.
+        queries, codes (`_FirstRows`): the first row with each text.
+        urls: those given.
     """
 
-    queries: Sequence[str]
-    codes: Sequence[str]
-    urls: Sequence[str | None]
+    def __init__(self, queries: Iterable[str], codes: Iterable[str], urls: Sequence[str | None]):
+        digest = xxhash.xxh3_128()
+        self.queries, self.codes = (_FirstRows(_text_hashes(texts, digest)) for texts in (queries, codes))
+        self.fingerprint, self.urls = digest.hexdigest(), urls
 
     def __len__(self) -> int:
-        return len(self.queries)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name that changes with any text and with the order of the rows."""
-        digest = xxhash.xxh3_128()
-        for texts in (self.queries, self.codes):
-            for text in texts:
-                content = text.encode()
-                digest.update(len(content).to_bytes(8, "little") + content)
-        return digest.hexdigest()
+        return len(self.codes.ids)
 
     @cached_property
     def row_of_url(self) -> dict[str, int]:
         """The first row that has each url."""
-        return _first(self.urls)
-
-    @cached_property
-    def row_of_code(self) -> dict[str, int]:
-        """The first row that has each code text, white space aside."""
-        return _first(map(_squeezed, self.codes))
-
-    @cached_property
-    def first_alike(self) -> list[int]:
-        """For each row the first row with its code text, white space aside."""
-        return [self.row_of_code.get(_squeezed(text), row) for row, text in enumerate(self.codes)]
+        return {url: row for row, url in zip(range(len(self) - 1, -1, -1), reversed(self.urls), strict=True) if url}
 
 
-def _first(names: Iterable[str | None]) -> dict[str, int]:
-    first: dict[str, int] = {}
-    for row, name in enumerate(names):
-        if name:
-            first.setdefault(name, row)
-    return first
+class _FirstRows:
+    """The first row with each hash of a text; an empty text equals no other.
+
+    Args:
+        ids: uint64[rows].
+    """
+
+    def __init__(self, ids: np.ndarray):
+        self.ids = ids
+        self._known, self._first, places = np.unique(ids, return_index=True, return_inverse=True)
+        self.first_equal = np.where(ids == NO_TEXT, np.arange(len(ids)), self._first[places])  # int64[rows]
+
+    def find(self, text: str) -> int | None:
+        """Returns the first row with the text."""
+        value = np.uint64(_text_hash(text))
+        place = int(np.searchsorted(self._known, value))
+        found = value != NO_TEXT and place < len(self._known) and self._known[place] == value
+        return int(self._first[place]) if found else None
 
 
-def _squeezed(text: str) -> str:
-    """A text without white space: tokens joined by spaces equal the text that they were cut from."""
-    return "".join(text.split())
+def _text_hashes(texts: Iterable[str], digest) -> np.ndarray:
+    """Hashes texts without their white space, uint64[rows], and adds them with it to `digest`."""
+    hashes = array("Q")
+    for text in texts:
+        content = text.encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+        hashes.append(_text_hash(text))
+    return np.array(hashes, np.uint64)
+
+
+def _text_hash(text: str) -> int:
+    return xxhash.xxh3_64_intdigest("".join(text.split()).encode())
 
 
 @dataclass
 class _Codes:
-    """Finds the number of a code by its url or its text; gives new numbers to codes that are no training rows."""
+    """Finds the number of a code by its url or its text; numbers codes that are not training rows."""
 
     rows: TrainingRows
     further: Sequence[Mapping] = ()
     code_only: list[dict] = field(default_factory=list)
-    numbers: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str | int, int] = field(default_factory=dict)  # by url or hash of the text
 
     def __post_init__(self):
         self.by_url = {row["url"]: row for row in self.further if row.get("url")}
 
     def number(self, name: str, place: str, known: int | None = None) -> int:
-        """The number of the code that a url, `#` and a number from 1, or a text names.
+        """Returns the number of the code that a url, `#` and a number from 1, or a text names.
 
         Args:
-            known: codes that a number may name; the training rows when None.
+            known: the number of codes that `#` may name; that of the training rows when None.
 
         Raises:
             UserError: none of these.
@@ -115,25 +123,25 @@ class _Codes:
         return self.text(name)
 
     def text(self, text: str) -> int:
-        """The number of the code with this text."""
-        row = self.rows.row_of_code.get(_squeezed(text))
-        return self._added(_squeezed(text), {"code": text}) if row is None else row
+        """Returns the number of the code with this text."""
+        row = self.rows.codes.find(text)
+        return self._added(_text_hash(text), {"code": text}) if row is None else row
 
-    def _added(self, name: str, row: dict) -> int:
+    def _added(self, name: str | int, row: dict) -> int:
         if name not in self.numbers:
             self.numbers[name] = len(self.rows) + len(self.code_only)
             self.code_only.append(row)
         return self.numbers[name]
 
     def negatives(self, candidates: Iterable[tuple[Mapping[int, float], float]]) -> Negatives:
-        """Candidates of each row with their scores, and the score of its own code, as arrays.
+        """Turns the candidates of each row with their scores, and the score of its own code, into arrays.
 
         Codes with the text of the row's own are left out.
         """
         codes, scores, own, starts = array("q"), array("f"), array("f"), array("q", [0])
-        alike = self.rows.first_alike
+        first_equal = self.rows.codes.first_equal.tolist()
         for row, (of_row, positive) in enumerate(candidates):
-            left = [(c, s) for c, s in of_row.items() if c >= len(alike) or alike[c] != alike[row]]
+            left = [(c, s) for c, s in of_row.items() if c >= len(first_equal) or first_equal[c] != first_equal[row]]
             if not any(math.isnan(score) for _, score in left):
                 left.sort(key=lambda item: -item[1])
             codes.extend(code for code, _ in left)
@@ -144,42 +152,41 @@ class _Codes:
 
 
 def load_negatives(path: str | Path, rows: TrainingRows, further: Sequence[Mapping] = ()) -> Negatives:
-    """The negatives of a file or folder.
+    """Reads the negatives of a file or folder.
 
-    It is one that `write_negatives` wrote, or a table in one of the layouts of sentence-transformers' mined negatives
-    (triplet, n-tuple, labeled-pair, labeled-list; with scores or without), as JSON lines, Parquet or a folder of
-    `Dataset.save_to_disk`.
+    It is one that `write_negatives` wrote, or a table of n-tuples (see `tuple_negatives`) as JSON lines, Parquet or a
+    folder of `Dataset.save_to_disk`.
 
     Args:
-        further: rows with `url` and `code` that are no training rows.
+        further: rows with `url` and `code` that are not training rows.
 
     Raises:
-        UserError: no such file, no such layout, or negatives of other rows.
+        UserError: there is no such file, it is neither of these, or its negatives are those of other rows.
     """
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: no such file")
     if path.is_dir():
-        return layout_negatives(load_from_disk(str(path)), rows, str(path))
+        return tuple_negatives(load_from_disk(str(path)), rows, str(path))
     if path.suffix == ".parquet":
-        return layout_negatives(pq.read_table(path).to_pylist(), rows, str(path))
-    lines = _lines(path)
+        return tuple_negatives(Dataset.from_parquet(str(path)), rows, str(path))
+    lines = (row for _, row in read_json_lines(path))
     first = next(lines, None)
     if first is None:
         raise UserError(f"{path}: no rows")
     if FORMAT in first:
         return _read(path, first, lines, rows, further)
-    return layout_negatives([first, *lines], rows, str(path))
+    return tuple_negatives((row for _, row in read_json_lines(path)), rows, str(path))
 
 
 def write_negatives(path: str | Path, negatives: Negatives, rows: TrainingRows, estimator: str) -> None:
-    """Write negatives as JSON lines, gzipped where the name ends in `.gz`, as a whole file.
+    """Writes negatives as JSON lines, gzipped if the name ends in `.gz`, as a whole file.
 
     The first line names the estimator and the rows' fingerprint; then come the code-only rows, then one line for each
-    training row. A negative is named by its url, or by `#` and its number from 1 where it has no url of its own.
+    training row. A negative is named by its url, or by `#` and its number from 1 if no url names it.
 
     Args:
-        estimator: the name of what gave the scores.
+        estimator: the name of the estimator that gave the scores.
     """
     head = {"estimator": estimator, "fingerprint": rows.fingerprint, "rows": len(rows)}
     path = Path(path)
@@ -197,12 +204,12 @@ def _line(negatives: Negatives, rows: TrainingRows, row: int) -> dict:
     return {
         "url": rows.urls[row],
         "positive_score": _number(negatives.own[row]),
-        "negatives": [_name(code, negatives, rows) for code in negatives.codes[own].tolist()],
+        "negatives": [_name(code, rows) for code in negatives.codes[own].tolist()],
         "scores": [_number(score) for score in negatives.scores[own]],
     }
 
 
-def _name(code: int, negatives: Negatives, rows: TrainingRows) -> str:
+def _name(code: int, rows: TrainingRows) -> str:
     url = rows.urls[code] if code < len(rows) else None
     return url if url and rows.row_of_url[url] == code else f"#{code + 1}"
 
@@ -213,7 +220,7 @@ def _number(score: np.float32) -> float | None:
 
 
 def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows, further: Sequence[Mapping]) -> Negatives:
-    """The negatives that `write_negatives` wrote, after its first line."""
+    """Reads the negatives that `write_negatives` wrote, after its first line."""
     if head.get("fingerprint") != rows.fingerprint:
         raise UserError(
             f"{path}: made for other rows ({head.get('rows')} rows with the fingerprint "
@@ -223,21 +230,27 @@ def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows, fur
     codes = _Codes(rows, further)
     codes.code_only = [next(lines, {}) for _ in range(head.get("code_only", 0))]
     known = len(rows) + len(codes.code_only)
-
-    def candidates() -> Iterator[tuple[dict[int, float], float]]:
-        for number, line in enumerate(lines, 1):
-            place = f"{path}, row {number}"
-            names, scores = line.get("negatives") or (), line.get("scores") or ()
-            if len(scores) not in (0, len(names)):
-                raise UserError(f"{place}: {len(names)} negatives and {len(scores)} scores")
-            numbers = (codes.number(name, place, known) for name in names)
-            of_row = zip(numbers, map(_score, scores or [None] * len(names)), strict=True)
-            yield dict(of_row), _score(line.get("positive_score"))
-
-    negatives = codes.negatives(candidates())
+    places = ((f"{path}, row {number}", line) for number, line in enumerate(lines, 1))
+    negatives = codes.negatives(
+        (
+            _scored(codes, line.get("negatives") or (), line.get("scores"), place, known),
+            _score(line.get("positive_score")),
+        )
+        for place, line in places
+    )
     if len(negatives) != len(rows):
         raise UserError(f"{path}: {len(negatives)} rows, the first line says {len(rows)}: the file is not whole")
     return negatives
+
+
+def _scored(
+    codes: _Codes, names: Sequence[str], scores: Sequence[float] | None, place: str, known: int | None = None
+) -> dict[int, float]:
+    """Returns the number of each code that is named, with its score or NaN."""
+    if scores and len(scores) != len(names):
+        raise UserError(f"{place}: {len(names)} negatives and {len(scores)} scores")
+    numbers = (codes.number(name, place, known) for name in names)
+    return dict(zip(numbers, map(_score, scores or [None] * len(names)), strict=True))
 
 
 def column_negatives(
@@ -248,36 +261,32 @@ def column_negatives(
     scores: Sequence[Sequence[float] | None] | None = None,
     own: Sequence[float | None] | None = None,
 ) -> Negatives:
-    """The negatives of a column of urls or texts: without scores in their order, else the nearest first.
+    """Returns the negatives of a column of urls or texts: in their order without scores, else the nearest first.
 
     A value is the text of a code if it holds white space and is not a url.
 
     Args:
         values: for each row one or several, or None.
-        further: rows with `url` and `code` that are no training rows.
+        further: rows with `url` and `code` that are not training rows.
         place: the name of the file, for a message.
         scores: for each row one for each of its values, if they are known.
         own: for each row the score of its own code, if it is known.
 
     Raises:
-        UserError: a url that is neither a training row's nor a further code's, or scores of another number (names
-            the row).
+        UserError: a url that is neither a training row's nor a further code's, or a wrong number of scores (names the
+            row).
     """
     codes = _Codes(rows, further)
     candidates = []
     for row, value in enumerate(values):
         names = [value] if isinstance(value, str) else value or ()
-        numbers = [codes.number(name, f"{place}, row {row + 1}") for name in names]
-        known = (scores and scores[row]) or [None] * len(names)
-        if len(known) != len(names):
-            raise UserError(f"{place}, row {row + 1}: {len(names)} negatives and {len(known)} scores")
-        of_row = dict(zip(numbers, map(_score, known), strict=True))
+        of_row = _scored(codes, names, scores and scores[row], f"{place}, row {row + 1}")
         candidates.append((of_row, _score(own[row] if own else None)))
     return codes.negatives(candidates)
 
 
 def code_numbers(columns: Sequence[Sequence[str]], rows: TrainingRows) -> tuple[np.ndarray, list[dict]]:
-    """The numbers of codes that are given by their texts, column by column.
+    """Numbers codes that are given by their texts, column by column.
 
     Args:
         columns: k columns with one text for each of n rows.
@@ -290,106 +299,74 @@ def code_numbers(columns: Sequence[Sequence[str]], rows: TrainingRows) -> tuple[
     return np.array(numbers, np.int64).reshape(len(columns), len(rows)).T, codes.code_only
 
 
-def layout_negatives(table: Iterable[Mapping], rows: TrainingRows, place: str = "negatives") -> Negatives:
-    """The negatives of a table as sentence-transformers' `mine_hard_negatives` makes it, in any of its four layouts.
+def tuple_negatives(table: Iterable[Mapping], rows: TrainingRows, place: str = "negatives") -> Negatives:
+    """Returns the negatives of a table of n-tuples, as sentence-transformers' `mine_hard_negatives` makes it.
 
     Rows are found by the text of the query, white space aside. A text that is right for a query somewhere in the
-    table is no negative of it.
+    table is not a negative of it.
 
     Args:
-        table: rows with the query first and the document or documents second, then the layout's own columns.
+        table: rows of query, code, then `negative` or `negative_1` and on, perhaps with `scores`, the code's first.
 
     Raises:
-        UserError: no such layout, or a query that no training row has.
+        UserError: another layout, or a query that no training row has.
     """
-    right: dict[str, dict[str, float]] = {}
-    wrong: dict[str, dict[str, tuple[str, float]]] = {}
+    codes = _Codes(rows)
+    right: dict[int, dict[int, float]] = {}  # row of the query -> codes with their scores
+    wrong: dict[int, dict[int, float]] = {}
+    unknown: dict[str, None] = {}
     for number, row in enumerate(table, 1):
-        query, documents = layout_documents(row, f"{place}, row {number}")
-        query = _squeezed(query)
-        right_here, wrong_here = right.setdefault(query, {}), wrong.setdefault(query, {})
-        for text, label, score in documents:
-            if label:
-                right_here[_squeezed(text)] = score
-            else:
-                wrong_here[_squeezed(text)] = (text, score)
-    queries = [_squeezed(query) for query in rows.queries]
-    unknown = sorted(right.keys() - set(queries))
+        query, documents, scores = tuple_texts(row, f"{place}, row {number}")
+        first = rows.queries.find(query)
+        if first is None:
+            unknown[query] = None
+            continue
+        numbered = list(zip(map(codes.text, documents), scores, strict=True))
+        right.setdefault(first, {}).update(numbered[:1])
+        wrong.setdefault(first, {}).update(numbered[1:])
     if unknown:
         raise UserError(
-            f"{place}: made for other rows: {len(unknown)} of its {len(right)} queries are in no training row, the "
-            f"first (without white space): {_shown(unknown[0])}"
+            f"{place}: made for other rows: {len(unknown)} of its {len(unknown) + len(right)} queries are in no "
+            f"training row, the first: {_shown(next(iter(unknown)))}"
         )
-    codes = _Codes(rows)
-    # Scores without labels do not tell which document is right; the training rows do.
-    for query, code in zip(queries, rows.codes, strict=True):
-        if _squeezed(code) in wrong.get(query, {}):
-            right[query][_squeezed(code)] = wrong[query].pop(_squeezed(code))[1]
-    candidates = []
-    for query, code in zip(queries, rows.codes, strict=True):
-        documents = {name: item for name, item in wrong.get(query, {}).items() if name not in right[query]}
-        of_row = {codes.text(text): score for text, score in documents.values()}
-        candidates.append((of_row, right.get(query, {}).get(_squeezed(code), math.nan)))
-    return codes.negatives(candidates)
+    own_of = rows.codes.first_equal.tolist()
+    return codes.negatives(
+        (
+            {code: score for code, score in wrong.get(query, {}).items() if code not in right[query]},
+            right.get(query, {}).get(own_of[row], math.nan),
+        )
+        for row, query in enumerate(rows.queries.first_equal.tolist())
+    )
 
 
-def layout_documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, float]]]:
-    """The query of one row of a layout, and its documents, each with True if it is right and its score or NaN.
+def tuple_texts(row: Mapping, place: str) -> tuple[str, list[str], list[float]]:
+    """Returns the query of an n-tuple, its code and negatives, and the score of each or NaN.
 
     Args:
         place: the name of the row, for a message.
 
     Raises:
-        UserError: no such layout, documents without labels or scores, a missing text, or a pair's label besides 0, 1.
+        UserError: other columns, a missing text, or a wrong number of scores.
     """
     names = list(row)
-    texts = [name for name in names[2:] if name == "negative" or name.startswith("negative_")]
-    labels = row.get("labels", row.get("label"))
-    scores = row.get("scores", row.get("score"))
-    if texts:
-        documents = [row[name] for name in (names[1], *texts)]
-        labels = [1] + [0] * len(texts)
-    elif len(names) > 2 and isinstance(row[names[1]], list) and (labels is not None or scores is not None):
-        documents = row[names[1]]
-        labels = labels if labels is not None else [1] + [0] * (len(documents) - 1)
-    elif len(names) > 2 and isinstance(row[names[1]], str) and (labels is not None or scores is not None):
-        documents, labels = [row[names[1]]], [labels or 0]
-        if labels[0] not in (0, 1):
-            raise UserError(f"{place}: label {labels[0]}: 1 (right) or 0 (wrong) is expected")
-        scores = None if scores is None else [scores]
-    else:
+    texts = [*names[:2], *(name for name in names[2:] if name == "negative" or name.startswith("negative_"))]
+    if len(texts) < 3:
         raise UserError(
-            f"{place}: columns {', '.join(names)}: expected a query, a document and then negative, negative_1 and on, "
-            "label, labels, score or scores"
+            f"{place}: columns {', '.join(names)}: expected a query, a document and then negative, or negative_1 and "
+            "on; soft_trainer.sentence_transformers.from_sentence_transformers turns other layouts into training rows"
         )
-    scores = [None] * len(documents) if scores is None else scores
-    if not len(documents) == len(labels) == len(scores):
-        raise UserError(f"{place}: {len(documents)} documents, {len(labels)} labels and {len(scores)} scores")
-    check_texts([row[names[0]], *documents], place)
-    values = zip(documents, map(bool, labels), map(_score, scores), strict=True)
-    return row[names[0]], list(values)
+    query, *documents = (row[name] for name in texts)
+    check_texts([query, *documents], place)
+    scores = row.get("scores") or [None] * len(documents)
+    if len(scores) != len(documents):
+        raise UserError(f"{place}: {len(documents)} documents and {len(scores)} scores")
+    return query, documents, list(map(_score, scores))
 
 
 def check_texts(texts: Sequence[str | None], place: str) -> None:
     """Raises UserError if a query or document is missing; `place` names its row."""
     if None in texts:
         raise UserError(f"{place}: the {'document' if texts.index(None) else 'query'} has no text")
-
-
-def _lines(path: Path) -> Iterator[dict]:
-    """The JSON objects of a file of lines, plain or gzipped."""
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.name.endswith(".gz") else open(path, encoding="utf-8")
-    with opened as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}, line {number}: a JSON object is expected, not {type(row).__name__}")
-                yield row
-        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{path}: cannot be read as JSON lines: {error}") from None
 
 
 def _score(value: float | None) -> float:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.cosqa import cosqa_plus_set, cosqa_sets, is_cosqa, is_cosqa_plus
 from soft_trainer.evaluation.published_files import matching_files, query_row, read_text
+from soft_trainer.files import read_json_lines
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
 
@@ -155,14 +155,10 @@ def _annotations(path: Path, languages: Sequence[str]) -> Iterator[Judgment]:
 
 def _judgments(path: Path, languages: Sequence[str]) -> Iterator[Judgment]:
     """Yields the lines of relevance.jsonl."""
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                yield languages[0], *_judgment(row["query"], row["url"], row["relevance"], f"{path}, line {number}")
-            except (json.JSONDecodeError, TypeError, KeyError):
-                message = 'a JSON object with "query", "url" and "relevance" is expected'
-                raise UserError(f"{path}, line {number}: {message}") from None
+    for place, row in read_json_lines(path):
+        if missing := [name for name in ("query", "url", "relevance") if name not in row]:
+            raise UserError(f'{place}: a JSON object with "query", "url" and "relevance" is expected; no {missing[0]}')
+        yield languages[0], *_judgment(row["query"], row["url"], row["relevance"], place)
 
 
 def _judgment(query, url, relevance, place: str) -> tuple[str, str, float]:

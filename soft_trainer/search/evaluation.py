@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import os
 import random
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.errors import UserError
+from soft_trainer.files import read_json_lines
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import comment_spans, functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
@@ -55,23 +54,14 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     Raises:
         UserError: no such file, or a line that is no such row.
     """
-    path = Path(path)
-    opener = gzip.open if path.suffix == ".gz" else open
     queries = []
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                    targets = frozenset([*row["relevant"], *row.get("secondary", [])])
-                    groups = tuple(f"{name} {row[name]}" for name in ("category", "language") if name in row)
-                    queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise UserError(f"{path}:{number}: no judged query (repo, query, relevant): {error}") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error
+    for place, row in read_json_lines(path):
+        try:
+            targets = frozenset([*row["relevant"], *row.get("secondary", [])])
+            groups = tuple(f"{name} {row[name]}" for name in ("category", "language") if name in row)
+            queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{place}: no judged query (repo, query, relevant): {error}") from error
     if not queries:
         raise UserError(f"{path}: no query in it")
     return queries

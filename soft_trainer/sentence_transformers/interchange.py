@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from datasets import Dataset
 
-from soft_trainer.data.negative_files import TrainingRows, check_texts, column_negatives, layout_documents
+from soft_trainer.data.negative_files import TrainingRows, check_texts, column_negatives, tuple_texts
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.data.sources import as_rows
 from soft_trainer.data.tokens import column_texts, text_column
@@ -188,7 +188,7 @@ def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float
     dataset = dataset.select_columns([*texts, *labels])
     labelled = len(texts) == 2 and getattr(dataset.features[texts[1]], "dtype", None) == "string"
     merges = labelled or "negative" in texts
-    table = [layout_documents(row, f"dataset, row {number}") for number, row in enumerate(dataset, 1)]
+    table = [_documents(row, f"dataset, row {number}") for number, row in enumerate(dataset, 1)]
     wrong_of: dict[str, dict[str, float]] = {}
     if labelled:  # the negatives of a query stand in other rows
         for query, documents in table:
@@ -198,6 +198,26 @@ def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float
         for text, label, score in documents:
             if label:
                 yield ((query, text) if merges else (number, text)), query, text, wrong, score
+
+
+def _documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, float]]]:
+    """Returns the query of one row of a layout, and its documents: text, True if it is right, score or NaN."""
+    names = list(row)
+    labels, scores = row.get("labels", row.get("label")), row.get("scores", row.get("score"))
+    if len(names) < 3 or names[2] not in LABEL_COLUMNS or (labels is None and scores is None):
+        query, texts, scores = tuple_texts(row, place)
+        return query, list(zip(texts, [True] + [False] * (len(texts) - 1), scores, strict=True))
+    texts = row[names[1]]
+    if isinstance(texts, str) or texts is None:
+        texts, labels, scores = [texts], [labels or 0], None if scores is None else [scores]
+        if labels[0] not in (0, 1):
+            raise UserError(f"{place}: label {labels[0]}: 1 (right) or 0 (wrong) is expected")
+    labels = [1] + [0] * (len(texts) - 1) if labels is None else labels
+    scores = [math.nan] * len(texts) if scores is None else scores
+    if not len(texts) == len(labels) == len(scores):
+        raise UserError(f"{place}: {len(texts)} documents, {len(labels)} labels and {len(scores)} scores")
+    check_texts([row[names[0]], *texts], place)
+    return row[names[0]], list(zip(texts, map(bool, labels), map(float, scores), strict=True))
 
 
 def _is_pairs(dataset: Dataset, labels: Sequence[str]) -> bool:

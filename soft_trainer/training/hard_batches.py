@@ -129,11 +129,10 @@ def check_code_only(estimator, number: int) -> None:
 
 
 def training_texts(dataset: Dataset, profile: EncoderProfile) -> TrainingRows:
-    """The texts of the training rows as the encoder reads them, and their urls."""
+    """Reads the texts of the training rows as the encoder does, and their urls."""
     columns = {side: text_column(dataset, side_settings(profile, side)["columns"], side) for side in SIDES}
     urls = dataset["url"][:] if "url" in dataset.column_names else [None] * len(dataset)
-    queries, codes = (list(column_texts(dataset, columns[side])) for side in SIDES)
-    return TrainingRows(queries, codes, urls)
+    return TrainingRows(*(column_texts(dataset, columns[side]) for side in SIDES), urls)
 
 
 def choice_of(options: SoftInfoNCEOptions) -> NegativeChoice:

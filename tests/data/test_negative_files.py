@@ -11,15 +11,15 @@ from datasets import Dataset
 from soft_trainer.data.negative_files import (
     TrainingRows,
     column_negatives,
-    layout_negatives,
     load_negatives,
+    tuple_negatives,
     write_negatives,
 )
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.errors import UserError
 
 # Rows 0 and 3 share a query, rows 1 and 4 a code; row 2 has no url, row 4 that of row 0.
-ROWS = TrainingRows(
+TEXTS = (
     ["sort a list", "read a file", "send mail", "sort a list", "load a file"],
     [
         "def sort(xs): pass",
@@ -30,6 +30,7 @@ ROWS = TrainingRows(
     ],
     ["u/0", "u/1", None, "u/3", "u/0"],
 )
+ROWS = TrainingRows(*TEXTS)
 FURTHER = [{"url": "u/far", "code": "def far(): pass", "code_tokens": ["def", "far"]}]
 
 
@@ -78,8 +79,7 @@ def test_the_first_line_says_what_the_file_is_and_codes_go_by_url(tmp_path):
 def test_a_file_made_for_other_rows_is_refused(tmp_path):
     path = tmp_path / "negatives.jsonl"
     write_negatives(path, mined(), ROWS, "bm25")
-    reordered = TrainingRows(ROWS.queries[::-1], ROWS.codes[::-1], ROWS.urls[::-1])
-    for other in (reordered, TrainingRows(ROWS.queries[:4], ROWS.codes[:4], ROWS.urls[:4])):
+    for other in (TrainingRows(*(column[::-1] for column in TEXTS)), TrainingRows(*(column[:4] for column in TEXTS))):
         with pytest.raises(
             UserError, match=r"negatives.jsonl: made for other rows \(5 rows .* training set has [45] "
         ):
@@ -94,8 +94,8 @@ def test_a_file_made_for_other_rows_is_refused(tmp_path):
     ("content", "words"),
     [
         ("", "no rows"),
-        ("[1]\n", "line 1: a JSON object is expected, not list"),
-        ("{", "cannot be read as JSON lines"),
+        ("[1]\n", "row 1: expected a JSON object, not list"),
+        ("{", "row 1: not valid JSON"),
         (
             '{"query": "sort a list", "code": "x"}\n',
             "row 1: columns query, code: expected a query, a document and then",
@@ -129,68 +129,48 @@ def test_a_url_that_is_no_code_is_named_with_its_row():
         column_negatives([["u/far"], None, None, None, None], ROWS)
 
 
-SORT, READ, MAIL, ORDER = ROWS.codes[:4]
+SORT, READ, MAIL, ORDER = TEXTS[1][:4]
 FAR = "def far(): pass"
-LAYOUTS = {
-    "triplet": [
-        ("sort a list", SORT, READ),
-        ("sort a list", SORT, FAR),
-        ("sort a list", ORDER, READ),
-        ("read a file", READ, MAIL),
-    ],
-    "n-tuple": [
-        ("sort a list", SORT, READ, FAR),
-        ("sort a list", ORDER, READ, FAR),
-        ("read a file", READ, MAIL, SORT),
-    ],
-    "labeled-pair": [
-        *(("sort a list", SORT, 1), ("sort a list", ORDER, 1), ("sort a list", READ, 0), ("sort a list", FAR, 0)),
-        *(("read a file", READ, 1), ("read a file", MAIL, 0)),
-    ],
-    "labeled-list": [("sort a list", [SORT, READ, FAR], [1, 0, 0]), ("read a file", [READ, MAIL], [1, 0])],
-}
-COLUMNS = {
-    "triplet": ["anchor", "positive", "negative"],
-    "n-tuple": ["anchor", "positive", "negative_1", "negative_2"],
-    "labeled-pair": ["anchor", "positive", "label"],
-    "labeled-list": ["anchor", "positive", "labels"],
-}
-SCORES = {
-    "triplet": [[0.9, 0.5], [0.9, 0.6], [0.8, 0.5], [0.7, 0.4]],
-    "n-tuple": [[0.9, 0.5, 0.6], [0.8, 0.5, 0.6], [0.7, 0.4, 0.3]],
-    "labeled-pair": [0.9, 0.8, 0.5, 0.6, 0.7, 0.4],
-    "labeled-list": [[0.9, 0.5, 0.6], [0.7, 0.4]],
+TUPLES = {
+    "triplet": (
+        ["anchor", "positive", "negative"],
+        [
+            ("sort a list", SORT, READ, [0.9, 0.5]),
+            ("sort a list", SORT, FAR, [0.9, 0.6]),
+            ("sort a list", ORDER, READ, [0.8, 0.5]),
+            ("read a file", READ, MAIL, [0.7, 0.4]),
+        ],
+    ),
+    "n-tuple": (
+        ["anchor", "positive", "negative_1", "negative_2"],
+        [
+            ("sort a list", SORT, READ, FAR, [0.9, 0.5, 0.6]),
+            ("sort a list", ORDER, READ, FAR, [0.8, 0.5, 0.6]),
+            ("read a file", READ, MAIL, SORT, [0.7, 0.4, 0.3]),
+        ],
+    ),
 }
 
 
-def layout(name: str, scored: bool) -> Dataset:
-    rows = [dict(zip(COLUMNS[name], values, strict=True)) for values in LAYOUTS[name]]
-    if scored:
-        for row, score in zip(rows, SCORES[name], strict=True):
-            row.pop("label", None), row.pop("labels", None)
-            row["score" if name == "labeled-pair" else "scores"] = score
-    return Dataset.from_list(rows)
-
-
-@pytest.mark.parametrize("scored", [False, True], ids=["labels", "scores"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_of_sentence_transformers(tmp_path, name, scored):
-    table = layout(name, scored)
+@pytest.mark.parametrize("scored", [False, True], ids=["plain", "scores"])
+@pytest.mark.parametrize("name", TUPLES)
+def test_tuples_of_sentence_transformers(tmp_path, name, scored):
+    columns, lines = TUPLES[name]
+    table = Dataset.from_list([dict(zip([*columns, "scores"], line, strict=True)) for line in lines])
+    table = table if scored else table.remove_columns("scores")
     table.to_parquet(tmp_path / "table.parquet")
     table.to_json(tmp_path / "table.jsonl")
     table.save_to_disk(tmp_path / "table")
+    of_read = [2, 0] if name == "n-tuple" else [2]
     for negatives in (
-        layout_negatives(table, ROWS),
+        tuple_negatives(table, ROWS),
         *(load_negatives(tmp_path / file, ROWS) for file in ("table.parquet", "table.jsonl", "table")),
     ):
         of_sort = [FAR, 1] if scored else [1, FAR]
-        of_read = [2, 0] if name == "n-tuple" else [2]
         assert lists(negatives) == [of_sort, of_read, [], of_sort, []]
         if scored:
             assert negatives.scores.tolist() == pytest.approx([0.6, 0.5, 0.4, *[0.3] * (len(of_read) - 1), 0.6, 0.5])
-            listed = 0.8 if name != "labeled-list" else math.nan
-            expected = [0.9, 0.7, math.nan, listed, math.nan]
-            np.testing.assert_allclose(negatives.own, np.array(expected), rtol=1e-6)
+            np.testing.assert_allclose(negatives.own, [0.9, 0.7, math.nan, 0.8, math.nan], rtol=1e-6)
         else:
             assert np.isnan(negatives.scores).all() and np.isnan(negatives.own).all()
 
@@ -200,8 +180,8 @@ def test_a_layout_of_other_rows_is_refused():
         {"anchor": "fly to the moon", "positive": SORT, "negative": READ},
         {"anchor": "sort a list", "positive": SORT, "negative": READ},
     ]
-    with pytest.raises(UserError, match="^negatives: made for other rows: 1 of its 2 queries .*'flytothemoon'$"):
-        layout_negatives(table, ROWS)
+    with pytest.raises(UserError, match="^negatives: made for other rows: 1 of its 2 queries .*'fly to the moon'$"):
+        tuple_negatives(table, ROWS)
 
 
 class WordModel:
@@ -223,23 +203,24 @@ class WordModel:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scored", [False, True], ids=["labels", "scores"])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("scored", [False, True], ids=["plain", "scores"])
+@pytest.mark.parametrize("name", TUPLES)
 def test_tables_that_sentence_transformers_itself_makes(rows, name, scored):
     from sentence_transformers.util import mine_hard_negatives
 
-    own = TrainingRows([row["docstring"] for row in rows], [row["code"] for row in rows], [None] * len(rows))
+    queries, codes = ([row[name] for row in rows] for name in ("docstring", "code"))
+    own = TrainingRows(queries, codes, [None] * len(rows))
     table = mine_hard_negatives(
-        Dataset.from_dict({"question": own.queries, "answer": own.codes}),
+        Dataset.from_dict({"question": queries, "answer": codes}),
         WordModel(),
         num_negatives=3,
         output_format=name,
         output_scores=scored,
         verbose=False,
     )
-    vectors = [WordModel().encode_query(texts) for texts in (own.queries, own.codes)]
+    vectors = [WordModel().encode_query(texts) for texts in (queries, codes)]
     scores = vectors[0] @ vectors[1].T
-    negatives = layout_negatives(table, own)
+    negatives = tuple_negatives(table, own)
     order = np.argsort(-(scores - 9 * np.eye(len(own))), axis=1)[:, :3]
     assert [set(codes) for codes in lists(negatives)] == [set(codes) for codes in order.tolist()]
     if scored:

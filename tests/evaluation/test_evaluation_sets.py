@@ -250,9 +250,9 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 1: a JSON object"),
-        ('{"query": "x", "url": "y"}', "line 1: a JSON object"),
-        ('{"query": "x", "url": "y", "relevance": -1}', "line 1: relevance is -1"),
+        ("{", "row 1: not valid JSON"),
+        ('{"query": "x", "url": "y"}', "row 1: a JSON object"),
+        ('{"query": "x", "url": "y", "relevance": -1}', "row 1: relevance is -1"),
         ('{"query": "x", "url": "y", "relevance": "much"}', "relevance is 'much'"),
         ('{"query": "x", "url": "y", "relevance": NaN}', "relevance is nan"),
         ('{"query": 3, "url": "y", "relevance": 1}', "query is 3"),

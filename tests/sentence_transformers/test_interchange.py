@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from soft_trainer import BM25Estimator
-from soft_trainer.data.negative_files import TrainingRows, layout_negatives
+from soft_trainer.data.negative_files import TrainingRows, tuple_negatives
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.errors import UserError
 from soft_trainer.sentence_transformers import SoftInfoNCELoss, from_sentence_transformers, to_sentence_transformers
@@ -115,7 +115,8 @@ def test_negatives_that_were_mined_are_taken_with_their_codes():
     dataset = to_sentence_transformers(ROWS, negatives=mined, layout="labeled-list", scores=True)
     assert dataset["documents"][:2] == [[SORT, READ, FAR], [READ, FAR]] and dataset["labels"][0] == [1, 0, 0]
     texts = TrainingRows(*([row[name] for row in ROWS] for name in ("docstring", "code", "url")))
-    again = layout_negatives(dataset, texts)
+    triplets = to_sentence_transformers(ROWS, negatives=mined, layout="triplet", scores=True)
+    again = tuple_negatives(triplets, texts)
     for name in ("starts", "codes", "scores", "own"):
         expected = getattr(mined, name)
         if name in ("starts", "codes"):  # the last two rows are equal, so that they share their negatives
