@@ -19,6 +19,7 @@ _HOMES = {
     "EncoderProfile": "encoders.profiles",
     "PROFILES": "encoders.profiles",
     "load_encoder": "encoders.loading",
+    "merge_encoders": "merging",
     "LossSettings": "loss_settings",
     "UserError": "errors",
     "SetupError": "errors",

@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "fine-tune an encoder and measure it before and after",
     "evaluate": "measure an encoder on a data set, without training",
     "mine": "mine documented functions from a source tree",
+    "merge": "merge trained encoders with the encoder before training",
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",
     "evaluate-search": "measure the search with judged queries",

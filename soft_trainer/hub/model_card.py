@@ -86,7 +86,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         profile=profile,
         adapter=adapter,
         title=name.rsplit("/", 1)[-1],
-        base=f"`{_hub_name(base) or Path(base).name}`" if base else "a small encoder with random weights",
+        base=_shown_name(base) if base else "a small encoder with random weights",
+        merging=_merging(record.get("merging")),
         load_arguments=load_arguments(name, revision) + (", trust_remote_code=True" if with_code else ""),
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
@@ -165,6 +166,21 @@ def _hub_name(name: str | None) -> str | None:
     """Returns the name on the Hub, or None for a folder or a path that is no snapshot of the Hub."""
     name = published_name(name or "")
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None
+
+
+def _shown_name(name: str) -> str:
+    """Returns the name of an encoder as a card shows it: a folder without the path to it."""
+    return f"`{_hub_name(name) or Path(name).name}`"
+
+
+def _merging(merging: Mapping | None) -> str | None:
+    """Says in a sentence what was merged; None for an encoder that is not merged."""
+    if merging is None:
+        return None
+    models = " and ".join(map(_shown_name, merging["models"]))
+    mean = f"the mean of {models}" if len(merging["models"]) > 1 else models
+    base = _shown_name(merging["base"])
+    return f"Every weight is {merging['ratio']:g} x that of {mean} + {1 - merging['ratio']:g} x that of {base}."
 
 
 def _license(base_model: str | None) -> str | None:

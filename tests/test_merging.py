@@ -1,0 +1,275 @@
+"""Merging: the arithmetic, the choice of the ratio, and encoders in folders that every library loads."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, T5Config, T5EncoderModel
+
+from soft_trainer import UserError, load_encoder, merge_encoders
+from soft_trainer.cli.__main__ import run_command
+from soft_trainer.encoders.adapters import add_lora, merge_adapter
+from soft_trainer.encoders.loading import load_model
+from soft_trainer.encoders.lora import LoraOptions
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.merging import RatioResult, choose_ratio, interpolate
+
+TEXTS = ["read all lines of a file", "sort a list", "def reverse(text): return text[::-1]"]
+
+
+# ---- The arithmetic ----
+
+
+def test_floating_point_weights_are_interpolated_and_the_rest_is_the_first_models():
+    base = {"weight": torch.tensor([0.0, 2.0]), "position_ids": torch.tensor([1, 2])}
+    models = [
+        {"weight": torch.tensor(values), "position_ids": torch.tensor(numbers)}
+        for values, numbers in (([4.0, 2.0], [3, 4]), ([8.0, 6.0], [5, 6]))
+    ]
+    merged = interpolate(base, models, 0.25)
+    assert merged["weight"].tolist() == [1.5, 2.5]
+    assert merged["position_ids"].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_ends_are_exact_and_the_middle_is_rounded_once(dtype):
+    generator = torch.Generator().manual_seed(0)
+    base, model = ({"w": (1e4 * torch.randn(999, generator=generator)).to(dtype)} for _ in range(2))
+    assert torch.equal(interpolate(base, [model], 0.0)["w"], base["w"])
+    assert torch.equal(interpolate(base, [model], 1.0)["w"], model["w"])
+    middle = interpolate(base, [model], 0.3)["w"]
+    exact = 0.7 * base["w"].double() + 0.3 * model["w"].double()
+    assert middle.dtype == dtype
+    torch.testing.assert_close(middle, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "valid, guard, chosen",
+    [
+        ((0.70, 0.76, 0.74), (0.60, 0.60, 0.60), 0.5),  # the best, with guards that stay
+        ((0.70, 0.76, 0.78), (0.60, 0.60, 0.59), 0.5),  # the best but one: the guard fell by more than 0.005
+        ((0.70, 0.76, 0.78), (0.60, 0.60, 0.595), 1.0),  # exactly the tolerance
+        ((0.70, 0.76, 0.76), (0.60, 0.60, 0.61), 0.5),  # a tie
+        ((0.70, 0.69, 0.68), (0.60, 0.65, 0.66), 0.0),  # training made it worse
+        ((0.70, 0.76, 0.78), (0.60, 0.10, 0.10), 0.0),
+    ],
+)
+def test_the_ratio_is_the_best_on_valid_whose_guards_stay(valid, guard, chosen):
+    results = [
+        RatioResult(ratio, valid=v, guards={"human": g, "steady": 0.5})
+        for ratio, v, g in zip((0.0, 0.5, 1.0), valid, guard, strict=True)
+    ]
+    assert choose_ratio(results[::-1], 0.005) == chosen
+
+
+# ---- Encoders in folders ----
+
+
+@pytest.fixture(scope="module")
+def before(_model):
+    """The tiny encoder with weights large enough that embeddings of different texts differ."""
+    model = copy.deepcopy(_model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4)
+    return model
+
+
+@pytest.fixture
+def folder_of(tokenizer, profile, tmp_path):
+    """Exports an encoder; `seed` changes its weights a little, as a training would."""
+
+    def make(model, name, seed=None, **settings):
+        model = copy.deepcopy(model)
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.add_(0.05 * torch.randn(weight.shape, generator=generator).to(weight))
+        return export_encoder(model, tokenizer, profile.replace(**settings), tmp_path / name)
+
+    return make
+
+
+def weights_of(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_merged_encoder_loads_in_every_library_with_the_same_embeddings(before, folder_of, tmp_path):
+    base = folder_of(before, "base", query_length=9)
+    models = [folder_of(before, f"model-{seed}", seed, matryoshka_dims=(32, 8)) for seed in (1, 2)]
+    merged = merge_encoders(base, models, 0.3, tmp_path / "merged")
+    states = [weights_of(folder) for folder in (base, *models)]
+    for name, tensor in weights_of(merged).items():
+        expected = 0.7 * states[0][name] + 0.3 * (states[1][name] + states[2][name]) / 2
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-6)
+    encoder = load_encoder(merged, device="cpu")
+    assert encoder.profile.matryoshka_dims == (32, 8) and encoder.profile.query_length == 16
+    ours = encoder.encode_codes(TEXTS)
+    assert not torch.allclose(ours, load_encoder(base, device="cpu").encode_codes(TEXTS), atol=1e-3)
+    theirs = SentenceTransformer(str(merged), device="cpu").encode_document(TEXTS, convert_to_tensor=True)
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+    plain = AutoModel.from_pretrained(merged)
+    inputs = AutoTokenizer.from_pretrained(merged)(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = plain(**inputs).last_hidden_state
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    torch.testing.assert_close((hidden * mask).sum(1) / mask.sum(1), ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio, same", [(0.0, "base"), (1.0, "model")])
+def test_the_ends_are_the_encoders_themselves(before, folder_of, tmp_path, ratio, same):
+    folders = {"base": folder_of(before, "base"), "model": folder_of(before, "model", 1)}
+    merged = merge_encoders(folders["base"], folders["model"], ratio, tmp_path / "merged")
+    expected = weights_of(folders[same])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(merged).items())
+
+
+def test_bfloat16_stays_bfloat16(before, folder_of, tmp_path):
+    half = copy.deepcopy(before).bfloat16()
+    base, model = folder_of(before, "base"), folder_of(half, "model", 1)
+    merged = merge_encoders(base, [model], 0.5, tmp_path / "merged")
+    states = [weights_of(folder) for folder in (base, model)]
+    for name, tensor in weights_of(merged).items():
+        assert tensor.dtype == torch.bfloat16
+        middle = (states[0][name].float() + states[1][name].float()) / 2
+        torch.testing.assert_close(tensor.float(), middle, rtol=2**-8, atol=1e-6)
+
+
+def test_tied_weights_stay_tied(tokenizer, profile, folder_of, tmp_path):
+    config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    tied = T5EncoderModel(config)
+    base, model = folder_of(tied, "base"), folder_of(tied, "model", 1)
+    merged = merge_encoders(base, [model], 0.5, tmp_path / "merged")
+    loaded = load_model(merged, profile)
+    assert loaded.shared.weight is loaded.encoder.embed_tokens.weight
+    states = [load_model(folder, profile).state_dict() for folder in (base, model)]
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(tensor, (states[0][name] + states[1][name]) / 2, rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def adapter(before, folder_of, tokenizer, profile, tmp_path):
+    """A base and an adapter on it that changes its embeddings."""
+    base = folder_of(before, "base")
+    model = load_model(base, profile)
+    add_lora(model, LoraOptions(lora_r=4))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return base, export_encoder(model, tokenizer, profile, tmp_path / "adapter")
+
+
+def test_an_adapter_is_scaled_and_stays_an_adapter(adapter, before, profile, tmp_path):
+    base, model = adapter
+    merged = merge_encoders(base, [model], 0.25, tmp_path / "merged")
+    assert (merged / "adapter_model.safetensors").exists() and not (merged / "model.safetensors").exists()
+    states = [before.state_dict(), merge_adapter(load_model(model, profile)).state_dict()]
+    whole = copy.deepcopy(before).eval()
+    whole.load_state_dict(interpolate(states[0], [states[1]], 0.25))
+    expected = SentenceTransformer(str(base), device="cpu")
+    expected[0].auto_model.load_state_dict(whole.state_dict())
+    found = [load_encoder(merged, device="cpu").encode_codes(TEXTS)]
+    found.append(SentenceTransformer(str(merged), device="cpu").encode_document(TEXTS, convert_to_tensor=True))
+    for embeddings in found:
+        expected_embeddings = expected.encode_document(TEXTS, convert_to_tensor=True)
+        torch.testing.assert_close(embeddings, expected_embeddings, rtol=0, atol=1e-5)
+    assert not torch.allclose(found[0], load_encoder(base, device="cpu").encode_codes(TEXTS), atol=1e-2)
+
+
+def test_several_adapters_become_a_whole_encoder(adapter, before, profile, tmp_path):
+    base, model = adapter
+    merged = merge_encoders(base, [model, model], 0.5, tmp_path / "merged")
+    whole = merge_adapter(load_model(model, profile)).state_dict()
+    expected = interpolate(before.state_dict(), [whole], 0.5)
+    for name, tensor in weights_of(merged).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+
+
+def test_card_and_record_say_what_was_merged(before, folder_of, tmp_path):
+    base, model = folder_of(before, "base"), folder_of(before, "model", 1)
+    bare = merge_encoders(base, [model], 0.5, tmp_path / "bare")
+    sentence = "Every weight is 0.5 x that of `model` + 0.5 x that of `base`."
+    assert sentence in (bare / "README.md").read_text()
+    trained = {"dataset": "someone/rows", "languages": ["go"], "base_model": str(base), "training": {"steps": 7}}
+    known = json.loads((bare / "run.json").read_text()) | trained
+    known |= {"loss": {"loss": "info_nce"}, "results": {"test": {"trained": {"mrr": 0.4321, "pool_size": 3}}}}
+    (model / "run.json").write_text(json.dumps(known))
+    merged = merge_encoders(base, [model], 0.5, tmp_path / "merged")
+    record = json.loads((merged / "run.json").read_text())
+    assert record["merging"] == {"ratio": 0.5, "base": str(base), "models": [str(model)]}
+    assert record["training"] == {"steps": 7} and record["results"] == {}  # those of another encoder
+    card = (merged / "README.md").read_text()
+    assert sentence in card and "someone/rows" in card and "0.432" not in card
+
+
+def test_the_command(before, folder_of, tmp_path, capsys):
+    base, model = folder_of(before, "base"), folder_of(before, "model", 1)
+    words = ["merge", str(base), str(model), "--ratio", "0.5", "--output_dir", str(tmp_path / "merged")]
+    assert run_command(words) == 0
+    assert f"Written to {tmp_path / 'merged'}" in capsys.readouterr().err
+    load_encoder(tmp_path / "merged", device="cpu")
+
+
+def grown(model, tokenizer):
+    model.resize_token_embeddings(len(tokenizer) + 8)
+    return model
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
+def test_a_ratio_outside_its_range_is_refused(before, folder_of, tmp_path, ratio):
+    base = folder_of(before, "base")
+    with pytest.raises(UserError, match="from 0 .* to 1"):
+        merge_encoders(base, [base], ratio, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    "case, says",
+    [
+        ("grown", "embeddings.word_embeddings.weight is .* they do not merge"),
+        ("other architecture", "RobertaModel.*BertModel"),
+        ("other tokenizer", "token .* tokenizers do not fit"),
+        ("missing weights", "no weights for .*encoder.layer.0"),
+        ("no models", "name one trained encoder"),
+        ("full folder", "holds something already"),
+        ("adapter on another base", "belongs to .*base"),
+        ("nothing", "neither a folder here nor a repository"),
+    ],
+)
+def test_what_does_not_merge_is_refused_in_one_line(case, says, before, folder_of, adapter, tokenizer, tmp_path):
+    base, output = folder_of(before, "start"), tmp_path / "merged"
+    models = [folder_of(before, "model", 1)]
+    if case == "grown":
+        models = [folder_of(grown(copy.deepcopy(before), tokenizer), "grown", 1)]
+    elif case == "other architecture":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        models = [folder_of(BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)), "bert")]
+    elif case == "other tokenizer":
+        content = (base / "tokenizer.json").read_text()
+        vocabulary = json.loads(content)["model"]["vocab"]
+        one, other = sorted(vocabulary, key=vocabulary.get)[-2:]
+        swapped = json.loads(content)
+        swapped["model"]["vocab"] |= {one: vocabulary[other], other: vocabulary[one]}
+        (base / "tokenizer.json").write_text(json.dumps(swapped))
+    elif case == "missing weights":
+        weights = {name: tensor for name, tensor in weights_of(base).items() if "layer.0.attention" not in name}
+        from safetensors.torch import save_file
+
+        save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    elif case == "no models":
+        models = []
+    elif case == "full folder":
+        output = base
+    elif case == "adapter on another base":
+        models = [adapter[1]]
+    elif case == "nothing":
+        models = [tmp_path / "nowhere"]
+    with pytest.raises(UserError, match=says) as error:
+        merge_encoders(base, models, 0.5, output)
+    assert "\n" not in str(error.value)
+    assert output == base or not output.exists()
