@@ -1,8 +1,11 @@
-"""Mine documented functions from a source tree, as rows to train on.
+"""Mine rows to train on: documented functions of a source tree, or functions with the commits that changed them.
 
 soft-trainer mine SOURCE_DIR --language go --output_dir DIR
+soft-trainer mine --history REPOSITORY --language go --output_dir DIR
 
-DIR then holds train, valid, test and codebase as .jsonl.gz, which `soft-trainer train --data_dir DIR` reads.
+DIR then holds train, valid, test and codebase as .jsonl.gz, which `soft-trainer train --data_dir DIR` reads. From a
+history it also holds relevance.jsonl.gz: the test queries with all their functions, for --eval_data_dir. With both a
+SOURCE_DIR and --history of the same repository, training rows come from documentation and from commits.
 """
 
 from __future__ import annotations
@@ -10,23 +13,49 @@ from __future__ import annotations
 import argparse
 import sys
 
+from soft_trainer.errors import UserError
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.source_files import MAX_FILE_BYTES
 from soft_trainer.mining.tree import RULES, mine_to, mining_table
 
+_OF_HISTORY, _OF_TREE = ("max_functions", "body"), ("keep", "max_file_bytes")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("source_dir", metavar="SOURCE_DIR", help="root of the source tree")
+    parser.add_argument("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
+    parser.add_argument("--history", metavar="REPOSITORY", help="git repository whose commits give the rows")
     parser.add_argument("--language", required=True, help=", ".join(SOURCE_LANGUAGES))
     parser.add_argument("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
     parser.add_argument("--num_workers", type=int, help="processes (default: one a CPU core)")
     parser.add_argument(
-        "--keep", nargs="+", default=(), metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}"
+        "--max_functions", type=int, help="--history: leave out commits that change more functions (default: 5)"
     )
-    parser.add_argument("--max_file_bytes", type=int, default=MAX_FILE_BYTES, help="skip larger files (default: 1 MB)")
+    parser.add_argument(
+        "--body",
+        choices=("true", "false"),
+        help="--history: the first paragraph of a commit's body joins its subject in the query (default: false)",
+    )
+    parser.add_argument("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}")
+    parser.add_argument("--max_file_bytes", type=int, help=f"skip larger files (default: {MAX_FILE_BYTES:,})")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mine the tree and print what became of its functions."""
-    sys.stdout.write(mining_table(mine_to(**vars(arguments))) + "\n")
+    """Mine, and print what became of functions or commits."""
+    options = {name: value for name, value in vars(arguments).items() if value is not None}
+    if "body" in options:
+        options["body"] = options["body"] == "true"
+    history = options.pop("history", None)
+    unread = set(options) & set(_OF_TREE if history else _OF_HISTORY)
+    if unread:
+        what = "a tree; --history reads no such option" if history else "--history"
+        raise UserError(f"{', '.join(sorted(unread))}: belongs to {what}")
+    if history:
+        from soft_trainer.mining.history import history_table, mine_history_to
+
+        text = history_table(mine_history_to(history, **options))
+    elif "source_dir" in options:
+        text = mining_table(mine_to(**options))
+    else:
+        raise UserError("give a SOURCE_DIR, or a repository with --history")
+    sys.stdout.write(text + "\n")

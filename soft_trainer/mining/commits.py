@@ -1,0 +1,87 @@
+"""Turns commit messages into queries, and tells which commits describe no change that one would search for."""
+
+from __future__ import annotations
+
+import re
+
+MIN_WORDS = 3
+
+# conventional commits (`feat(scope)!: `), the three letters of NumPy (`ENH: `), and their relatives
+_PREFIX = re.compile(
+    r"^(?:feat(?:ure)?|(?:bug|hot)?fix|docs?|style|refactor|perf|tests?|build|ci|chore|revert|wip|deps?|api|bug|enh|maint"
+    r"|sty|tst|rel|security|improvement|misc)(?:\([^)]*\))?!?:\s*",
+    re.IGNORECASE,
+)
+_TICKET = re.compile(r"^\[?[A-Z][A-Z0-9]+-\d+\]?:?\s+")
+_CI = re.compile(r"\[[^\]]*\b(?:skip|no)[ -]\w+\]|\[\w+ (?:skip|only)\]", re.IGNORECASE)
+_EMOJI = re.compile(
+    r":[a-z][a-z0-9_+-]+:(?=\s|$)|[\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff\ufe0f\u200d]"
+)
+_URL = re.compile(r"https?://\S+")
+_EMAIL = re.compile(r"<?[\w.+-]+@[\w-]+(?:\.[\w-]+)+>?")
+_WORD_OF_ISSUE = r"(?:fix(?:e[sd])?|close[sd]?|resolve[sd]?|refs?|see|issues?|pr|pull request|gh|part of|related to)"
+_NUMBER = r"(?:[\w.-]+/[\w.-]+)?(?:#\d+|gh-\d+)"
+_ISSUE = re.compile(
+    rf"\(?\b{_WORD_OF_ISSUE}[\s:]+{_NUMBER}(?:(?:,|\s+and)\s*{_NUMBER})*\)?|\(\s*{_NUMBER}(?:[,\s]+{_NUMBER})*\s*\)"
+    rf"|(?<!\w){_NUMBER}\b",
+    re.IGNORECASE,
+)
+_EMPTY = re.compile(r"\(\s*\)|\[\s*\]")
+_TRAILER = re.compile(
+    r"^[A-Z][A-Za-z]*(?:-[A-Za-z]+)+: |^(?:Fixes|Closes|Resolves|Refs?|See)\b[: ]|^\(cherry picked from"
+)
+_WORD = re.compile(r"[^\W\d_]\w*")
+
+_REVERT = re.compile(r"(?i)^(?:revert|reapply|re-apply|back ?out|undo)\b|^(?:fixup|squash|amend)!")
+_REVERTED = re.compile(r"^This reverts commit [0-9a-f]{7,}")
+_VERSION = re.compile(
+    r"(?i)^v?\d+\.\d[\w.+-]*$"
+    r"|^(?:(?:chore|build|ci)(?:\([^)]*\))?: )?"
+    r"(?:(?:bump|upgrade|update|pin|unpin|downgrade|increase|change)\b.*\b(?:from|to|version|v)\s*v?\d+\.\d"
+    r"|(?:bump|update|set|increment|raise|change)\s+(?:the\s+)?(?:\w+\s+)?version\b"
+    r"|bump\b.*(?:\d|\bdep|requirement|submodule)|(?:build|chore)\((?:deps|release)"
+    r"|(?:prepar\w*|cut|tag|make|begin|start|new|pre|post|back)?[\s-]*(?:for|to)?\s*(?:the\s+)?(?:next\s+)?"
+    r"(?:release|development|dev version|version)\b[\s:]*(?:of\s+)?(?:v?\d|$))"
+)
+_BOT = re.compile(
+    r"(?i)\[bot\]|\b(?:dependabot|renovate|greenkeeper|pre-commit-ci|pyup|snyk|imgbot|mergify|codecov|weblate|allcontributors"
+    r"|github-actions|semantic-release|release-please)\b|[\w-]*-bot\b|^bot\b"
+)
+
+
+def subject_and_body(message: str) -> tuple[str, str]:
+    """The first line of a message, and the first paragraph after it without trailers."""
+    subject, _, rest = message.strip().partition("\n")
+    paragraph = re.split(r"\n\s*\n", rest.strip(), maxsplit=1)[0]
+    kept = [line.strip() for line in paragraph.splitlines() if not _TRAILER.match(line.strip())]
+    return subject.strip(), " ".join(kept)
+
+
+def clean(text: str) -> str:
+    """A subject or paragraph without prefix, issue numbers, addresses, URLs and emoji."""
+    text = _EMOJI.sub(" ", _CI.sub(" ", text)).strip()
+    text = _TICKET.sub("", _PREFIX.sub("", text))
+    for pattern in (_URL, _EMAIL, _ISSUE, _EMPTY):
+        text = pattern.sub(" ", text)
+    return " ".join(text.split()).strip(" ,;:*-").rstrip(".")
+
+
+def query_of(message: str, body: bool = False) -> str:
+    """The query that a commit's message gives: its subject, with `body` its first paragraph too."""
+    subject, paragraph = subject_and_body(message)
+    texts = [clean(subject), clean(paragraph) if body else ""]
+    return ". ".join(text for text in texts if text)
+
+
+def reason_against(message: str, author: str, committer: str) -> str:
+    """The reason to leave a commit out because of its message or its author; empty if there is none."""
+    subject, paragraph = subject_and_body(_EMOJI.sub("", message))
+    if _BOT.search(author) or _BOT.search(committer):
+        return "bot"
+    if _REVERT.search(subject) or _REVERTED.search(paragraph):
+        return "revert"
+    if _VERSION.search(subject):
+        return "version bump"
+    if len(_WORD.findall(clean(subject))) < MIN_WORDS:
+        return f"subject under {MIN_WORDS} words"
+    return ""

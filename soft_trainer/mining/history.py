@@ -1,0 +1,346 @@
+"""Mines pairs from a repository's commits: what a commit says, and a function that it changes, as it was before.
+
+Rows are split by time. The corpus is the tree before the oldest test commit, and training knows only commits that the
+tree before the oldest valid commit descends from, so that nothing from after a cut reaches what is before it.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from soft_trainer.errors import UserError
+from soft_trainer.files import write_rows
+from soft_trainer.mining import repository as git
+from soft_trainer.mining.changes import RULES, Change, ChangeReader, SourceFile, function_url, is_mined_path
+from soft_trainer.mining.documentation import document_tokens
+from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
+from soft_trainer.mining.source_files import MAX_FILE_BYTES, decodable
+from soft_trainer.terminal import print_on_main, table
+
+if TYPE_CHECKING:
+    import pygit2
+
+Row = dict[str, Any]
+MAX_FUNCTIONS = 5
+TEST_SHARE, VALID_SHARE = 0.15, 0.1  # of the commits that give pairs, the newest ones
+COMMITS, DOCUMENTATION = "history", "documentation"  # values of the column `source`
+_CANDIDATES = 40  # commits that are tried as the oldest of a split
+_AT_ONCE = 16  # commits for a worker; neighbours share files
+
+
+@dataclass
+class MinedHistory:
+    """The result of mining a history.
+
+    Attributes:
+        rows: of train, valid, test and codebase; those of train newest first.
+        relevance: (query, url, relevance) of the test queries, several urls for one query.
+        cut: id of the commit whose tree is the corpus.
+        commits: counts by outcome.
+    """
+
+    rows: dict[str, list[Row]]
+    relevance: list[Row]
+    cut: str
+    commits: Counter[str]
+
+
+def mine_history(
+    repository: str | os.PathLike[str],
+    language: str,
+    max_functions: int = MAX_FUNCTIONS,
+    body: bool = False,
+    source_dir: str | os.PathLike[str] | None = None,
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> MinedHistory:
+    """Mines the history of a repository's current branch.
+
+    Args:
+        repository: a git repository, with or without a working tree.
+        language: one of `SOURCE_LANGUAGES`.
+        max_functions: commits that change more functions are left out.
+        body: a query holds the first paragraph of the message's body too.
+        source_dir: a folder of the repository's working tree, whose documented functions are training rows too. They
+            are read from the tree at the cut, not from the disk.
+        num_workers: processes; None means one a CPU core. The result is the same for any number.
+        progress: show a progress bar if standard error is a terminal.
+
+    Raises:
+        UserError: an unknown language, no repository that can be read, a missing object, a source_dir outside it, or
+            too few commits for three splits.
+    """
+    if language not in SOURCE_LANGUAGES:
+        raise UserError(f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}")
+    if max_functions < 1:
+        raise UserError(f"max_functions={max_functions}: must be 1 or more")
+    opened = git.open_repository(repository)
+    folder = _folder_inside(opened, source_dir)
+    with git.reporting_missing_objects(repository):
+        order = [str(commit.id) for commit in git.commits_oldest_first(opened)]
+        if git.shallow_ends(opened):
+            print_on_main(
+                f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
+            )
+        changes = list(_read_all(repository, order, (language, max_functions, body), num_workers, progress))
+        splitter = _Splitter(opened, language, changes)
+        counts: Counter[str] = Counter()
+        corpus = splitter.corpus()
+        rows = splitter.pairs({row["url"] for row in corpus}, counts)
+        if folder is not None:
+            rows["train"] += splitter.documented(folder)
+    if missing := [split for split in rows if not rows[split]]:
+        raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
+    relevance = [{"query": row["docstring"], "url": row["url"], "relevance": 1.0} for row in rows["test"]]
+    name = Path(repository).resolve().name.removesuffix(".git")
+    rows = {split: [{"repo": name, **row} for row in part] for split, part in (rows | {"codebase": corpus}).items()}
+    return MinedHistory(rows, relevance, splitter.cut, counts)
+
+
+def mine_history_to(
+    repository: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
+) -> dict[str, Any]:
+    """Mines a history into `output_dir`: four files of rows and `relevance.jsonl.gz`. Takes `mine_history`'s options.
+
+    Returns:
+        Numbers of `rows` by split and of `commits` by outcome, `cut` and `seconds`; see `history_table`.
+
+    Raises:
+        UserError: as `mine_history`.
+    """
+    started = time.perf_counter()
+    mined = mine_history(repository, language, **options)
+    write_rows(mined.rows | {"relevance": mined.relevance}, output_dir)
+    return {
+        "rows": {split: len(rows) for split, rows in mined.rows.items()},
+        "commits": dict(mined.commits.most_common()),
+        "cut": mined.cut,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def history_table(counts: dict[str, Any]) -> str:
+    """The counts of `mine_history_to` as a Markdown table."""
+    rows = [[kind, name, count] for kind in ("rows", "commits") for name, count in counts[kind].items()]
+    title = f"mined in {counts['seconds']:.1f} s, cut at {counts['cut'][:10]}"
+    return table(["", title, "count"], rows)
+
+
+def history_state(repository: str | os.PathLike[str]) -> str:
+    """The id of the newest commit. It changes when the history changes.
+
+    Raises:
+        UserError: no repository that can be read.
+    """
+    return str(git.open_repository(repository).head.target)
+
+
+def _folder_inside(opened: pygit2.Repository, source_dir: str | os.PathLike[str] | None) -> str | None:
+    """The path of `source_dir` in the repository, with `/` at the end; None without one."""
+    if source_dir is None:
+        return None
+    root = Path(opened.workdir or opened.path).resolve()
+    own = Path(source_dir).resolve()
+    if not own.is_relative_to(root):
+        raise UserError(
+            f"source_dir={source_dir}: is no folder of the repository {root}; documentation is read from the tree at "
+            "the cut, so that nothing newer reaches training"
+        )
+    return "".join(f"{part}/" for part in own.relative_to(root).parts)
+
+
+# ---- Workers ----
+
+_reader: ChangeReader | None = None
+
+
+def _start_worker(repository: str | os.PathLike[str], options: tuple) -> None:
+    global _reader
+    _reader = ChangeReader(git.open_repository(repository), *options)
+
+
+def _read_change(commit_id: str) -> Change:
+    with git.picklable_errors():
+        return _reader.read(commit_id)
+
+
+def _read_all(
+    repository: str | os.PathLike[str], order: Sequence[str], options: tuple, num_workers: int | None, progress: bool
+) -> Iterator[Change]:
+    """Yields the changes of all commits in order, computed in `num_workers` processes."""
+    workers = min(num_workers or os.cpu_count() or 1, -(-len(order) // _AT_ONCE))
+    with ExitStack() as stack:
+        if workers > 1:
+            pool = stack.enter_context(multiprocessing.Pool(workers, _start_worker, (repository, options)))
+            changes = pool.imap(_read_change, order, chunksize=_AT_ONCE)
+        else:
+            _start_worker(repository, options)
+            changes = map(_read_change, order)
+        yield from tqdm(changes, total=len(order), desc="history", disable=None if progress else True)
+
+
+# ---- Splits ----
+
+
+class _Splitter:
+    """Splits the changes of all commits, oldest first, and makes their rows."""
+
+    def __init__(self, repository: pygit2.Repository, language: str, changes: Sequence[Change]):
+        self.repository, self.language, self.changes = repository, language, changes
+        kept = [place for place, change in enumerate(changes) if change.functions and change.parent]
+        sizes = [max(1, math.floor(len(kept) * share)) for share in (TEST_SHARE, VALID_SHARE)]
+        if len(kept) <= sum(sizes):
+            raise UserError(self._too_short(len(kept)))
+        self.test_start, self.before_test = self._cut(kept, sizes[0])
+        older = [place for place in kept if changes[place].commit in self.before_test]
+        self.valid_start, self.before_valid = self._cut(older, sizes[1])
+        self.cut, self.train_cut = (changes[place].parent for place in (self.test_start, self.valid_start))
+        self.urls, self.renamed = self._urls_at_cut()
+
+    def _cut(self, kept: list[int], size: int) -> tuple[int, set[str]]:
+        """The place of the oldest of the newest `size` commits, and the ids of all that its parent descends from.
+
+        Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
+        of a commit on an old branch does not know what happened beside it.
+        """
+        near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
+        wanted = kept[-size] if len(kept) >= size else kept[0]
+        best: tuple[int, int, int, set[str]] | None = None
+        for place in near[:: max(1, len(near) // _CANDIDATES)]:
+            known = git.ancestors(self.repository, git.read_object(self.repository, self.changes[place].parent))
+            unknown = sum(self.changes[other].commit not in known for other in kept if other < place)
+            if best is None or (unknown, abs(place - wanted)) < best[:2]:
+                best = unknown, abs(place - wanted), place, known
+        if best is None:
+            raise UserError(self._too_short(len(kept)))
+        return best[2:]
+
+    def _too_short(self, kept: int) -> str:
+        """The message for a history without three splits."""
+        counts = Counter(change.outcome for change in self.changes if not change.functions)
+        reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
+        return (
+            f"only {kept} of {len(self.changes):,} commits change {self.language} functions and say how; train, valid "
+            f"and test need some each{f' ({reasons})' if reasons else ''}"
+        )
+
+    def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
+        """The urls that the changed functions of every commit have in the corpus.
+
+        Files are followed through renames, from the cut back and from the cut on. The second value gives the paths in
+        the corpus of files that were renamed between the cut of training and that of the test queries.
+        """
+        urls: list[list[str]] = [[]] * len(self.changes)
+        now: dict[str, str] = {}
+        renamed: dict[str, str] = {}
+        for place in reversed(range(self.test_start)):
+            change = self.changes[place]
+            if change.commit in self.before_test:
+                now |= {old: now.get(new, new) for old, new in change.renames}
+            urls[place] = [function_url(now.get(each.path, each.path), each.name) for each in change.functions]
+            if place == self.valid_start:
+                renamed = dict(now)
+        then: dict[str, str] = {}
+        for place in range(self.test_start, len(self.changes)):
+            change = self.changes[place]
+            urls[place] = [function_url(then.get(each.path, each.path), each.name) for each in change.functions]
+            then |= {new: then.get(old, old) for old, new in change.renames}
+        return urls, renamed
+
+    def split(self, place: int) -> str:
+        """The split of a commit; empty for one that neither precedes a cut nor follows it."""
+        commit = self.changes[place].commit
+        if place >= self.test_start:
+            return "test"
+        if place >= self.valid_start:
+            return "valid" if commit in self.before_test else ""
+        return "train" if commit in self.before_valid else ""
+
+    def pairs(self, known: set[str], counts: Counter[str]) -> dict[str, list[Row]]:
+        """The rows of every split, newest first, each pair of a query and a function once.
+
+        Args:
+            known: urls of the corpus. Other functions did not exist at the cut and answer no query.
+            counts: receives the number of commits by outcome.
+        """
+        rows: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
+        seen = {name: self._texts_before(start) for name, start in self._starts().items()}
+        for place in reversed(range(len(self.changes))):
+            change = self.changes[place]
+            split = self.split(place) if change.functions else ""
+            outcome = change.outcome if not change.functions else split or "on a branch merged after a cut"
+            pairs = list(zip(self.urls[place], change.functions, strict=True)) if split else []
+            if split in seen:
+                pairs = [(url, each) for url, each in pairs if url in known]
+                if change.query.casefold() in seen[split] or change.patch in seen[split]:
+                    outcome, pairs = f"{split}: subject or patch occurs before", []
+                elif not pairs:
+                    outcome = f"{split}: no function that existed at the cut"
+            counts[outcome] += 1
+            rows[split or "train"] += [_pair(change.query, url, each.row, split, COMMITS) for url, each in pairs]
+        return {name: _distinct(found) for name, found in rows.items()}
+
+    def _starts(self) -> dict[str, int]:
+        return {"valid": self.valid_start, "test": self.test_start}
+
+    def _texts_before(self, start: int) -> set[str]:
+        """Queries in lower case and hashes of patches of all commits before a place."""
+        earlier = self.changes[:start]
+        return {change.query.casefold() for change in earlier} | {change.patch for change in earlier if change.patch}
+
+    def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, bool]]:
+        """Yields the functions of a commit's tree below a folder, and whether each has a syntax error."""
+        for path, oid in git.tree_files(self.repository, git.read_object(self.repository, commit).tree):
+            if not path.startswith(folder) or not is_mined_path(path, self.language):
+                continue
+            source = git.blob(self.repository, oid, MAX_FILE_BYTES)
+            source = source if isinstance(source, str) else decodable(source, path)
+            if isinstance(source, str):
+                continue
+            file = SourceFile(source, self.language)
+            for name, function in file.functions.items():
+                row = file.row(name, path) | {"url": function_url(renamed.get(path, path), name)}
+                yield row, function.node.has_error
+
+    def corpus(self) -> list[Row]:
+        """The functions of the tree at the cut, without documentation."""
+        return [
+            row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"}
+            for row, broken in self.tree(self.cut, {})
+            if not broken and not first_broken(row, RULES)
+        ]
+
+    def documented(self, folder: str) -> list[Row]:
+        """Training rows from the documentation below a folder, as it was at the cut of training."""
+        rules = (*CODE_RULES, *DOCUMENT_RULES)
+        rows = [
+            row | {"partition": "train", "source": DOCUMENTATION}
+            for row, broken in self.tree(self.train_cut, self.renamed, folder)
+            if row["docstring_tokens"] and not broken and not first_broken(row, rules)
+        ]
+        copies = exact_duplicates(fingerprint(row["code_tokens"]) for row in rows)
+        return [row for row, copy in zip(rows, copies, strict=True) if not copy]
+
+
+def _pair(query: str, url: str, row: Row, split: str, source: str) -> Row:
+    """A row whose query is a commit's."""
+    texts = {"docstring": query, "docstring_tokens": document_tokens(query)}
+    return row | texts | {"url": url, "partition": split, "source": source}
+
+
+def _distinct(rows: list[Row]) -> list[Row]:
+    """The rows, each pair of query and function once, the first of its kind."""
+    return list({(row["docstring"], row["url"]): row for row in reversed(rows)}.values())[::-1]

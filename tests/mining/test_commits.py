@@ -1,0 +1,58 @@
+import pytest
+
+from soft_trainer.mining.commits import query_of, reason_against
+
+SUBJECTS = [
+    ("feat(parser)!: Read dates of two digits (#123)", "Read dates of two digits"),
+    ("fix: drop the cache", "drop the cache"),
+    ("ENH: faster sums", "faster sums"),
+    ("Fix the parser, closes #12 and #13", "Fix the parser"),
+    ("Fixes GH-12: keep empty lines", "keep empty lines"),
+    ("PROJ-77: keep empty lines.", "keep empty lines"),
+    ("[ci skip] Say what is wrong :sparkles:", "Say what is wrong"),
+    ("🔥 Remove the old loader (org/other#4)", "Remove the old loader"),
+    ("Thank ann@example.org for `#[inline]`, see https://example.org/x", "Thank for `#[inline]`, see"),
+    ("Add support for Python: 3 and 4", "Add support for Python: 3 and 4"),
+    ("Colour #fff is white", "Colour #fff is white"),
+]
+
+
+@pytest.mark.parametrize(("subject", "query"), SUBJECTS)
+def test_a_subject_is_cleaned(subject, query):
+    assert query_of(subject) == query
+
+
+def test_the_body_gives_its_first_paragraph_without_trailers():
+    message = (
+        "fix: Close files\n\nThey stayed open\nafter an error.\nSigned-off-by: Ann <a@example.org>\n\nMore of it."
+    )
+    assert query_of(message, body=True) == "Close files. They stayed open after an error"
+    assert query_of(message) == "Close files"
+    assert query_of("Close files\n\nCo-authored-by: Bo <b@example.org>", body=True) == "Close files"
+
+
+REASONS = [
+    ("Add a parser of dates", "", ""),
+    ("Bump the limit of open files", "", ""),
+    ("Update the versions table when a row changes", "", ""),
+    ("Release the lock after an error", "", ""),
+    ("Fix typos", "", "subject under 3 words"),
+    ("fix(core): typos (#3)", "", "subject under 3 words"),
+    ('Revert "Add a parser of dates"', "", "revert"),
+    ("Undo the last change of dates", "", "revert"),
+    ("Bring back the old parser\n\nThis reverts commit 0123456789.", "", "revert"),
+    ("v1.2.3", "", "version bump"),
+    ("Bump version to 1.2.0", "", "version bump"),
+    ("Release 1.2.0 of the package", "", "version bump"),
+    ("Prepare for the next release 2.0", "", "version bump"),
+    ("Update requests from 2.1 to 2.2", "", "version bump"),
+    ("chore(release): 1.4.2 and notes", "", "version bump"),
+    ("Update the lock file of tests", "dependabot[bot] <x@users.noreply.github.com>", "bot"),
+    ("Format all the files", "pre-commit-ci <y@example.org>", "bot"),
+    ("Add a parser of dates", "Abbot Costello <abbot@example.org>", ""),
+]
+
+
+@pytest.mark.parametrize(("message", "author", "reason"), REASONS)
+def test_commits_that_say_nothing_of_use_are_left_out(message, author, reason):
+    assert reason_against(message, author or "Ann <a@example.org>", "GitHub <noreply@github.com>") == reason

@@ -1,0 +1,415 @@
+import json
+import os
+import re
+import shutil
+import time
+from collections import Counter
+
+import pytest
+
+from soft_trainer.cli.__main__ import run_command
+from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+from soft_trainer.mining.changes import SourceFile
+from soft_trainer.mining.history import mine_history
+from soft_trainer.options.fields import DataArguments
+
+git = pytest.importorskip("pygit2")
+FOLDER, LINK, SUBMODULE, FILE = 0o040000, 0o120000, 0o160000, 0o100644
+
+
+class Repository:
+    """A repository in the making: every commit takes its files as a dictionary, and is an hour later than the last."""
+
+    def __init__(self, path, bare=False):
+        self.path = path
+        self.git = git.init_repository(str(path), bare=bare, initial_head="main")
+        self.time = 1_700_000_000
+
+    def commit(self, message, files, parents=None, author="Ann", branch="refs/heads/main", others=()):
+        self.time += 3600
+        person = git.Signature(author, "ann@example.org", self.time)
+        if parents is None:
+            parents = [] if self.git.head_is_unborn else [self.git.head.target]
+        return self.git.create_commit(branch, person, person, message, self._tree(files, others), parents)
+
+    def _tree(self, files, others=()):
+        builder, folders = self.git.TreeBuilder(), {}
+        for path, text in files.items():
+            folder, _, rest = path.partition("/")
+            if rest:
+                folders.setdefault(folder, {})[rest] = text
+            else:
+                builder.insert(path, self.git.create_blob(text.encode()), FILE)
+        for name, inner in folders.items():
+            builder.insert(name, self._tree(inner), FOLDER)
+        for name, mode, oid in others:
+            builder.insert(name, oid, mode)
+        return builder.write()
+
+
+def function(name, *lines, document=""):
+    body = [f'"""{document}"""'] if document else []
+    return "\n".join([f"def {name}(value):", *(f"    {line}" for line in [*body, *lines, "return value"])]) + "\n\n\n"
+
+
+def grown(path, commits=20, **options):
+    """A repository whose commits change the functions f0 to f4 in turn; commit N writes the number 1000 + N."""
+    repository = Repository(path, **options)
+    numbers = [0] * 5
+
+    def files():
+        return {
+            f"src/f{i}.py": function(f"f{i}", f"value += {numbers[i]}", document=f"Adds the {i}th number.")
+            for i in range(5)
+        }
+
+    repository.commit("Start with five functions of numbers", files())
+    for number in range(1, commits + 1):
+        numbers[number % 5] = 1000 + number
+        repository.commit(f"Make the sum number {number} larger (#{number})", files())
+    return repository
+
+
+def mine(repository, language="python", **options):
+    return mine_history(getattr(repository, "path", repository), language, num_workers=1, progress=False, **options)
+
+
+def by_query(rows):
+    return {row["docstring"]: row for row in rows}
+
+
+def test_a_pair_is_a_subject_and_the_function_as_it_was_before(tmp_path):
+    mined = mine(grown(tmp_path))
+    assert {split: len(rows) for split, rows in mined.rows.items()} == {
+        "train": 20, "valid": 2, "test": 3, "codebase": 5,
+    }  # fmt: skip
+    assert [row["docstring"] for row in mined.rows["train"]][:2] == [
+        "Make the sum number 15 larger",
+        "Make the sum number 14 larger",
+    ]
+    row = by_query(mined.rows["train"])["Make the sum number 12 larger"]
+    assert row["code"] == "def f2(value):\n    value += 1007\n    return value"
+    assert row["docstring_tokens"] == "Make the sum number 12 larger".split()
+    assert (row["url"], row["path"], row["func_name"]) == ("src/f2.py#f2", "src/f2.py", "f2")
+    assert (row["repo"], row["partition"], row["source"]) == (tmp_path.name, "train", "history")
+
+
+def test_new_functions_are_rows_as_they_were_added(tmp_path):
+    mined = mine(grown(tmp_path))
+    first = [row for row in mined.rows["train"] if row["docstring"] == "Start with five functions of numbers"]
+    assert [row["func_name"] for row in first] == [f"f{i}" for i in range(5)]
+
+
+def test_the_corpus_is_the_tree_before_the_oldest_test_commit(tmp_path):
+    mined = mine(grown(tmp_path))
+    assert {row["url"]: row["code"].split()[4] for row in mined.rows["codebase"]} == {
+        f"src/f{i}.py#f{i}": str(number) for i, number in enumerate((1015, 1016, 1017, 1013, 1014))
+    }
+    assert not any(row["docstring"] or row["docstring_tokens"] for row in mined.rows["codebase"])
+    assert mined.relevance == [
+        {"query": f"Make the sum number {n} larger", "url": f"src/f{n % 5}.py#f{n % 5}", "relevance": 1.0}
+        for n in (20, 19, 18)
+    ]
+
+
+def test_nothing_from_after_a_cut_reaches_what_is_before_it(tmp_path):
+    repository = grown(tmp_path, 12)
+    base = repository.git.head.target
+    late = {"src/g.py": function("g", "value += 7777")}
+    # A branch that starts long before the cut of the test queries, and is merged after it.
+    side = repository.commit("Add a function on a branch", late, [base], branch="refs/heads/side")
+    side = repository.commit(
+        "Change the function on the branch",
+        {"src/g.py": function("g", "value += 8888")},
+        [side],
+        branch="refs/heads/side",
+    )
+    files = {}
+    for number in range(13, 31):
+        files[f"src/f{number}.py"] = function(f"f{number}", f"value += {1000 + number}")
+        repository.commit(f"Add the function number {number}", files)
+    tip = repository.git.head.target
+    repository.commit("Merge the branch of old", files | late, [tip, side])
+    for number in range(31, 34):
+        files[f"src/f{number}.py"] = function(f"f{number}", f"value += {1000 + number}")
+        files["src/f14.py"] = function("f14", f"value += {1000 + number}")
+        repository.commit(f"Add the function number {number}", files | late)
+    mined = mine(repository, source_dir=tmp_path)
+    numbers = {
+        split: {int(word) for row in rows for word in row["code_tokens"] if word.isdigit()}
+        for split, rows in mined.rows.items()
+    }
+    queries = {
+        split: {int(number) for row in rows for number in re.findall(r"\d+$", row["docstring"])}
+        for split, rows in mined.rows.items()
+    }
+    assert queries["test"] and min(queries["test"]) > max(queries["train"] | queries["valid"])
+    assert min(queries["valid"]) > max(queries["train"])
+    cut, train_cut = 999 + min(queries["test"]), 999 + min(queries["valid"])
+    assert max(numbers["codebase"]) <= cut
+    assert max(numbers["train"]) <= train_cut
+    assert not {7777, 8888} & (numbers["train"] | numbers["valid"] | numbers["codebase"])
+    assert mined.commits["on a branch merged after a cut"] == 1  # the first of the branch removes too many functions
+
+
+NOTHING = "no function changed, or only its layout and comments"
+LEFT_OUT = [
+    ("Make the layout of it nicer", "def f0( value ):\n    # a comment\n    return  value\n", NOTHING),
+    ("Change a constant of it", function("f0") + "LIMIT = 5\n", NOTHING),
+    ('Revert "Make it larger again"', function("f0", "value += 1"), "revert"),
+    ("Bump version to 1.2.0", function("f0", "value += 1"), "version bump"),
+    ("Fix typos", function("f0", "value += 1"), "subject under 3 words"),
+    ("Change six functions at once", "".join(function(f"h{i}") for i in range(6)), "over 5 functions"),
+    ("Break the syntax of it", "def f0(value):\n    return value +\n", "kept"),
+]
+
+
+@pytest.mark.parametrize(("message", "text", "outcome"), LEFT_OUT, ids=[case[0] for case in LEFT_OUT])
+def test_commits_without_a_change_to_search_for_are_left_out(tmp_path, message, text, outcome):
+    repository = grown(tmp_path)
+    rest = {f"src/f{i}.py": function(f"f{i}") for i in range(1, 5)}
+    repository.commit("Make all functions short again", {"src/f0.py": function("f0")} | rest)
+    before = mine(repository).commits
+    repository.commit(message, {"src/f0.py": text} | rest)
+    changes = mine(repository).commits
+    changes.subtract(before)
+    kept = sum(changes.pop(split, 0) for split in ("train", "valid", "test"))
+    assert (kept, +changes) == ((1, {}) if outcome == "kept" else (0, {outcome: 1}))
+
+
+def test_a_bot_is_left_out(tmp_path):
+    repository = grown(tmp_path)
+    repository.commit("Make the functions much nicer", {"src/f0.py": function("f0")}, author="renovate[bot]")
+    assert mine(repository).commits["bot"] == 1
+
+
+def test_max_functions_and_body_are_options(tmp_path):
+    repository = grown(tmp_path)
+    assert len(mine(repository, max_functions=4).rows["train"]) == 15  # without the first commit's five
+    repository.commit(
+        "Make the first one shorter\n\nIt was long.\n\nSigned-off-by: Ann", {"src/f0.py": function("f0")}
+    )
+    mined = mine(repository, body=True, max_functions=6)
+    assert mined.relevance[0]["query"] == "Make the first one shorter. It was long"
+
+
+def test_tests_and_other_languages_do_not_count(tmp_path):
+    repository = grown(tmp_path)
+    files = {"tests/test_f.py": function("test_f"), "f.js": "function f() { return 1; }", "src/f0.py": function("f0")}
+    repository.commit("Change one function, and add its test", files)
+    mined = mine(repository)
+    assert [(row["docstring"], row["func_name"]) for row in mined.rows["test"]][:1] == [
+        ("Change one function, and add its test", "f0")
+    ]
+
+
+def test_renamed_files_keep_their_functions(tmp_path):
+    repository = grown(tmp_path)
+    texts = {i: function(f"f{i}", "value += 1", "value -= 2", document=f"Adds the {i}th number.") for i in range(5)}
+    for number in range(20, 24):
+        texts[number % 5] = function(f"f{number % 5}", f"value += {number}", "value -= 2", "value *= 3")
+        repository.commit(f"Set the number {number} of it", {f"src/f{i}.py": text for i, text in texts.items()})
+    repository.commit("Move all files to another folder", {f"lib/f{i}.py": text for i, text in texts.items()})
+    for number in range(30, 40):
+        texts[0] = function("f0", f"value += {number}", "value -= 2", "value *= 3")
+        repository.commit(f"Set the number {number} of it", {f"lib/f{i}.py": text for i, text in texts.items()})
+    repository.commit("Move all files to the last folder", {f"kit/f{i}.py": text for i, text in texts.items()})
+    texts[0] = function("f0", "value += 99", "value -= 2", "value *= 3")
+    repository.commit("Set the number 99 of it", {f"kit/f{i}.py": text for i, text in texts.items()})
+    mined = mine(repository)
+    assert {row["url"] for row in mined.rows["codebase"]} == {f"lib/f{i}.py#f{i}" for i in range(5)}
+    newest = mined.rows["test"][0]
+    assert (newest["docstring"], newest["path"], newest["url"]) == (
+        "Set the number 99 of it",
+        "kit/f0.py",
+        "lib/f0.py#f0",
+    )
+    old = by_query(mined.rows["train"])["Set the number 22 of it"]
+    assert (old["path"], old["url"]) == ("src/f2.py", "lib/f2.py#f2")
+
+
+def test_queries_whose_subject_or_patch_occurs_before_the_cut_are_dropped(tmp_path):
+    repository = grown(tmp_path)
+    files = {f"src/f{i}.py": function(f"f{i}", "value += 5") for i in range(5)}
+    repository.commit("Make the sum number 3 larger", files)
+    # the patch of an earlier commit once more
+    again = {"src/f0.py": function("f0", "value += 1005", document="Adds the 0th number.")}
+    back = {"src/f0.py": function("f0", "value += 1010", document="Adds the 0th number.")}
+    repository.commit("Go back to what it was", files | again)
+    repository.commit("Set it to the greater number", files | back)
+    mined = mine(repository)
+    assert mined.commits["test: subject or patch occurs before"] == 2
+    assert not {"Make the sum number 3 larger", "Set it to the greater number"} & {
+        row["docstring"] for row in mined.rows["test"]
+    }
+
+
+def test_documentation_and_commits_are_rows_of_the_same_tree(tmp_path):
+    mined = mine(grown(tmp_path), source_dir=tmp_path / "src")
+    rows = [row for row in mined.rows["train"] if row["source"] == "documentation"]
+    assert [row["docstring"] for row in rows] == [f"Adds the {i}th number." for i in range(5)]
+    assert [row["url"] for row in rows] == [f"src/f{i}.py#f{i}" for i in range(5)]
+    assert Counter(row["source"] for row in mined.rows["train"]) == {"documentation": 5, "history": 20}
+    with pytest.raises(UserError, match="is no folder of the repository"):
+        mine(tmp_path, source_dir=tmp_path.parent)
+
+
+NESTED = b"""function outer() {
+  const inner = function () {
+    return 1;
+  };
+  return 2;
+}
+class A {
+  get x() { return 3; }
+  set x(v) { this.v = 4; }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ([range(3, 4)], {"inner"}),
+        ([range(5, 6)], {"outer"}),
+        ([range(1, 6)], {"outer", "inner"}),
+        ([range(8, 9)], {"A.x"}),
+        ([range(9, 10)], {"A.x~2"}),
+        ([range(7, 8), range(10, 12)], set()),
+    ],
+)
+def test_a_line_belongs_to_the_innermost_function(lines, names):
+    assert SourceFile(NESTED, "javascript").at(lines) == names
+
+
+def test_the_same_rows_with_any_number_of_workers(tmp_path):
+    repository = grown(tmp_path, 40)
+    one = mine(repository)
+    two = mine_history(tmp_path, "python", num_workers=2, progress=False)
+    assert (one.rows, one.relevance, one.commits) == (two.rows, two.relevance, two.commits)
+
+
+def test_no_author_and_no_address_enters_a_row(tmp_path):
+    repository = grown(tmp_path)
+    message = "Make it nicer for ann@example.org\n\nSo Bob said.\nCo-authored-by: Ann Author <ann@example.org>"
+    repository.commit(message, {"src/f0.py": function("f0")}, author="Ann Author")
+    text = json.dumps([mine(repository, body=True).rows, mine(repository).relevance])
+    assert "So Bob said" in text
+    assert "Ann Author" not in text and "example.org" not in text
+
+
+def test_the_folder_is_read_by_training_and_evaluation(tmp_path, capsys):
+    grown(tmp_path / "repo")
+    out = tmp_path / "out"
+    run_command(["mine", "--history", str(tmp_path / "repo"), "--language", "python", "--output_dir", str(out)])
+    assert "| commits | train" in capsys.readouterr().out
+    assert sorted(os.listdir(out)) == [
+        f"{name}.jsonl.gz" for name in ("codebase", "relevance", "test", "train", "valid")
+    ]
+    assert len(load_folder(out)["train"]) == 20
+    sets = load_evaluation_sets(DataArguments(language="python", eval_data_dir=str(out)), PROFILES["codebert"])
+    assert {each.name: len(each.queries) for each in sets} == {"out-relevance": 3, "out-test": 3}
+
+
+# ---- Repositories of all kinds ----
+
+
+def test_bare_repositories_and_merges(tmp_path):
+    repository = grown(tmp_path / "repo.git", bare=True)
+    files = {f"src/f{i}.py": function(f"f{i}", "value += 3") for i in range(5)}
+    tip = repository.git.head.target
+    side = repository.commit("Change one on another branch", files, [tip], branch="refs/heads/side")
+    repository.commit("Merge the other branch into it", files, [tip, side])
+    mined = mine(repository)
+    assert mined.commits["merge"] == 1
+    assert mined.rows["train"][0]["repo"] == "repo"
+
+
+def test_links_submodules_and_odd_names_are_left_alone(tmp_path):
+    repository = grown(tmp_path)
+    target = repository.git.create_blob(b"/etc/passwd")
+    others = [("link.py", LINK, target), ("kit.py", SUBMODULE, repository.git.head.target)]
+    files = {"src/f0.py": function("f0"), **{f"src/f{i}.py": function(f"f{i}") for i in range(1, 5)}}
+    for number in range(30, 40):
+        files["src/f0.py"] = function("f0", f"value += {number}")
+        repository.commit(f"Set the number {number} of it", files, others=others)
+    assert {row["path"] for row in mine(repository).rows["codebase"]} == {f"src/f{i}.py" for i in range(5)}
+
+
+def test_a_shallow_clone_gives_what_it_has(tmp_path, capsys):
+    repository = grown(tmp_path)
+    commits = list(repository.git.walk(repository.git.head.target))
+    (tmp_path / ".git/shallow").write_text(f"{commits[12].id}\n")
+    mined = mine(repository)
+    assert "a shallow clone with 13 commits" in capsys.readouterr().err
+    assert mined.commits["end of a shallow clone"] == 1
+    assert {split: len(rows) for split, rows in mined.rows.items()} == {
+        "train": 10,
+        "valid": 1,
+        "test": 1,
+        "codebase": 5,
+    }
+
+
+def test_places_without_a_history_get_one_line(tmp_path, capsys):
+    Repository(tmp_path / "empty")
+    (tmp_path / "folder").mkdir()
+    grown(tmp_path / "short", 2)
+    damaged = grown(tmp_path / "damaged")
+    blob = damaged.git.revparse_single("HEAD~8:src/f0.py").id
+    (tmp_path / "damaged/.git/objects" / str(blob)[:2] / str(blob)[2:]).unlink()
+    for name, message in {
+        "empty": "has no commit",
+        "folder": "no readable git repository",
+        "missing": "no readable git repository",
+        "short": "only 2 of 3 commits change python functions",
+        "damaged": "clone without --filter",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            mine(tmp_path / name)
+        with pytest.raises(UserError, match=message):
+            mine_history(tmp_path / name, "python", num_workers=2, progress=False)
+    with pytest.raises(UserError, match="language='cobol'"):
+        mine(tmp_path / "short", "cobol")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the right to give files away")
+def test_repositories_of_another_owner_work(tmp_path):
+    grown(tmp_path)
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    before = git.settings.owner_validation
+    assert len(mine(tmp_path).rows["test"]) == 3
+    assert git.settings.owner_validation == before
+
+
+def test_a_hostile_configuration_starts_nothing(tmp_path):
+    repository = grown(tmp_path / "repo")
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\ncat\n")
+    trap.chmod(0o755)
+    settings = [
+        "[core]", f"\tfsmonitor = {trap}", f"\tpager = {trap}", f"\thooksPath = {tmp_path}", f"\tsshCommand = {trap}",
+        "[diff]", f"\texternal = {trap}", '[diff "py"]', f"\ttextconv = {trap}", f"\tcommand = {trap}",
+        '[filter "py"]', f"\tclean = {trap}", f"\tsmudge = {trap}", f"\tprocess = {trap}", "\trequired = true",
+        '[remote "origin"]', "\turl = ext::" + str(trap), "\tpromisor = true",
+    ]  # fmt: skip
+    with open(tmp_path / "repo/.git/config", "a") as file:
+        file.write("\n".join(settings) + "\n")
+    (tmp_path / "repo/.git/info").mkdir(exist_ok=True)
+    (tmp_path / "repo/.git/info/attributes").write_text("*.py diff=py filter=py\n")
+    for hook in ("post-checkout", "reference-transaction", "fsmonitor-watchman"):
+        shutil.copy(trap, tmp_path / "repo/.git/hooks" / hook)
+    assert len(mine(repository).rows["test"]) == 3
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.slow
+def test_ten_thousand_commits_take_a_few_minutes(tmp_path):
+    grown(tmp_path, 1000)
+    started = time.process_time()
+    mine(tmp_path)
+    assert time.process_time() - started < 18  # 10,000 commits in three minutes, on one core
