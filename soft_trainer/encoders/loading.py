@@ -19,7 +19,7 @@ from soft_trainer.encoders.lora import import_peft, reading_base, saved_adapter
 from soft_trainer.encoders.matryoshka import check_dims, shorten
 from soft_trainer.encoders.pooling import score
 from soft_trainer.encoders.profiles import PROFILE_FILE, SETTINGS_FILE, EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import check_values, no_tokenizer, read_json, reading, repository_file
+from soft_trainer.encoders.repository import no_tokenizer, read_json, reading, repository_file
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.encoders.transformer import check_model, load_transformer
 from soft_trainer.errors import UserError
@@ -115,23 +115,17 @@ def load_encoder(
     if has_adapter(model):
         merge_adapter(model)
     check_model(model, profile)
-    check_dims([truncate_dim] if truncate_dim is not None else [], model.config.hidden_size, "truncate_dim")
     if truncate_dim is None:
         truncate_dim = saved_truncate_dim(name_or_path, revision)
+    check_dims([truncate_dim] if truncate_dim is not None else [], model.config.hidden_size, "truncate_dim")
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
 
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """Returns the number of dimensions that sentence-transformers would keep of every embedding; None for all.
-
-    Raises:
-        UserError: it is no whole number above 0.
-    """
+    """Returns the number of dimensions that sentence-transformers would keep of every embedding; None for all."""
     path = repository_file(name_or_path, SETTINGS_FILE, revision, expected=False)
-    values = read_json(path) if path else {}
-    check_values(values, {"truncate_dim": "a whole number above 0"}, path)
-    return values.get("truncate_dim")
+    return read_json(path).get("truncate_dim") if path else None
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from soft_trainer.encoders.repository import check_values, read_json, repository_file
+from soft_trainer.encoders.repository import read_json, repository_file
 from soft_trainer.errors import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's names
@@ -78,9 +78,8 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> Save
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
     values = read_json(path)
-    check_values(values, {"base_model_name_or_path": "a text", "revision": "a text"}, path)
     base, base_revision = values.get("base_model_name_or_path"), values.get("revision")
-    if not base:
+    if not base or not isinstance(base, str):
         raise UserError(f"{name_or_path}: {CONFIG} has no base_model_name_or_path; name the base there")
     if Path(base).resolve() == Path(name_or_path).resolve() and (Path(base).is_dir() or base_revision == revision):
         raise UserError(f"{name_or_path}: {CONFIG} names the adapter itself as its base; name the base there")

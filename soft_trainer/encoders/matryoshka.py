@@ -16,28 +16,18 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
     """Reads dimensions such as "768,256,64", or numbers; returns them with the largest first, () for None.
 
     Raises:
-        UserError: not a whole number, a number below 1, or one that is there twice.
+        UserError: they are not different whole numbers above 0.
     """
     words = [] if value is None else value.split(",") if isinstance(value, str) else value
     try:
-        dims = [_whole_number(word) for word in words]
+        dims = [int(word) if isinstance(word, str) else operator.index(word) for word in words]
     except (TypeError, ValueError):
+        dims = [0]
+    if min(dims, default=1) < 1 or len(set(dims)) < len(dims):
         raise UserError(
-            f"matryoshka_dims={value}: whole numbers separated by commas are expected, such as 768,256,64"
-        ) from None
-    for dim in dims:
-        if dim < 1:
-            raise UserError(f"matryoshka_dims={value}: {dim} is not a number of dimensions, which is 1 or more")
-        if dims.count(dim) > 1:
-            raise UserError(f"matryoshka_dims={value}: {dim} is there twice")
+            f"matryoshka_dims={value}: must be different whole numbers above 0, by comma, such as 768,256,64"
+        )
     return tuple(sorted(dims, reverse=True))
-
-
-def _whole_number(value) -> int:
-    """Reads a number or a word; a boolean or a fraction is no number of dimensions."""
-    if isinstance(value, bool):
-        raise TypeError(value)
-    return int(value) if isinstance(value, str) else operator.index(value)
 
 
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
@@ -47,16 +37,14 @@ def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_
         UserError: names the smallest and the largest that work.
     """
     for dim in dims:
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise UserError(f"{option}={dim!r}: must be a whole number from 1 to {hidden_size}")
-        if dim < 1:
-            raise UserError(f"{option}={dim}: must be 1 or more")
-        if dim > hidden_size:
-            raise UserError(f"{option}={dim}: the embeddings of this encoder have {hidden_size} dimensions")
+        if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
+            raise UserError(
+                f"{option}={dim!r}: must be a whole number from 1 to {hidden_size}, the encoder's dimensions"
+            )
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
-    """Cuts embeddings Tensor[n, d] to their first `dim` dimensions, normalised anew if the profile normalises.
+    """Cuts embeddings Tensor[n, d] to their first `dim` dimensions, normalised again if the profile normalises.
 
     None cuts nothing. Cosine scores normalise on their own.
     """

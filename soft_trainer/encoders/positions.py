@@ -19,6 +19,7 @@ def most_tokens(config: Mapping) -> int | None:
     positions, kind = config.get("max_position_embeddings"), config.get("model_type") or ""
     if not positions or positions < 0:
         return None
+    positions = int(positions)
     if kind == "mpnet":
         return positions - 2
     return positions - (config.get("pad_token_id") or 0) - 1 if any(k in kind for k in _AFTER_PADDING) else positions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from soft_trainer.encoders.lora import base_of
 from soft_trainer.encoders.positions import most_tokens
-from soft_trainer.encoders.repository import check_values, published_name, read_json, repository_file
+from soft_trainer.encoders.repository import published_name, read_json, reading, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
 
@@ -20,15 +20,6 @@ SCORE_FUNCTIONS = ("dot", "cosine")
 PROFILE_FILE = "soft_trainer.json"
 _SPECIAL_TOKEN = r"<[^<>\s]+>"
 _HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
-# The type of a profile's field -> the kind of its value in JSON.
-_KIND_OF_TYPE = {
-    "str": "a text",
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "tuple[str, ...]": "a list of texts",
-    "tuple[int, ...]": "a list of whole numbers",
-}
 
 
 @dataclass(frozen=True)
@@ -124,14 +115,17 @@ class EncoderProfile:
             UserError: names the file and a value that is wrong, or a key that is nearly a known one.
         """
         values = read_json(path)
-        kinds = {field.name: _KIND_OF_TYPE[field.type] for field in dataclasses.fields(cls)}
-        for key in sorted(set(values) - set(kinds)):
-            if near := difflib.get_close_matches(key, set(kinds) - set(values), n=1):
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        for key in sorted(set(values) - set(defaults)):
+            if near := difflib.get_close_matches(key, set(defaults) - set(values), n=1):
                 raise UserError(f"{path}: unknown key {key!r}; did you mean {near[0]!r}?")
-        known = {key: value for key, value in values.items() if key in kinds}
-        check_values(known, {key: kinds[key] for key in known}, path, optional=False)
+        known = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in defaults}
+        for key, value in known.items():
+            kind = type(defaults[key])
+            if type(value) not in ((int, float) if kind is float else (kind,)):
+                raise UserError(f"{path}: {key}={value!r}: must be of type {kind.__name__}")
         try:
-            return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+            return cls(**known)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
 
@@ -193,20 +187,6 @@ KNOWN_ENCODERS = {
 }
 _NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
 SETTINGS_FILE = "config_sentence_transformers.json"
-# Keys of the files of sentence-transformers, of the tokenizer and of the model that are read -> their kinds.
-_KINDS_OF_FILES = {
-    "max_seq_length": "a whole number",
-    "query_length": "a whole number",
-    "document_length": "a whole number",
-    "modality_config": "a mapping",
-    "prompts": "a mapping to texts",
-    "similarity_fn_name": "a text",
-    "include_prompt": "true or false",
-    "pooling_mode": "a text or a list of texts",
-    "model_max_length": "a number",
-    "max_position_embeddings": "a whole number",
-    "model_type": "a text",
-}
 # Names of sentence-transformers, those of older releases too -> ours.
 _POOLING_NAMES = {
     "pooling_mode_mean_tokens": "mean",
@@ -237,7 +217,8 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
     if "/" in published and published in KNOWN_ENCODERS:
         return PROFILES[KNOWN_ENCODERS[published]]
     if repository_file(name_or_path, "modules.json", revision):
-        return _sentence_transformers_profile(name_or_path, revision)
+        with reading(name_or_path, revision):
+            return _sentence_transformers_profile(name_or_path, revision)
     base, base_revision = base_of(name_or_path, revision)
     if base != name_or_path:
         return resolve_profile(base, revision=base_revision)
@@ -249,9 +230,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
     def read(file: str) -> dict:
         path = repository_file(name_or_path, file, revision)
-        return _checked_values(path) if path else {}
+        return read_json(path) if path else {}
 
-    modules = _modules(repository_file(name_or_path, "modules.json", revision))
+    entries = read_json(repository_file(name_or_path, "modules.json", revision), list)
+    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in entries}
     transformer, settings = read("sentence_bert_config.json"), read(SETTINGS_FILE)
     prompts = settings.get("prompts") or {}
     pooling_config = read(f"{modules['Pooling']}/config.json") if "Pooling" in modules else {}
@@ -261,7 +243,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             "empty"
         )
     pooling = _pooling(pooling_config) if "Pooling" in modules else "pooler"
-    output = _output(transformer, name_or_path)
+    output = (transformer.get("modality_config") or {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
     expressible = (
         set(modules) <= {"Transformer", "Pooling", "Normalize"}
@@ -296,32 +278,6 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         )
     except UserError as error:
         raise UserError(f"{name_or_path}: its files of sentence-transformers: {error}") from error
-
-
-def _modules(path: Path) -> dict[str, str]:
-    """The modules of `modules.json`: the last part of the type -> the folder."""
-    entries = read_json(path, list)
-    for place, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict):
-            raise UserError(f"{path}: entry {place}: a mapping with type and path is expected")
-        check_values(entry, {"type": "a text", "path": "a text"}, f"{path}: entry {place}", optional=False)
-    return {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in entries}
-
-
-def _checked_values(path: Path) -> dict:
-    """The content of a file whose values are of the kinds that are read."""
-    values = read_json(path)
-    modes = {key: "true, false, 0 or 1" for key in values if key in _POOLING_NAMES}
-    check_values(values, _KINDS_OF_FILES | modes, path)
-    return values
-
-
-def _output(transformer: dict, name_or_path: str | Path) -> str:
-    """The output of the model that `sentence_bert_config.json` names."""
-    texts = (transformer.get("modality_config") or {}).get("text") or {}
-    if not isinstance(texts, dict):
-        raise UserError(f"{name_or_path}/sentence_bert_config.json: modality_config, text: a mapping is expected")
-    return texts.get("method_output_name", "last_hidden_state")
 
 
 def _pooling(config: dict) -> str:

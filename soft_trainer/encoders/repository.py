@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,23 +23,6 @@ from safetensors import SafetensorError
 from soft_trainer.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-# Words for a kind of JSON value -> True for a value of that kind.
-KINDS = {
-    "a text": lambda value: isinstance(value, str),
-    "true or false": lambda value: isinstance(value, bool),
-    "true, false, 0 or 1": lambda value: value in (False, True),
-    "a number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "a whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "a whole number above 0": lambda value: KINDS["a whole number"](value) and value > 0,
-    "a list of texts": lambda value: isinstance(value, list) and all(map(KINDS["a text"], value)),
-    "a text or a list of texts": lambda value: KINDS["a text"](value) or KINDS["a list of texts"](value),
-    "a list of whole numbers": lambda value: isinstance(value, list) and all(map(KINDS["a whole number"], value)),
-    "a mapping": lambda value: isinstance(value, dict),
-    "a mapping to texts": lambda value: (
-        isinstance(value, dict) and all(text is None or KINDS["a text"](text) for text in value.values())
-    ),
-}
 
 
 def published_name(name_or_path: str | Path) -> str:
@@ -93,24 +76,6 @@ def read_json(path: str | Path, kind: type = dict):
     return values
 
 
-def check_values(values: Mapping, kinds: Mapping[str, str], place: str | Path, optional: bool = True) -> None:
-    """Refuses values of a JSON file that are not of their kind.
-
-    Args:
-        kinds: key -> one of `KINDS`. Other keys are not looked at.
-        place: the file, for the message.
-        optional: True if a key may be missing or null.
-
-    Raises:
-        UserError: names the file, the key and the kind.
-    """
-    for key, kind in kinds.items():
-        value = values.get(key)
-        if not (optional and value is None) and not KINDS[kind](value):
-            shown = textwrap.shorten(json.dumps(value), 60, placeholder=" ...") if key in values else "missing"
-            raise UserError(f"{place}: {key}: {kind} is expected, not {shown}")
-
-
 @contextmanager
 def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
     """Turns an error from reading a folder or repository into a one-line UserError.
@@ -122,7 +87,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
 
 
@@ -141,6 +106,8 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
         return "no config.json in it, so it is not the folder of a model; check the name"
     if isinstance(error, KeyError):
         return f"{error} in its files is unknown to this release"
+    if isinstance(error, TypeError | AttributeError):
+        return f"a value in its JSON files has the wrong type ({error})"
     if "`attn_implementation=" in str(error):
         return "its model has no such attn_implementation; use eager, sdpa or flash_attention_2"
     if "trust_remote_code" in str(error):

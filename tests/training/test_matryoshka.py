@@ -24,9 +24,9 @@ def test_dims_are_read_and_sorted():
     assert parse_dims("64, 768,256") == parse_dims([256, 768, 64]) == (768, 256, 64)
 
 
-@pytest.mark.parametrize("dims", [16, [8.7], [True], 8.0])
+@pytest.mark.parametrize("dims", [16, [8.7], 8.0])
 def test_dims_of_a_wrong_type(dims):
-    with pytest.raises(UserError, match="whole numbers separated by commas are expected"):
+    with pytest.raises(UserError, match="must be different whole numbers"):
         parse_dims(dims)
 
 
@@ -36,26 +36,18 @@ def test_a_cut_of_a_wrong_type(dim):
         check_dims([dim], 32, "truncate_dim")
 
 
-@pytest.mark.parametrize(
-    "dims, says",
-    [
-        ("768,x", "whole numbers separated by commas are expected"),
-        ("768,0", "0 is not a number of"),
-        ("64,64", "64 is there twice"),
-        ("", "whole"),
-    ],
-)
-def test_dims_that_cannot_be(dims, says, trainer_of):
-    with pytest.raises(UserError, match=f"matryoshka_dims={dims}: .*{says}"):
+@pytest.mark.parametrize("dims", ["768,x", "768,0", "64,64", ""])
+def test_dims_that_cannot_be(dims, trainer_of):
+    with pytest.raises(UserError, match=f"matryoshka_dims={dims}: must be different whole numbers"):
         trainer_of(matryoshka_dims=dims)
 
 
 def test_dims_above_the_hidden_size(trainer_of):
-    with pytest.raises(UserError, match="matryoshka_dims=64: the embeddings of this encoder have 32 dimensions"):
+    with pytest.raises(UserError, match="matryoshka_dims=64: must be a whole number from 1 to 32"):
         trainer_of(matryoshka_dims="64,16")
     with pytest.raises(UserError, match="truncate_dim=33"):
         check_dims([33], 32, "truncate_dim")
-    with pytest.raises(UserError, match="truncate_dim=0: must be 1 or more"):
+    with pytest.raises(UserError, match="truncate_dim=0: must be a whole number from 1 to 32"):
         check_dims([0], 32, "truncate_dim")
 
 
