@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+from pandas import DataFrame
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_text
@@ -15,7 +16,7 @@ from soft_trainer.studies.report import tables
 from soft_trainer.studies.report.cells import Cell, Difference, make_cells, make_differences
 from soft_trainer.studies.report.pictures import pictures
 from soft_trainer.studies.report.records import ReportedRun, find_runs
-from soft_trainer.studies.report.tables import SIGNIFICANT, Table, markdown
+from soft_trainer.studies.report.tables import SIGNIFICANT, markdown
 
 MAIN = "test"
 BACKGROUND = ("data", "runs", "left-out")  # sections that follow the pictures
@@ -39,7 +40,7 @@ class Section:
 
     name: str
     title: str
-    table: Table | None = None
+    table: DataFrame | None = None
     notes: Sequence[str] = ()
     items: Sequence[str] = ()
 
@@ -130,7 +131,8 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"markdown": markdown, "escaped": tables.escaped, "change_text": change_text}
+    for function in (markdown, tables.escaped, tables.html_entry, change_text):
+        environment.filters[function.__name__] = function
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before the pictures, which take time
         made = sections(report)
@@ -142,6 +144,7 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
             "pictures": pictures(report.main_cells, report.differences),
             "differences": report.differences,
             "labels": tables.column_labels(report.main_cells),
+            "text_headers": tables.TEXTS,
         }
         texts = {
             "report.md": environment.get_template("report.md.jinja").render(content),
