@@ -183,7 +183,7 @@ def _measured(trainer) -> dict[int, dict[str, float]]:
     return {entry["step"]: entry for entry in trainer.state.log_history if "eval_alignment" in entry}
 
 
-def train(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
+def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
     """Trains the SimCSE encoder that the options describe.
 
     Raises:

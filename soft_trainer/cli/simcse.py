@@ -9,7 +9,7 @@ output folder loads with `SimCSEEstimator` and with `SentenceTransformer`.
 
 from __future__ import annotations
 
-from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments, train
+from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments, train_simcse
 
 OPTIONS = (SimCSEArguments, SimCSETrainingArguments)
-run = train
+run = train_simcse

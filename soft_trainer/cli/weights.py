@@ -19,7 +19,7 @@ from soft_trainer.studies.weight_plot import (
     batch_rows,
     choose_estimators,
     chosen_negatives,
-    draw,
+    draw_weights,
     estimate,
     most_varied_query,
     negatives_table,
@@ -46,7 +46,7 @@ def run(arguments: WeightPlotArguments) -> None:
     else:
         query = most_varied_query(estimates) if arguments.query is None else arguments.query
         shown = negatives = chosen_negatives(estimates, query, arguments.negatives)
-    path = save_png(draw(estimates, queries, query, negatives), arguments.output) if drawn else None
+    path = save_png(draw_weights(estimates, queries, query, negatives), arguments.output) if drawn else None
     sys.stdout.write(f"Query: {' '.join(queries[query].split())}\n\n")
     sys.stdout.write(negatives_table(list(estimators), estimates, queries, query, shown) + "\n")
     if drawn:

@@ -78,7 +78,7 @@ class BaselineArguments:
             raise UserError(f"mined_negatives={self.mined_negatives}: from 0 to mined_ranks={self.mined_ranks}")
 
 
-def train(
+def train_baseline(
     baseline: BaselineArguments,
     model_args: ModelArguments,
     data_args: DataArguments,
@@ -92,7 +92,7 @@ def train(
     Raises:
         UserError: an option of our loss, several processes, or what a run of ours refuses too.
     """
-    check_options(model_args, data_args, args)
+    check_baseline(model_args, data_args, args)
     args.output_dir = args.output_dir or f"{default_output_dir(model_args, data_args, args)}-{baseline.baseline}"
     set_seed(args.seed)
     distributed.use_the_cores()
@@ -133,7 +133,7 @@ class BaselineRun(Run):
         }
 
 
-def check_options(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
+def check_baseline(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
     """Refuses what sentence-transformers' trainer does not do here."""
     given = [field.name for field in dataclasses.fields(SoftInfoNCEOptions)]
     given = [name for name in given if getattr(args, name) != getattr(SoftInfoNCEOptions, name)]

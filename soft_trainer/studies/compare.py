@@ -18,7 +18,7 @@ WIDTH = 100  # characters shown of a query or a code
 
 
 @dataclass(frozen=True)
-class Change:
+class RankChange:
     """One query under two systems, a and b; `ranks` and `tops` have an entry for each of the two."""
 
     query: str  # its text, or the url of its code if the files have no texts
@@ -49,18 +49,18 @@ class Pairing:
         """Compares the reciprocal ranks of the queries, averaged over seeds."""
         return compare_paired(*self.reciprocal)
 
-    def changes(self, number: int = NUMBER, sign: int = 0) -> list[Change]:
+    def changes(self, number: int = NUMBER, sign: int = 0) -> list[RankChange]:
         """The queries that changed most, the largest change first; `sign` 1 takes only gains, -1 only losses."""
         sizes = self.differences * sign if sign else np.abs(self.differences)
         rows = np.argsort(-sizes, kind="stable")[:number]
         return [self._change(row) for row in rows if sizes[row] > 0]
 
-    def _change(self, row: int) -> Change:
+    def _change(self, row: int) -> RankChange:
         ranks = tuple(tuple(int(ranked.ranks[order[row]]) for ranked, order in side) for side in self.sides)
         first_runs = [(ranked, int(order[row])) for (ranked, order), *_ in self.sides]
         ranked, own_row = first_runs[0]
         tops = tuple(ranked.top(own_row) for ranked, own_row in first_runs)
-        return Change(ranked.query(own_row), float(self.differences[row]), ranks, tops)
+        return RankChange(ranked.query(own_row), float(self.differences[row]), ranks, tops)
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
@@ -106,7 +106,7 @@ def p_text(p: float, equals: str = "") -> str:
     return "< 0.001" if p < 0.001 else f"{equals}{p:.3f}"
 
 
-def change_text(change: Change, names: Sequence[str] = ("A", "B")) -> str:
+def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
     """A change as lines: the query, then the first codes of each system; `=>` marks the query's own code."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):

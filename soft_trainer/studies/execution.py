@@ -21,7 +21,7 @@ from soft_trainer.files import newest_complete, record_path, write_json
 from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
 from soft_trainer.options.parse import parse
 from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
-from soft_trainer.studies.baseline import BaselineArguments, check_options
+from soft_trainer.studies.baseline import BaselineArguments, check_baseline
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checks import make_loss_settings
@@ -54,7 +54,7 @@ def check(study: Study, run: PlannedRun) -> tuple:
             entry = ESTIMATORS.get(data.estimator or "none")
             make_loss_settings(args, entry.estimator_class if entry else object)
         elif isinstance(parsed[0], BaselineArguments):
-            check_options(*parsed[1:])
+            check_baseline(*parsed[1:])
     except UserError as error:
         raise UserError(f"{run.name}: {error}") from error
     return parsed

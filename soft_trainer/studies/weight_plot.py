@@ -130,7 +130,7 @@ def chosen_negatives(estimates: Sequence[Estimate], query: int, number: int) -> 
     return sorted(chosen, key=lambda column: places[:, column].sum())
 
 
-def draw(estimates: Sequence[Estimate], queries: Sequence[str], query: int, negatives: Sequence[int]):
+def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: int, negatives: Sequence[int]):
     """The paper's Figure 2: left the sorted weights of the batch, right one query's negatives, as a figure."""
     figure = new_figure(15, 2.2 + 0.55 * max(len(negatives), 7))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))

@@ -105,7 +105,7 @@ def test_the_query_shown_is_where_weights_differ_most():
 
 def test_long_texts_and_signs_of_formulas_are_drawn_as_they_are():
     texts = ["sets $name to $value | " + "word " * 200, "a" * 500, "x_{", "short"]
-    figure = weight_plot.draw(estimates(torch.rand(4, 4)), texts, 0, [1, 2, 3])
+    figure = weight_plot.draw_weights(estimates(torch.rand(4, 4)), texts, 0, [1, 2, 3])
     left, right = figure.axes
     labels = [label.get_text() for label in right.get_yticklabels()]
     assert labels[1:] == ["x_{", "short"] and labels[0].endswith("…")

@@ -19,7 +19,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import SYSTEMS
 from soft_trainer.options.fields import LANGUAGES
-from soft_trainer.studies.compare import Change, Pairing
+from soft_trainer.studies.compare import Pairing, RankChange
 from soft_trainer.studies.report.records import ReportedRun
 from soft_trainer.studies.significance import Comparison, holm
 
@@ -201,8 +201,8 @@ class Difference:
     seeds: tuple  # those that both have; only they are compared
     comparison: Comparison  # of the queries' reciprocal ranks, averaged over these seeds
     differences: np.ndarray  # float64[Q], one for each query
-    gained: Sequence[Change]  # the queries that gained most
-    lost: Sequence[Change]
+    gained: Sequence[RankChange]  # the queries that gained most
+    lost: Sequence[RankChange]
     also: tuple[str, ...]  # settings, beside loss and weights, in which the two differ
     p: float = 1.0  # after Holm's correction over all differences of the report
 
