@@ -9,8 +9,9 @@ CoSQA gives each query one right code, CoSQA+ several. CoSQA+ has been published
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from datasets import Dataset
 
@@ -28,8 +29,8 @@ _PLUS_NAMES = (
         ("gpt4o_augment_query_code_pairs_for_search", "gpt4o_augment_query_code_pairs"),
     ),
 )
-_PAIR = ("query-idx", "code-idx", "label")
 _LANGUAGE = "python"
+T = TypeVar("T")
 
 
 # ---- CoSQA ----
@@ -51,32 +52,32 @@ def cosqa_sets(folder: Path) -> Iterator[tuple[str, tuple[Dataset, Dataset]]]:
         missing = "code_idx_map.txt (or .json)" if queries else "cosqa-retrieval-dev*.json or -test*.json"
         raise UserError(f"{folder}: CoSQA needs {missing} as well, plain or as .gz")
     numbers = read_json(codes[0], dict)
-    wrong = next((number for number in numbers.values() if not isinstance(number, int)), None)
-    if wrong is not None:
-        raise UserError(f"{codes[0]}: every code needs a number, not {wrong!r}")
     corpus = Dataset.from_list([code_row(code, str(number), _LANGUAGE) for code, number in numbers.items()])
-    known = set(numbers.values())
     parts = [re.fullmatch(_QUERIES, path.name)[1] for path in queries]
     for part, path in zip(parts, queries, strict=True):
         if parts.count(part) > 1:
             names = " and ".join(path.name for name, path in zip(parts, queries, strict=True) if name == part)
             raise UserError(f"{folder}: {names} are both the {part} queries of CoSQA: leave only one there")
-        rows = enumerate(read_json(path, list), 1)
-        query_rows = [_cosqa_query(row, known, f"{path}, entry {number}", codes[0].name) for number, row in rows]
-        if not query_rows:
-            raise UserError(f"{path}: no queries")
-        yield part, (Dataset.from_list(query_rows), corpus)
+        rows = _rows(path, lambda row: query_row(row["doc"], str(row["retrieval_idx"]), _LANGUAGE))
+        yield part, (Dataset.from_list(rows), corpus)
 
 
-def _cosqa_query(row, known: set[int], place: str, codes: str) -> dict:
-    if not isinstance(row, dict) or not isinstance(row.get("doc"), str):
-        raise UserError(f"{place}: an object with the query as text in `doc` is expected")
-    if not row["doc"].strip():
-        raise UserError(f"{place}: the query in `doc` is empty")
-    number = row.get("retrieval_idx")
-    if not isinstance(number, int) or isinstance(number, bool) or number not in known:
-        raise UserError(f"{place}: {codes} has no code with retrieval_idx={number}")
-    return query_row(row["doc"], str(row["retrieval_idx"]), _LANGUAGE)
+def _rows(path: Path, read: Callable[[dict], T]) -> list[T]:
+    """Reads every entry of a JSON list.
+
+    Raises:
+        UserError: names the entry that lacks a value, or the empty file.
+    """
+    entries = read_json(path, list)
+    if not entries:
+        raise UserError(f"{path}: no rows")
+    rows = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            rows.append(read(entry))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path}, entry {number}: not as published: {error!r}") from None
+    return rows
 
 
 # ---- CoSQA+ ----
@@ -129,32 +130,21 @@ def cosqa_plus_set(folder: Path) -> tuple[Dataset, Dataset]:
 
 def _texts(path: Path, name: str) -> dict[int, str]:
     """The text of each number, from a list of {"NAME-idx": number, NAME: text}."""
-    texts: dict[int, str] = {}
-    for entry, row in enumerate(read_json(path, list), 1):
-        number, text = (row.get(f"{name}-idx"), row.get(name)) if isinstance(row, dict) else (None, None)
-        if not isinstance(number, int) or not isinstance(text, str):
-            raise UserError(f'{path}, entry {entry}: an object with the number "{name}-idx" and "{name}" is expected')
-        if number in texts:
-            raise UserError(f"{path}, entry {entry}: {name}-idx={number} stands twice")
-        texts[number] = text
+    texts = dict(pairs := _rows(path, lambda row: (int(row[f"{name}-idx"]), row[name])))
+    if len(texts) < len(pairs):
+        raise UserError(f"{path}: two entries have the same {name}-idx")
     return texts
 
 
 def _right_codes(path: Path, queries: dict[int, str], codes: dict[int, str]) -> dict[int, list[int]]:
     """The right codes of each query that has some, in the order of the queries. A pair may be listed twice."""
-    right: dict[int, dict[int, None]] = {query: {} for query in queries}
-    absent = 0
-    for entry, row in enumerate(read_json(path, list), 1):
-        query, code, label = ((row if isinstance(row, dict) else {}).get(name) for name in _PAIR)
-        if not (isinstance(query, int) and isinstance(code, int) and label in (0, 1)):
-            raise UserError(
-                f'{path}, entry {entry}: an object with the numbers "query-idx" and "code-idx" and a "label" of 0 or '
-                "1 is expected"
-            )
-        if label and query in right:  # pairs of training and dev queries stand in the same file
-            absent += code not in codes
-            if code in codes:
-                right[query][code] = None
-    if absent:
+    pairs = _rows(path, lambda row: (int(row["query-idx"]), int(row["code-idx"]), int(row["label"])))
+    # Pairs of training and dev queries are in the same file.
+    right = [(query, code) for query, code, label in pairs if label and query in queries]
+    if absent := sum(code not in codes for _, code in right):
         print_on_main(f"{path.name}: right codes that are not in the corpus and do not count: {absent:,}")
-    return {query: list(found) for query, found in right.items() if found}
+    found = {query: {} for query in queries}
+    for query, code in right:
+        if code in codes:
+            found[query][code] = None
+    return {query: list(each) for query, each in found.items() if each}

@@ -92,14 +92,16 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
         ("cosqa-retrieval-dev-500.json", None, ["cosqa-retrieval-dev*.json"]),
         ("code_idx_map.txt", "{", ["code_idx_map.txt", "not valid JSON"]),
         ("code_idx_map.txt", "[]", ["an object", "list"]),
-        ("code_idx_map.txt", '{"x": "1"}', ["'1'", "number"]),
         ("code_idx_map.txt", '{"a": 1, "b": 0, "c": 0}', ["codebase", "repeats the url"]),
-        ("cosqa-retrieval-dev-500.json", "[]", ["no queries"]),
-        ("cosqa-retrieval-dev-500.json", '[{"docstring": "x"}]', ["entry 1", "`doc`"]),
-        ("cosqa-retrieval-dev-500.json", '[{"doc": "x", "retrieval_idx": 9}]', ["entry 1", "retrieval_idx=9"]),
-        ("cosqa-retrieval-dev-500.json", '[{"doc": "x", "retrieval_idx": [1]}]', ["retrieval_idx=[1]"]),
-        ("cosqa-retrieval-dev-500.json", '[{"doc": "x", "retrieval_idx": true}]', ["retrieval_idx=True"]),
-        ("cosqa-retrieval-dev-500.json", '[{"doc": " ", "retrieval_idx": 0}]', ["entry 1", "`doc` is empty"]),
+        ("cosqa-retrieval-dev-500.json", "[]", ["no rows"]),
+        ("cosqa-retrieval-dev-500.json", '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
+        ("cosqa-retrieval-dev-500.json", '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
+        (
+            "cosqa-retrieval-dev-500.json",
+            '[{"doc": "x", "retrieval_idx": 9}]',
+            ["url that is not in the codebase (9)"],
+        ),
+        ("cosqa-retrieval-dev-500.json", '[{"doc": " ", "retrieval_idx": 0}]', ["'docstring_tokens'", "row 1"]),
     ],
 )
 def test_cosqa_with_something_wrong(cosqa, name, content, words):
@@ -171,13 +173,13 @@ def test_cosqa_plus_under_its_first_names_with_the_wrong_pairs_gzipped(cosqa_plu
     [
         (PLUS_FILES[0], None, ["CoSQA+ needs", PLUS_FILES[0]]),
         (PLUS_FILES[2], None, ["CoSQA+ needs", PLUS_FILES[2]]),
-        (PLUS_FILES[0], '[{"query": "x"}]', ["entry 1", '"query-idx"']),
+        (PLUS_FILES[0], '[{"query": "x"}]', ["entry 1", "query-idx"]),
         (
             PLUS_FILES[1],
             '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]',
-            ["entry 2", "code-idx=1 stands twice"],
+            ["two entries have the same code-idx"],
         ),
-        (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", '"label"']),
+        (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
         (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["no pair with label 1"]),
     ],
 )
