@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import datasets
 import numpy as np
+import scipy.sparse
 import torch
 import xxhash
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -250,9 +252,27 @@ def same_texts(
 
 
 def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:
-    """For "query" and "code" the `text_ids` of every row."""
+    """For "query" and "code" the `text_ids` of every row. Codes with one url, versions of a function, are equal."""
     columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
-    return {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
+    ids = {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
+    if "url" in rows.column_names:
+        ids["code"] = _joined_by_url(ids["code"], rows["url"][:])
+    return ids
+
+
+def _joined_by_url(ids: np.ndarray, urls: Sequence[str | None]) -> np.ndarray:
+    """Makes numbers equal where urls are: the smallest of all that are linked by an equal number or url."""
+    urls = [url or f"\0{row}" for row, url in enumerate(urls)]
+    numbers, texts = np.unique(ids, return_inverse=True)
+    names, functions = np.unique(urls, return_inverse=True)
+    if len(names) == len(ids):
+        return ids
+    size = len(numbers) + len(names)
+    links = scipy.sparse.coo_array((np.ones(len(ids), bool), (texts, len(numbers) + functions)), (size, size))
+    groups = connected_components(links, directed=False)[1][texts]
+    smallest = np.full(groups.max() + 1, np.iinfo(np.uint64).max, np.uint64)
+    np.minimum.at(smallest, groups, ids)
+    return smallest[groups]
 
 
 def with_code_only(ids: Mapping[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:

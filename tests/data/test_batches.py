@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
-from soft_trainer.data.batches import TrainBatches, text_ids
+from soft_trainer.data.batches import TrainBatches, text_ids, text_ids_of
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import TokenColumn
+from soft_trainer.encoders.profiles import PROFILES
 
 ROWS = 10
 
@@ -87,6 +89,16 @@ def test_duplicates_of_another_process_are_masked(tokens):
     ids = {"query": text_ids(list("abcdefghia"))}
     batch = TrainBatches(tokens, PairCollator(0), text_ids=ids, rank=1, world_size=2).__getitems__([0, 1, 9, 2])
     assert batch.negatives.tolist() == [[False, True, True, True], [True, True, True, True]]
+
+
+def test_versions_of_one_function_count_as_the_same_code():
+    rows = {"docstring": list("abcdef"), "code": ["f 1", "f 2", "g 1", "f 2", "h 1", "i 1"]}
+    ids = text_ids_of(Dataset.from_dict(rows | {"url": ["f", "f", "g", "copy of f", None, None]}), PROFILES["auto"])
+    assert len(set(ids["query"])) == 6
+    assert ids["code"][0] == ids["code"][1] == ids["code"][3]
+    assert len(set(ids["code"])) == 4
+    single = text_ids_of(Dataset.from_dict(rows | {"url": list("uvwxyz")}), PROFILES["auto"])
+    assert list(single["code"]) == list(text_ids(rows["code"]))
 
 
 def test_text_ids_are_equal_for_equal_texts():
