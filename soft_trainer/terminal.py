@@ -35,6 +35,13 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f")
     return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
 
 
+def duration(seconds: float) -> str:
+    """A time for people: 8 s, 12 min, 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message on an unknown name: asks for the nearest known one, or points to --help."""
     near = difflib.get_close_matches(name, list(known), n=1)

@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ _RELATED = {
 }
 
 SHOWN_LINES = 4
+MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class CodeIndex:
         self.index_dir = Path(index_dir)
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
+        self.remedy = f"`soft-trainer index {self.folder}` finishes"
         self._encoders: dict[tuple, vectors.LazyEncoder] = {}
         self._cached_version: tuple | None = None
         version, self.notices = store.get_meta(database, "version"), []
@@ -159,32 +161,53 @@ class CodeIndex:
         if not os.path.isdir(self.folder):
             raise UserError(f"{self.folder}: the indexed folder is gone; search with --no_update, or index again")
         with _disk_errors(self.index_dir):
-            changes = find_changes(self.database, self.folder)
-            named = self._encoder(model, truncate_dim)["model"] is not None
-            renewed = model is not None or truncate_dim is not None
-            encode = encode and named and (renewed or bool(changes) or self._unencoded() > 0)
-            if not changes and not encode:
+            changed = bool(find_changes(self.database, self.folder)) and self._update_words(progress, wait)
+        if encode:
+            self.encode(model, truncate_dim, progress, wait)
+        return changed
+
+    def _update_words(self, progress: bool, wait: bool) -> bool:
+        with store.write_lock(self.index_dir, wait) as held:
+            if not held:
+                self.notices.append("another process is updating the index: this is what it holds now")
                 return False
-            with store.write_lock(self.index_dir, wait) as held:
-                if not held:
-                    self.notices.append("another process is updating the index: this is what it holds now")
-                    return False
-                changes = find_changes(self.database, self.folder)
-                apply_changes(self.database, self.folder, changes, progress)
-                if encode:
-                    encoder = self._loaded(self._encoder(model, truncate_dim))
-                    vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
-                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
-                if self.model is None or not self._unencoded():
-                    tidy(self.database)
+            changes = find_changes(self.database, self.folder)
+            apply_changes(self.database, self.folder, changes, progress)
+            # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
+            if self.model is None or not vectors.unencoded(self.database):
+                tidy(self.database)
         return bool(changes)
 
+    def encode(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        truncate_dim: int | None = None,
+        progress: bool = False,
+        wait: bool = True,
+    ) -> None:
+        """Encode the pieces that have no embedding, where the index has an encoder. Arguments are those of `update`.
+
+        Searches and updates of the words may go on meanwhile.
+        """
+        choice = self._encoder(model, truncate_dim)
+        asked = model is not None or truncate_dim is not None
+        if choice["model"] is None or not (asked or vectors.unencoded(self.database)):
+            return
+        with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
+            if held:
+                vectors.embed_pieces(self.database, self.index_dir, self._loaded(choice), progress)
+                with store.write_lock(self.index_dir):
+                    tidy(self.database)
+
     def refresh(self, encode: bool = True) -> None:
-        """Bring the index up to date before a search; where that fails, `notices` says why."""
+        """Bring the words up to date before a search, and the embeddings where that takes no more than a second."""
         try:
-            self.update(progress=True, wait=False, encode=encode)
+            self.update(progress=True, wait=False, encode=False)
         except UserError as error:
             self.notices.append(f"the index is as it was: {error}")
+        if encode and self.model and vectors.seconds_to_encode(self.database) <= MAX_WAIT:
+            with suppress(UserError):  # the search will say why
+                self.encode(wait=False)
 
     def search(
         self,
@@ -254,7 +277,7 @@ class CodeIndex:
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
         counts = {"files": files, "pieces": pieces, "skipped": skipped, "bytes": size, "model": self.model}
         counts |= {"truncate_dim": self.truncate_dim} if self.truncate_dim else {}
-        return counts | ({"encoded": pieces - self._unencoded()} if self.model else {})
+        return counts | ({"encoded": pieces - vectors.unencoded(self.database)} if self.model else {})
 
     def text_of(self, path: str) -> str | None:
         """The text of an indexed file, as it was when it was indexed; None for any other path."""
@@ -266,10 +289,6 @@ class CodeIndex:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
-
-    def _unencoded(self) -> int:
-        query = "SELECT coalesce(sum(count), 0) FROM files WHERE id NOT IN (SELECT file FROM vectors)"
-        return self.database.execute(query).fetchone()[0]
 
     @contextmanager
     def _snapshot(self):
@@ -305,9 +324,14 @@ class CodeIndex:
 
     def _similarity(self, query: str) -> np.ndarray | None:
         """The similarity of every piece to the query, None where there are no embeddings or their model is gone."""
-        if self._vectors is None or not len(self._vectors):
-            return None
         state = store.get_meta(self.database, "vectors")
+        if state is None:
+            return None
+        if missing := vectors.unencoded(self.database):
+            pieces = self.database.execute("SELECT sum(count) FROM files").fetchone()[0]
+            self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {self.remedy}")
+        if not len(self._vectors):
+            return None
         try:
             encoder = self._loaded(vectors.encoder_of(state))
             embedding, identity = encoder.queries([query])[0], encoder.identity
@@ -315,8 +339,10 @@ class CodeIndex:
             self.notices.append(f"searching by words alone: {error}")
             return None
         if identity != state.get("identity"):
+            name = state["model"]
             self.notices.append(
-                f"searching by words alone: {state['model']} has changed; index again to encode with it"
+                f"searching by words alone: {name} has changed; `soft-trainer index {self.folder} --model {name}` "
+                "encodes with it as it is now"
             )
             return None
         similarity = np.append(vectors.similarities(self._vectors, embedding), np.float32(np.nan))

@@ -20,7 +20,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 
-DATABASE, LOCK = "index.sqlite", "lock"
+DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
 FORMAT = 2
 TRAITS = ("test", "depth", "name_parts")  # of each file: 1 for a test; folders above it; parts of its own name
 # more dead postings than this are cleared away, and more segments than these are joined
@@ -88,9 +88,9 @@ def _check_owner(index_dir: Path) -> None:
 
 
 @contextmanager
-def write_lock(index_dir: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the one right to write an index; gives False where another process has it and `wait` is False."""
-    with open(os.open(index_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
+def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator[bool]:
+    """Holds the right to write an index, or to encode for it; gives False if another has it and `wait` is False."""
+    with open(os.open(index_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

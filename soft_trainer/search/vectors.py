@@ -11,8 +11,8 @@ import json
 import math
 import os
 import sqlite3
+import time
 import zlib
-from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +22,12 @@ import numpy as np
 from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.store import get_meta, set_meta, transaction
+from soft_trainer.terminal import duration, print_on_main
 
-COMMIT_TEXTS = 512  # some seconds of work, which is lost when the process is killed
+# A commit holds some seconds of work, which is lost when the process is killed.
+FIRST_TEXTS, COMMIT_TEXTS, COMMIT_SECONDS = 32, 512, 5.0
+LINE_SECONDS = 10.0
+SLOW_RATE = 20.0  # pieces a second, where nothing is known
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
 
@@ -33,37 +37,73 @@ def embedded_text(path: str, name: str, text: str) -> str:
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
-# a file whose pieces have no embeddings yet
 class _Pending(NamedTuple):
-    file: int
+    """A file whose pieces have no embeddings yet."""
+
+    path: str
+    content: bytes
     language: str
     texts: list[str]
     digests: list[bytes]
 
 
 def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> None:
-    """Encode every piece that has no embedding. What is committed stays, so a run that was stopped goes on."""
-    from tqdm import tqdm
+    """Encodes every piece that has no embedding. What is committed stays, so the next run continues a stopped one.
 
-    state = _state_for(database, index_dir, encoder)
-    slots = _known_slots(database)
-    total = database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
-    group, waiting = [], 0
-    with tqdm(total=total, desc="Encoding", unit="piece", disable=None if progress else True, leave=False) as bar:
-        for pending in _pending(database):
-            group.append(pending)
-            waiting += len(pending.texts)
-            if waiting >= COMMIT_TEXTS:
-                _commit(database, index_dir, encoder, state, slots, group)
-                bar.update(waiting)
-                group, waiting = [], 0
-        _commit(database, index_dir, encoder, state, slots, group)
+    Other processes and threads may change the index meanwhile, but only one may encode.
+    """
+    state, slots = _state_for(database, index_dir, encoder), _known_slots(database)
+    report = _Progress(unencoded(database)) if progress else None
+    size = FIRST_TEXTS
+    while group := _pending(database, min(size, COMMIT_TEXTS)):
+        started = time.perf_counter()
+        count = _commit(database, index_dir, encoder, state, slots, group)
+        if count:
+            state["rate"] = count / max(time.perf_counter() - started, 1e-3)
+            size = max(FIRST_TEXTS, round(COMMIT_SECONDS * state["rate"]))
+        if report:
+            report.add(sum(len(pending.texts) for pending in group), state.get("rate"))
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
-    _compact(database, index_dir)
+        state = _compacted(database, index_dir, state)
+        set_meta(database, "vectors", state)
+    _remove_others(index_dir, state["number"])
 
 
 _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
+
+
+def unencoded(database: sqlite3.Connection) -> int:
+    """Counts the pieces without an embedding."""
+    return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
+
+
+def seconds_to_encode(database: sqlite3.Connection) -> float:
+    """Estimates how long the pieces without an embedding take, from the speed of the last ones."""
+    return unencoded(database) / (get_meta(database, "vectors") or {}).get("rate", SLOW_RATE)
+
+
+class _Progress:
+    """A progress bar on a terminal, else a line every ten seconds. Both begin with an estimate of the whole time."""
+
+    def __init__(self, total: int):
+        from tqdm import tqdm
+
+        self.total, self.done, self.next_line = total, 0, 0.0
+        self.bar = tqdm(total=total, desc="Encoding", unit="piece", disable=None, leave=False)
+
+    def add(self, count: int, rate: float | None) -> None:
+        """Counts encoded pieces; `rate` is how many of them take a second."""
+        self.done += count
+        self.bar.update(count)
+        left = (self.total - self.done) / (rate or SLOW_RATE)
+        if self.done == count and left > LINE_SECONDS:
+            print_on_main(f"{self.total:,} pieces to encode take about {duration(left)}")
+        elif self.bar.disable and self.done > count and time.monotonic() > self.next_line:
+            print_on_main(f"{self.done:,} of {self.total:,} pieces encoded, about {duration(left)} left")
+        else:
+            return
+        self.next_line = time.monotonic() + LINE_SECONDS
 
 
 def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
@@ -113,17 +153,21 @@ def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
     return slots
 
 
-def _pending(database: sqlite3.Connection) -> Iterator[_Pending]:
-    """Files without embeddings, their pieces' texts with them."""
-    rows = database.execute(f"SELECT id, path, language FROM files {_WITHOUT_VECTORS} ORDER BY id").fetchall()
-    for file, path, language in rows:
-        pieces, text = database.execute("SELECT pieces, text FROM contents WHERE file = ?", (file,)).fetchone()
+def _pending(database: sqlite3.Connection, count: int) -> list[_Pending]:
+    """The next files without embeddings, as many as have `count` pieces."""
+    query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
+    group: list[_Pending] = []
+    for path, content, language, pieces, text in database.execute(f"{query} ORDER BY id"):
         lines = zlib.decompress(text).decode(errors="replace").split("\n")
         texts = [
             embedded_text(path, name, "\n".join(lines[start - 1 : end])) for start, end, name in json.loads(pieces)
         ]
         digests = [blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest() for text in texts]
-        yield _Pending(file, language, texts, digests)
+        group.append(_Pending(path, content, language, texts, digests))
+        count -= len(texts)
+        if count <= 0:
+            break
+    return group
 
 
 def _commit(
@@ -133,13 +177,17 @@ def _commit(
     state: dict,
     slots: dict,
     group: list[_Pending],
-) -> None:
-    """Encode the texts of `group` that are new, append them to the file, and name them in one transaction."""
-    new: dict[bytes, tuple[str, str]] = {}
-    for pending in group:
-        for digest, text in zip(pending.digests, pending.texts, strict=True):
-            if digest not in slots:
-                new[digest] = text, pending.language
+) -> int:
+    """Encodes the texts of `group` that are new, appends them to the file, and names them in one transaction.
+
+    Returns how many were new.
+    """
+    new = {
+        digest: (text, pending.language)
+        for pending in group
+        for digest, text in zip(pending.digests, pending.texts, strict=True)
+        if digest not in slots
+    }
     if new:
         texts, languages = zip(*new.values(), strict=True)
         vectors = (state["scale"] * encoder.codes(list(texts), list(languages))).astype("<f2")
@@ -147,12 +195,16 @@ def _commit(
         _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
         state["rows"] += len(vectors)
     rows = [
-        (pending.file, b"".join(pending.digests), np.array([slots[d] for d in pending.digests], "<i4").tobytes())
-        for pending in group
+        (b"".join(p.digests), np.array([slots[d] for d in p.digests], "<i4").tobytes(), p.path, p.content)
+        for p in group
     ]
     with transaction(database):
-        database.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
+        # A file that has changed or gone meanwhile has no such row any more.
+        database.executemany(
+            "INSERT OR REPLACE INTO vectors SELECT id, ?, ? FROM files WHERE path = ? AND digest = ?", rows
+        )
         set_meta(database, "vectors", state)
+    return len(new)
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
@@ -165,24 +217,21 @@ def _append(path: Path, row: int, vectors: np.ndarray) -> None:
         os.fsync(file.fileno())
 
 
-def _compact(database: sqlite3.Connection, index_dir: Path) -> None:
-    """Write the embeddings that are still in use into a new file, where enough of the old one is not."""
-    state = get_meta(database, "vectors")
+def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
+    """Writes the embeddings that are still in use into a new file if enough of the old one is not; its state."""
     rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
     used = np.unique(np.concatenate([np.frombuffer(slots, "<i4") for _, slots in rows] or [np.zeros(0, "<i4")]))
     if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
-        return
+        return state
     old = open_vectors(index_dir, state)
-    state |= {"number": state["number"] + 1, "rows": len(used)}
+    state = state | {"number": state["number"] + 1, "rows": len(used)}
     path = vector_file(index_dir, state["number"])
     path.unlink(missing_ok=True)
     for start in range(0, len(used), 65_536):
         _append(path, start, np.asarray(old[used[start : start + 65_536]]))
-    with transaction(database):
-        moved = [(np.searchsorted(used, np.frombuffer(s, "<i4")).astype("<i4").tobytes(), file) for file, s in rows]
-        database.executemany("UPDATE vectors SET slots = ? WHERE file = ?", moved)
-        set_meta(database, "vectors", state)
-    _remove_others(index_dir, state["number"])
+    moved = [(np.searchsorted(used, np.frombuffer(s, "<i4")).astype("<i4").tobytes(), file) for file, s in rows]
+    database.executemany("UPDATE vectors SET slots = ? WHERE file = ?", moved)
+    return state
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:

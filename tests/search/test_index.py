@@ -318,6 +318,53 @@ class TestWithEncoder:
         assert index.statistics()["encoded"] == index.statistics()["pieces"]
         assert len(stub.encoded) == len(set(stub.encoded))
 
+    def test_a_search_encodes_what_takes_a_second_and_no_more(self, tree, stub):
+        index = CodeIndex.build(tree, model="stub")
+        state = store.get_meta(index.database, "vectors")
+        write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+        for rate, remedy in (
+            (0.5, f"12 of 13 pieces have embeddings; `soft-trainer index {tree}` finishes"),
+            (20, None),
+        ):
+            store.set_meta(index.database, "vectors", state | {"rate": rate})
+            stub.encoded.clear()
+            index.notices.clear()
+            index.refresh()
+            assert index.search("brand_new")[0].path == "new.py"
+            assert index.notices == ([remedy] if remedy else []) and bool(stub.encoded) == (remedy is None)
+
+    def test_words_change_while_pieces_are_encoded(self, tree, stub, monkeypatch):
+        monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
+        original = stub.codes
+
+        def changing(self, texts, languages):  # what another process may do meanwhile
+            if len(stub.encoded) == 5:
+                (tree / "README.md").unlink()
+                write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+                other = CodeIndex.open(store.default_index_dir(tree))
+                other.refresh()
+                assert other.search("brand_new", lexical=True)[0].path == "new.py" and not other.notices
+                with store.transaction(other.database):
+                    monkeypatch.setattr(store, "MAX_DEAD_SHARE", -1)
+                    store.compact(other.database)  # gives files other numbers
+            return original(self, texts, languages)
+
+        monkeypatch.setattr(stub, "codes", changing)
+        index = CodeIndex.build(tree, model="stub")
+        fresh = CodeIndex.build(tree, tree.parent / "fresh", model="stub")
+        assert index.statistics()["encoded"] == index.statistics()["pieces"]
+        for query in ("brand_new", "mmm nnn", "sum up prices"):
+            found = [[(r.path, r.start_line, r.score) for r in one.search(query)] for one in (index, fresh)]
+            assert found[0] == found[1]
+
+    def test_without_a_terminal_the_progress_is_lines(self, tree, stub, monkeypatch, capsys):
+        monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
+        monkeypatch.setattr(vectors, "LINE_SECONDS", 0)
+        CodeIndex.build(tree, model="stub", progress=True)
+        lines = capsys.readouterr().err.split("\n")
+        assert "12 pieces to encode take about 0 s" in lines[0]
+        assert "pieces encoded, about 0 s left" in lines[1]
+
     def test_another_model_and_other_weights_are_noticed(self, tree, stub):
         index = CodeIndex.build(tree, model="stub")
         count = len(stub.encoded)
