@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     parser.add_argument("--language", help="only files in this language: python, rust, markdown")
     parser.add_argument("--name", help="only functions and classes of this name; * stands for anything")
-    parser.add_argument("-n", "--limit", type=int, default=10, help="most results (default: 10)")
+    parser.add_argument("-n", "--limit", type=int, help="most results (default: 10)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--lexical", action="store_true", help="by words alone, though the index has embeddings")
     parser.add_argument("--no_update", action="store_true", help="do not look for changed files first")
     parser.add_argument("--serve", action="store_true", help="show a search page on this machine's loopback address")
-    parser.add_argument("--port", type=int, default=0, help="port of the page (default: any that is free)")
+    parser.add_argument("--port", type=int, help="port of the page (default: any that is free)")
     parser.add_argument(
         "--mcp", action="store_true", help="serve search and read to an agent over standard input and output"
     )
@@ -52,18 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.store import find_index_dir
 
-    if arguments.limit < 1:
-        raise UserError(f"limit={arguments.limit}: 1 or more is expected")
+    query = " ".join(arguments.query)
+    limit = 10 if arguments.limit is None else arguments.limit
+    _check(arguments, query, limit)
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
     if arguments.mcp or arguments.serve:
-        return _serve(index, arguments)
+        return _serve(index, arguments, query)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
-    query = " ".join(arguments.query)
-    if not query.strip():
-        raise UserError('an empty query; say what to look for: soft-trainer search "parse a date"')
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "lexical")}
-    results = index.search(query, arguments.limit, **filters)
+    results = index.search(query, limit, **filters)
     for notice in index.notices:
         print_on_main(safe(notice))
     if arguments.json:
@@ -78,18 +76,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _serve(index: CodeIndex, arguments: argparse.Namespace) -> int:
+def _check(arguments: argparse.Namespace, query: str, limit: int) -> None:
+    """Refuses an empty query, and options that would do nothing."""
+    from soft_trainer.search.index import check_query
+
+    mode = "--mcp" if arguments.mcp else "--serve" if arguments.serve else None
+    if mode is None:
+        check_query(query, limit)
+    unread = {
+        "--mcp": ("serve", "port", "limit", "json", "path", "language", "name", "query"),
+        "--serve": ("limit", "json", "path", "language", "name"),
+        None: ("port",),
+    }[mode]
+    if given := [name for name in unread if getattr(arguments, name) not in (None, False, [])]:
+        why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
+        raise UserError(f"{given[0]}: {why}; leave it out")
+
+
+def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
     """Serves the page or the tools until the user stops it; returns 130 then."""
+    options = {"update": not arguments.no_update, "lexical": arguments.lexical}
     try:
-        if not arguments.no_update:
-            index.refresh(encode=not arguments.lexical)
         if arguments.mcp:
             from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
 
-            return serve_tools(index)
-        from soft_trainer.search.server import serve_page
+            serve_tools(index, **options)
+        else:
+            from soft_trainer.search.server import serve_page
 
-        serve_page(index, arguments.port)
+            serve_page(index, query, arguments.port or 0, **options)
         return 0
     except KeyboardInterrupt:
         place = ("--index_dir", arguments.index_dir) if arguments.index_dir else ("--folder", arguments.folder)

@@ -54,6 +54,13 @@ class SearchResult:
         """The fields by name, as `--json` prints them."""
         return asdict(self) | {"score": round(self.score, 4)}
 
+    def signature(self) -> str:
+        """The line that defines the name, or the first line with a word."""
+        lines = [line.strip() for line in self.text.split("\n") if WORD.search(line)] or [""]
+        own = re.split(r"[.:#]+", self.name)[-1]
+        named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)") if own else WORD
+        return next(filter(named.search, lines), lines[0])[:200]
+
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
         """(number, text) of the first line with a word and of those that hold most of the wanted terms, in order."""
         lines = [
@@ -81,7 +88,7 @@ class CodeIndex:
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
         self.remedy = f"`soft-trainer index {self.folder}` finishes"
-        self._encoders: dict[tuple, vectors.LazyEncoder] = {}
+        self.encoders: dict[tuple, vectors.LazyEncoder] = {}
         self._cached_version: tuple | None = None
         version, self.notices = store.get_meta(database, "version"), []
         if version not in (None, soft_trainer.__version__):
@@ -268,7 +275,7 @@ class CodeIndex:
     def _loaded(self, encoder: dict) -> vectors.LazyEncoder:
         """The encoder of this name and `truncate_dim`, the same object each time."""
         key = encoder["model"], encoder["truncate_dim"]
-        return self._encoders.setdefault(key, vectors.LazyEncoder(*key))
+        return self.encoders.setdefault(key, vectors.LazyEncoder(*key))
 
     def statistics(self) -> dict:
         """Counts of files, pieces, skipped files by reason, encoded pieces, and bytes on disk."""
@@ -286,9 +293,20 @@ class CodeIndex:
         ).fetchone()
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
+    def load_encoder(self) -> None:
+        """Load the encoder that the index has, which takes seconds; a UserError where it cannot be loaded."""
+        if (state := store.get_meta(self.database, "vectors")) is not None:
+            self._loaded(vectors.encoder_of(state)).identity  # noqa: B018, which loads it
+
     def close(self) -> None:
         """Close the database."""
         self.database.close()
+
+    def __enter__(self) -> CodeIndex:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
     @contextmanager
     def _snapshot(self):
@@ -357,6 +375,8 @@ class CodeIndex:
         if language is not None:
             wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
             numbers = [number for number, known in enumerate(self._languages) if known in wanted]
+            if not numbers:
+                raise UserError(f"language={language!r}: the index has {', '.join(sorted(self._languages))}")
             files &= np.isin(segments.languages, numbers)
         if path is not None:
             pattern = glob_pattern(path)
@@ -392,6 +412,14 @@ class CodeIndex:
         start, end, name = json.loads(pieces)[piece - int(self._segments.firsts[file])]
         lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
         return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))
+
+
+def check_query(query: str, limit: int) -> None:
+    """Raises a UserError for an empty query or a limit below 1."""
+    if not query.strip():
+        raise UserError('an empty query; say what to look for, such as "parse a date"')
+    if limit < 1:
+        raise UserError(f"limit={limit}: 1 or more is expected")
 
 
 def query_terms(query: str) -> set[str]:

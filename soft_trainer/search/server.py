@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import CodeIndex, query_terms
 from soft_trainer.search.ranking import parse_query
+from soft_trainer.search.serving import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_RESULTS = 50
 MAX_QUERY = 2_000
-CHECK_SECONDS = 5.0  # between two looks at whether files have changed
 
 
 class PageServer(ThreadingHTTPServer):
@@ -26,25 +25,18 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, index: CodeIndex, port: int = 0, update: bool = True):
+    def __init__(self, index: CodeIndex, port: int = 0, update: bool = True, lexical: bool = False):
         super().__init__(("127.0.0.1", port), _Handler)
-        self.index, self.update = index, update
+        self.served = ServedIndex(index, update, lexical)
         self.token = secrets.token_urlsafe(24)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
-        self.lock = threading.Lock()  # one search at a time: SQLite's connection is one
-        self.checked = time.monotonic()
 
     def search(self, options: dict[str, str]) -> dict:
         """The results of one query as the page shows them."""
         query = options.get("q", "")[:MAX_QUERY]
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
-        with self.lock:
-            if self.update and time.monotonic() - self.checked > CHECK_SECONDS:
-                self.index.refresh()
-                self.checked = time.monotonic()
-            results = self.index.search(query, MAX_RESULTS, **filters)
-            notices, self.index.notices = self.index.notices[-1:], []
+        results, notices = self.served.search(query, MAX_RESULTS, **filters)
         wanted = query_terms(query)
         rows = [
             result.as_dict() | {"lines": [number for number, _ in result.telling_lines(wanted)]} for result in results
@@ -55,9 +47,10 @@ class PageServer(ThreadingHTTPServer):
 
     def about(self) -> dict:
         """The folder and the languages that the filters offer."""
-        with self.lock:
-            rows = self.index.database.execute("SELECT language, count(*) FROM files GROUP BY 1 ORDER BY 2 DESC")
-            return {"folder": self.index.folder, "languages": [language for language, _ in rows]}
+        index = self.served.index
+        with self.served.lock:
+            rows = index.database.execute("SELECT language, count(*) FROM files GROUP BY 1 ORDER BY 2 DESC")
+            return {"folder": index.folder, "languages": [language for language, _ in rows]}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,13 +100,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: a line a key press helps nobody."""
 
 
-def serve_page(index: CodeIndex, port: int = 0, update: bool = True) -> None:
+def serve_page(index: CodeIndex, query: str = "", port: int = 0, update: bool = True, lexical: bool = False) -> None:
     """Print the address and serve the page until the user stops it; a UserError where the port is taken."""
     try:
-        server = PageServer(index, port, update)
+        server = PageServer(index, port, update, lexical)
     except (OSError, OverflowError) as error:
         raise UserError(f"port={port}: {error}; choose another, or 0 for any that is free") from error
-    sys.stdout.write(f"{server.url}\nStop with Ctrl+C.\n")
+    sys.stdout.write(f"{server.url}{query and f'#q={quote(query)}'}\nStop with Ctrl+C.\n")
     sys.stdout.flush()
     try:
         server.serve_forever()

@@ -51,8 +51,8 @@ def test_nothing_found_is_exit_code_1(command, tree):
     code, out, err = command("search", "--folder", tree, "zzzzzz")
     assert (code, out, err.strip()) == (1, "", "nothing found")
     assert command("search", "--folder", tree, "zzzzzz", "--json")[:2] == (1, "")
-    err = command("search", "--folder", tree, "date", "--language", "cobol")[2]
-    assert err.strip() == "nothing found with --language cobol"
+    err = command("search", "--folder", tree, "server", "--language", "markdown")[2]
+    assert err.strip() == "nothing found with --language markdown"
 
 
 def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
@@ -68,8 +68,42 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     code, out, err = command("index", tmp_path / "empty")
     assert code == 1 and not out and "no file with text" in err
     assert "no such folder" in command("search", "--folder", tmp_path / "missing", "x")[2]
-    code, _, err = command("search", "--folder", tree, "x", "-n", "0")
-    assert code == 2 and "limit=0: 1 or more" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x", "-n", "0"], "limit=0: 1 or more"),
+        (["x", "--language", "cobol"], "language='cobol': the index has go, markdown, python, text"),
+        (["x", "--port", "80"], "port: it needs --serve"),
+        (["--serve", "--path", "*.py"], "path: it does nothing with --serve"),
+        (["--serve", "-n", "3"], "limit: it does nothing with --serve"),
+        (["--serve", "--json"], "json: it does nothing with --serve"),
+        (["--mcp", "--language", "go"], "language: it does nothing with --mcp"),
+        (["--mcp", "--name", "f"], "name: it does nothing with --mcp"),
+        (["--mcp", "parse a date"], "query: it does nothing with --mcp"),
+        (["--mcp", "--serve"], "serve: it does nothing with --mcp"),
+    ],
+)
+def test_an_option_is_honoured_or_refused(command, tree, words, message):
+    command("index", tree)
+    code, out, err = command("search", "--folder", tree, *words)
+    assert code == 2 and not out and message in err
+
+
+def test_a_served_index_follows_no_update_lexical_and_the_query(command, tree, stub, monkeypatch):
+    command("index", tree, "--model", "stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    seen = []
+
+    def answer(self):
+        seen.append((self.served.lexical, self.served.search("brand_new", 5, name="brand_new")[0]))
+
+    monkeypatch.setattr("soft_trainer.search.server.PageServer.serve_forever", answer)
+    code, out, _ = command("search", "--folder", tree, "--serve", "--no_update", "--lexical", "a", "b")
+    assert code == 0 and out.splitlines()[0].endswith("/#q=a%20b") and seen == [(True, [])]
+    command("search", "--folder", tree, "--serve")
+    assert seen[1][0] is False and seen[1][1][0].path == "new.py"
 
 
 def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub, monkeypatch):

@@ -49,7 +49,9 @@ def test_filters(index):
     assert set(paths(index.search("port", language="go"))) == {"src/server.go"}
     assert [result.name for result in index.search("date", name="parse_date")] == ["parse_date"]
     assert {result.name for result in index.search("date", name="*_date")} == {"parse_date", "format_date"}
-    assert index.search("date", name="nothing") == [] and index.search("date", language="cobol") == []
+    assert index.search("date", name="nothing") == []
+    with pytest.raises(UserError, match="language='cobol': the index has go, "):
+        index.search("date", language="cobol")
 
 
 @pytest.mark.parametrize("query", ["", "  ", "?!", "zzzzzz", '"', "'; DROP TABLE files; --", "NEAR(", "a" * 100_000])

@@ -1,0 +1,99 @@
+"""An index that is served: changed files are read when a query comes, and pieces are encoded in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from soft_trainer.errors import UserError
+from soft_trainer.mining.source_files import SKIPPED_FOLDERS
+from soft_trainer.search.index import CodeIndex, SearchResult
+
+CHECK_SECONDS = 5.0  # between two looks at the tree, where nothing watches it
+
+
+class ServedIndex:
+    """Answers the queries of a page or an agent, one at a time.
+
+    Args:
+        update: read changed files before a search, and encode new pieces between searches.
+        lexical: leave the embeddings out.
+    """
+
+    def __init__(self, index: CodeIndex, update: bool = True, lexical: bool = False):
+        self.index, self.lexical = index, lexical
+        self.lock = threading.Lock()  # SQLite's connection is one
+        self.watch = Watch(index.folder) if update else None
+        self.loaded, self.work, self.problem = threading.Event(), threading.Event(), ""
+        if update:
+            index.remedy = "the others are being encoded"
+        if index.model and not lexical:
+            threading.Thread(target=self._encode, args=(update,), daemon=True).start()
+
+    def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
+        """The results, and what there is to say about them. It never waits for an encoder."""
+        with self.lock:
+            if self.watch and self.watch.changed():
+                self.index.refresh(encode=False)
+                self.work.set()
+            by_words = self.lexical or not self.loaded.is_set()
+            results = self.index.search(query, limit, lexical=by_words, **filters)
+            notices, self.index.notices = self.index.notices, []
+        if by_words and not self.lexical and self.index.model:
+            notices.append(f"searching by words alone: {self.problem or 'the encoder is being loaded'}")
+        return results, notices
+
+    def _encode(self, update: bool) -> None:
+        """Loads the encoder, then encodes what is new, again and again."""
+        while True:
+            try:
+                with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
+                    index.encoders = self.index.encoders
+                    index.load_encoder()
+                    self.loaded.set()
+                    if update:
+                        index.encode(wait=False)
+                self.problem = ""
+            except UserError as error:
+                self.problem = str(error)
+            self.work.wait()
+            self.work.clear()
+
+
+class Watch:
+    """Notices changes below a folder: at once with watchfiles (the extra `watch`), else by the clock."""
+
+    def __init__(self, folder: str):
+        self.folder, self.dirty, self.watching, self.asked = folder, True, False, 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def changed(self) -> bool:
+        """True if something may have changed since the last call."""
+        due = self.dirty if self.watching else time.monotonic() - self.asked > CHECK_SECONDS
+        if due:
+            self.dirty, self.asked = False, time.monotonic()
+        return due
+
+    def _watch(self) -> None:
+        try:
+            from watchfiles import watch  # an optional dependency
+        except ImportError:
+            return
+        try:
+            # The first answer, which may be empty, says that from now on nothing is missed.
+            for changes in watch(
+                self.folder,
+                watch_filter=self._matters,
+                debounce=300,
+                step=50,
+                rust_timeout=500,
+                yield_on_timeout=True,
+                raise_interrupt=False,
+            ):
+                self.dirty = self.dirty or bool(changes) or not self.watching
+                self.watching = True
+        except (OSError, RuntimeError):  # too many folders for the system, or the folder is gone
+            self.watching = False
+
+    def _matters(self, _, path: str) -> bool:
+        return SKIPPED_FOLDERS.isdisjoint(path[len(self.folder) :].split("/"))

@@ -1,0 +1,57 @@
+"""An index that is served: what changes is seen, and no search waits for an encoder."""
+
+import threading
+import time
+
+import pytest
+from trees import write_tree
+
+from soft_trainer.search import CodeIndex, serving
+from soft_trainer.search.serving import ServedIndex, Watch
+
+
+def until(condition, seconds=20):
+    """Waits until a condition holds; gives the seconds that it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded_behind(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    may_load, may_encode = threading.Event(), threading.Event()
+    original = stub.codes
+    monkeypatch.setattr(stub, "identity", property(lambda self: may_load.wait() and "stub 1.0 "))
+    monkeypatch.setattr(stub, "codes", lambda *arguments: may_encode.wait() and original(*arguments))
+    served = ServedIndex(index)
+    results, notices = served.search("brand_new", 5)
+    assert results[0].path == "new.py" and notices == ["searching by words alone: the encoder is being loaded"]
+    may_load.set()
+    until(served.loaded.is_set)
+    results, notices = served.search("brand_new", 5)
+    assert results[0].path == "new.py"
+    assert notices == ["12 of 13 pieces have embeddings; the others are being encoded"]
+    may_encode.set()
+    until(lambda: served.search("brand_new", 5)[1] == [])
+    write_tree(tree, {"newer.py": "def brand_newer(): pass\n"})
+    monkeypatch.setattr(serving, "CHECK_SECONDS", 0)
+    until(lambda: served.search("brand_newer", 5)[0][0].path == "newer.py")
+    until(lambda: served.search("brand_newer", 5)[1] == [])
+
+
+@pytest.mark.slow
+def test_a_watched_tree_is_looked_at_only_after_a_change(tmp_path):
+    pytest.importorskip("watchfiles")
+    tree = write_tree(tmp_path / "tree", {f"d{n % 200}/f{n}.py": f"x_{n} = 1\n" for n in range(20_000)})
+    watch = Watch(str(tree))
+    until(lambda: watch.watching)
+    watch.changed()
+    write_tree(tree, {"node_modules/a.js": "a"})
+    time.sleep(1)
+    assert not watch.changed()
+    write_tree(tree, {"d7/new.py": "def brand_new(): pass\n"})
+    assert until(watch.changed) < 2
+    assert not watch.changed()
