@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace, query: str, limit: int) -> None:
     """Refuses an empty query, and options that would do nothing."""
-    from soft_trainer.search.index import check_query
+    from soft_trainer.search.results import check_query
 
     mode = "--mcp" if arguments.mcp else "--serve" if arguments.serve else None
     if mode is None:

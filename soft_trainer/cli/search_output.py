@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from soft_trainer.search.index import SearchResult, query_terms
+from soft_trainer.search.results import SearchResult, query_terms
 from soft_trainer.search.words import WORD, stem, terms
 
 SHOWN_COLUMNS = 160

@@ -9,4 +9,5 @@ def __getattr__(name: str):
     """Import a public name on first use: the command needs no NumPy to print its help."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.index"), name)
+    home = {"CodeIndex": "index", "SearchResult": "results"}[name]
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

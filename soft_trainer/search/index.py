@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sqlite3
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,62 +14,12 @@ import numpy as np
 import soft_trainer
 from soft_trainer.errors import UserError
 from soft_trainer.search import ranking, store, vectors
-from soft_trainer.search.listing import count_reasons, glob_pattern
-from soft_trainer.search.terms import DEFINED
+from soft_trainer.search.listing import count_reasons
+from soft_trainer.search.results import SearchResult
+from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
-from soft_trainer.search.words import STOP_WORDS, WORD, terms, whole, words
 
-# A filter by language finds these with it.
-_RELATED = {
-    "typescript": ("tsx",),
-    "c++": ("cpp",),
-    "c#": ("csharp",),
-    "js": ("javascript",),
-    "ts": ("typescript", "tsx"),
-}
-
-SHOWN_LINES = 4
 MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """A piece of a file: a function, a class or some lines.
-
-    `path` is relative to the indexed folder, with `/`; lines count from 1, both included; `name` is that of the
-    function or class, those around it in front, or empty; a larger `score` is better, within one query alone.
-    """
-
-    path: str
-    start_line: int
-    end_line: int
-    language: str
-    name: str
-    score: float
-    text: str
-
-    def as_dict(self) -> dict:
-        """The fields by name, as `--json` prints them."""
-        return asdict(self) | {"score": round(self.score, 4)}
-
-    def signature(self) -> str:
-        """The line that defines the name, or the first line with a word."""
-        lines = [line.strip() for line in self.text.split("\n") if WORD.search(line)] or [""]
-        own = re.split(r"[.:#]+", self.name)[-1]
-        named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)") if own else WORD
-        return next(filter(named.search, lines), lines[0])[:200]
-
-    def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
-        """(number, text) of the first line with a word and of those that hold most of the wanted terms, in order."""
-        lines = [
-            (number, line) for number, line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line)
-        ]
-        hits = {
-            number: len(wanted & {term for word in WORD.findall(line[:1000]) for term in terms(word)})
-            for number, line in lines
-        }
-        best = sorted(lines[1:], key=lambda line: (-hits[line[0]], line[0]))[: SHOWN_LINES - 1]
-        return sorted(lines[:1] + best)
 
 
 class CodeIndex:
@@ -238,16 +186,16 @@ class CodeIndex:
         parsed = ranking.parse_query(query)
         if limit < 1 or not (parsed.terms or parsed.words):
             return []
-        with _disk_errors(self.index_dir), self._snapshot():
-            segments = self._segments
+        with _disk_errors(self.index_dir), self._snapshot() as snapshot:
+            segments = snapshot.segments
             if not segments.live.any():
                 raise UserError(f"nothing is indexed of {self.folder}; run `soft-trainer index {self.folder}`")
-            allowed = self._allowed(path, language, name)
+            allowed = snapshot.allowed(path, language, name)
             if allowed is not None and not allowed.any():
                 return []
-            similarity = None if lexical else self._similarity(query)
-            scores = ranking.score(parsed, segments, self._postings, similarity)
-            return [self._result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
+            similarity = None if lexical else self._similarity(query, snapshot)
+            scores = ranking.score(parsed, segments, snapshot.postings, similarity)
+            return [snapshot.result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
 
     @property
     def model(self) -> str | None:
@@ -309,46 +257,26 @@ class CodeIndex:
         self.close()
 
     @contextmanager
-    def _snapshot(self):
-        """One view of the database for a whole search, with arrays that belong to it."""
+    def _snapshot(self) -> Iterator[Snapshot]:
+        """One view of the database for a whole search, read again only if the database has changed."""
         self.database.execute("BEGIN")
         try:
             version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
             if version != self._cached_version:
-                self._segments = store.load_segments(self.database)
-                self._languages = store.get_meta(self.database, "languages", [])
-                state = store.get_meta(self.database, "vectors")
-                self._vectors = vectors.open_vectors(self.index_dir, state) if state else None
-                if state:
-                    self._slots = vectors.piece_slots(
-                        self.database, self._segments.firsts, len(self._segments.lengths)
-                    )
-                self._cached_version = version
-            yield
+                self._cached, self._cached_version = Snapshot(self.database, self.index_dir), version
+            yield self._cached
         finally:
             self.database.execute("COMMIT")
 
-    def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
-        rows = self.database.execute(query, (term,)).fetchall()
-        if not rows:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        pieces = np.concatenate([store.unpack(width, blob) for width, blob, _ in rows])
-        counts = np.frombuffer(b"".join(counts for _, _, counts in rows), np.uint8).astype(np.float32)
-        if not self._segments.live.all():
-            live = self._segments.live[self._segments.owners[pieces]]
-            pieces, counts = pieces[live], counts[live]
-        return pieces, counts
-
-    def _similarity(self, query: str) -> np.ndarray | None:
+    def _similarity(self, query: str, snapshot: Snapshot) -> np.ndarray | None:
         """The similarity of every piece to the query, None where there are no embeddings or their model is gone."""
-        state = store.get_meta(self.database, "vectors")
+        state = snapshot.state
         if state is None:
             return None
         if missing := vectors.unencoded(self.database):
             pieces = self.database.execute("SELECT sum(count) FROM files").fetchone()[0]
             self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {self.remedy}")
-        if not len(self._vectors):
+        if not state["rows"]:
             return None
         try:
             encoder = self._loaded(vectors.encoder_of(state))
@@ -363,68 +291,7 @@ class CodeIndex:
                 "encodes with it as it is now"
             )
             return None
-        similarity = np.append(vectors.similarities(self._vectors, embedding), np.float32(np.nan))
-        return similarity[self._slots]
-
-    def _allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
-        """The pieces that the filters leave, bool[pieces]; None without a filter."""
-        segments = self._segments
-        if path is None and language is None and name is None:
-            return None
-        files = segments.live.copy()
-        if language is not None:
-            wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
-            numbers = [number for number, known in enumerate(self._languages) if known in wanted]
-            if not numbers:
-                raise UserError(f"language={language!r}: the index has {', '.join(sorted(self._languages))}")
-            files &= np.isin(segments.languages, numbers)
-        if path is not None:
-            pattern = glob_pattern(path)
-            matching = [
-                file for file, own in self.database.execute("SELECT id, path FROM files") if pattern.fullmatch(own)
-            ]
-            chosen = np.zeros(len(files), bool)
-            chosen[matching] = True
-            files &= chosen
-        pieces = files[segments.owners]
-        if name is not None:
-            pieces &= self._named(name)
-        return pieces
-
-    def _named(self, name: str) -> np.ndarray:
-        """The pieces that define a name, which may hold `*`."""
-        named = np.zeros(len(self._segments.lengths), bool)
-        key = DEFINED + whole(re.split(r"[.:#]+", name)[-1])
-        if "*" not in key:
-            named[self._postings(key)[0]] = True
-            return named
-        pattern = re.compile(".*".join(re.escape(part) for part in key.split("*")))
-        terms = self.database.execute("SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'").fetchall()
-        for (term,) in terms:
-            if pattern.fullmatch(term):
-                named[self._postings(term)[0]] = True
-        return named
-
-    def _result(self, piece: int, score: float) -> SearchResult:
-        file = int(self._segments.owners[piece])
-        query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
-        path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
-        start, end, name = json.loads(pieces)[piece - int(self._segments.firsts[file])]
-        lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
-        return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))
-
-
-def check_query(query: str, limit: int) -> None:
-    """Raises a UserError for an empty query or a limit below 1."""
-    if not query.strip():
-        raise UserError('an empty query; say what to look for, such as "parse a date"')
-    if limit < 1:
-        raise UserError(f"limit={limit}: 1 or more is expected")
-
-
-def query_terms(query: str) -> set[str]:
-    """The terms that are marked in a result."""
-    return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
+        return snapshot.similarity(embedding)
 
 
 def _check_truncate_dim(truncate_dim: int | None, model: str | os.PathLike[str] | None) -> None:

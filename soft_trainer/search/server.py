@@ -11,8 +11,9 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index import CodeIndex, query_terms
+from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.ranking import parse_query
+from soft_trainer.search.results import query_terms
 from soft_trainer.search.serving import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")

@@ -7,7 +7,8 @@ import time
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS
-from soft_trainer.search.index import CodeIndex, SearchResult
+from soft_trainer.search.index import CodeIndex
+from soft_trainer.search.results import SearchResult
 
 CHECK_SECONDS = 5.0  # between two looks at the tree, where nothing watches it
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.search.index import CodeIndex, SearchResult, check_query
+from soft_trainer.search.index import CodeIndex
+from soft_trainer.search.results import SearchResult, check_query
 from soft_trainer.search.serving import ServedIndex
 
 MAX_RESULTS = 50

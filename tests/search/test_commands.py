@@ -14,7 +14,7 @@ from trees import write_tree
 from soft_trainer.cli import search_output as output
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, store, vectors
-from soft_trainer.search.index import SearchResult, query_terms
+from soft_trainer.search.results import SearchResult, query_terms
 
 
 def test_index_and_search(command, tree):

@@ -388,13 +388,13 @@ class TestWithEncoder:
         assert index.truncate_dim == 8 and index.statistics()["truncate_dim"] == 8
         opened = CodeIndex.open(index.index_dir)
         assert opened.search("zzz mmm nnn") and not opened.notices
-        assert opened._vectors.shape[1] == 8
+        assert opened._cached.vectors.shape[1] == 8
         CodeIndex.build(tree)
         CodeIndex.build(tree, model="stub")
         assert len(stub.encoded) == count and opened.truncate_dim == 8
         CodeIndex.build(tree, truncate_dim=4)
         assert len(stub.encoded) == 2 * count and (opened.model, opened.truncate_dim) == ("stub", 4)
-        assert opened.search("zzz mmm nnn") and opened._vectors.shape[1] == 4
+        assert opened.search("zzz mmm nnn") and opened._cached.vectors.shape[1] == 4
         assert len(list(index.index_dir.glob("vectors-*"))) == 1
         CodeIndex.build(tree, model="another")
         assert opened.truncate_dim is None
@@ -425,10 +425,9 @@ class TestWithEncoder:
         files = list(index.index_dir.glob("vectors-*"))
         assert len(files) == 1
         assert files[0].stat().st_size <= 1.1 * index.statistics()["pieces"] * 16 * 2 + 16 * 32
-        similarity = index._similarity  # every piece still has its own embedding
-        with index._snapshot():
-            values = similarity("def f19_3(x):\n    y = x + 19\n    return y")
-            live = index._segments.live[index._segments.owners]
+        with index._snapshot() as snapshot:  # every piece still has its own embedding
+            values = index._similarity("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
+            live = snapshot.segments.live[snapshot.segments.owners]
         assert not np.isnan(values[live]).any()
 
     def test_rows_past_the_committed_ones_are_written_over(self, tree, stub):
@@ -456,8 +455,8 @@ def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_
     assert index.model == str(tmp_path / "encoder")
     assert index.search("parse a date") and not index.notices
     index = CodeIndex.build(tree, truncate_dim=8)
-    assert index.search("parse a date") and not index.notices and index._vectors.shape[1] == 8
-    with pytest.raises(UserError, match="truncate_dim=33: the embeddings of this encoder have 32 dimensions"):
+    assert index.search("parse a date") and not index.notices and index._cached.vectors.shape[1] == 8
+    with pytest.raises(UserError, match="truncate_dim=33: must be a whole number from 1 to 32"):
         CodeIndex.build(tree, truncate_dim=33)
     assert index.truncate_dim == 8
     with pytest.raises(UserError):

@@ -1,0 +1,64 @@
+"""The results of a search, and the checks of a query."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+
+from soft_trainer.errors import UserError
+from soft_trainer.search.words import STOP_WORDS, WORD, terms, words
+
+SHOWN_LINES = 4
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A piece of a file: a function, a class or some lines.
+
+    `path` is relative to the indexed folder, with `/`; lines count from 1, both included; `name` is that of the
+    function or class, those around it in front, or empty; a larger `score` is better, within one query alone.
+    """
+
+    path: str
+    start_line: int
+    end_line: int
+    language: str
+    name: str
+    score: float
+    text: str
+
+    def as_dict(self) -> dict:
+        """The fields by name, as `--json` prints them."""
+        return asdict(self) | {"score": round(self.score, 4)}
+
+    def signature(self) -> str:
+        """The line that defines the name, or the first line with a word."""
+        lines = [line.strip() for line in self.text.split("\n") if WORD.search(line)] or [""]
+        own = re.split(r"[.:#]+", self.name)[-1]
+        named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)") if own else WORD
+        return next(filter(named.search, lines), lines[0])[:200]
+
+    def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
+        """(number, text) of the first line with a word and of those that hold most of the wanted terms, in order."""
+        lines = [
+            (number, line) for number, line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line)
+        ]
+        hits = {
+            number: len(wanted & {term for word in WORD.findall(line[:1000]) for term in terms(word)})
+            for number, line in lines
+        }
+        best = sorted(lines[1:], key=lambda line: (-hits[line[0]], line[0]))[: SHOWN_LINES - 1]
+        return sorted(lines[:1] + best)
+
+
+def check_query(query: str, limit: int) -> None:
+    """Raises a UserError for an empty query or a limit below 1."""
+    if not query.strip():
+        raise UserError('an empty query; say what to look for, such as "parse a date"')
+    if limit < 1:
+        raise UserError(f"limit={limit}: 1 or more is expected")
+
+
+def query_terms(query: str) -> set[str]:
+    """The terms that are marked in a result."""
+    return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
