@@ -63,6 +63,8 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         needed = needed_splits(data_args, args, bool(model_args.from_scratch))
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
+        names = [each.name for each in evaluation_sets]
+        guards = load_evaluation_sets(data_args, profile, data.get("codebase"), "guard", names)
         check_before_loading(model_args, data_args, args, estimator, data, profile)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
@@ -73,7 +75,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     push_data(data, data_args, args)
 
     # ---- Before, train, after ----
-    trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
+    trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer, guards)
     with explaining_interruption(args):
         run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
         run.measure("untrained")
@@ -92,7 +94,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     distributed.close()
 
 
-def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):
+def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer, guards=()):
     """The trainer with its model, its rows and its callbacks."""
     # Imported here for the same reason.
     from transformers import EarlyStoppingCallback
@@ -113,6 +115,7 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
         processing_class=tokenizer,
         encoder=profile,
         callbacks=callbacks,
+        guards={each.name: (each.queries, each.codebase) for each in guards},
     )
 
 

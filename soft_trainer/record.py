@@ -57,7 +57,8 @@ NO_EFFECT = {
 TRAINING_SETTINGS = {
     *(field.name for field in dataclasses.fields(SoftInfoNCEOptions)),
     *("bf16", "data_seed", "do_train", "fp16", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
-    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "seed", "train_sampling_strategy"),
+    *("max_steps", "merge_ratio", "num_train_epochs", "per_device_train_batch_size", "seed"),
+    "train_sampling_strategy",
     *("warmup_steps", "weight_decay"),
 }
 
@@ -124,17 +125,18 @@ class Run:
         self.model_args, self.data_args = model_args, data_args
         self.folder = Path(trainer.args.output_dir)
         self.on_main = distributed.rank_and_world_size()[0] == 0
-        self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
+        self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets, *trainer.guards.sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
 
     def measure(self, system: str) -> None:
         """Ranks the queries of every set with the encoder as it is now; `system` is "untrained" or "trained"."""
+        guards = self.trainer.guards.outputs(system)
         for corpus, sets in self._sets_by_corpus():
-            codes = self.trainer.embed_rows(corpus, "code")
+            codes = None if sets[0].name in guards else self.trainer.embed_rows(corpus, "code")
             for evaluation_set in sets:
                 name = evaluation_set.name
-                output = self.trainer.predict(evaluation_set.queries, corpus, name, codes=codes)
+                output = guards.get(name) or self.trainer.predict(evaluation_set.queries, corpus, name, codes=codes)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
                 self._add(evaluation_set, system, dataclasses.replace(output, metrics=metrics))
 
@@ -203,6 +205,7 @@ class Run:
             "results": self.results,
             "statistics": self.statistics,
             "weights": trainer.estimator_callback.histogram if trainer.estimator_callback else None,
+            **({"merging": trainer.merging.record} if trainer.merging.record else {}),
             "environment": environment(),
         }
 

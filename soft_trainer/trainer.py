@@ -56,7 +56,9 @@ from soft_trainer.training.checks import (
 )
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
+from soft_trainer.training.guard_sets import GuardSets, as_guard_sets
 from soft_trainer.training.hard_batches import PreparedRows, check_code_only, prepare_rows
+from soft_trainer.training.merging import MergeAtEnd, check_merging
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 from soft_trainer.weights import Weigher
 
@@ -80,6 +82,8 @@ class SoftInfoNCETrainer(Trainer):
         encoder: pooling, prefix, lengths and score. None: known from the model.
         data_collator: features with `query_ids` and `code_ids` -> `{"query": inputs, "code": inputs}`.
         callbacks: among them an `EstimatorCallback`, for weights.
+        guards: `{name: (queries, corpus)}`, queries that must not get worse. They are measured before training, in
+            each evaluation as `eval_guard_NAME_mrr`, and at the end.
         kwargs: other arguments of `transformers.Trainer`.
 
     Raises:
@@ -102,6 +106,7 @@ class SoftInfoNCETrainer(Trainer):
         encoder: EncoderProfile | None = None,
         data_collator=None,
         callbacks=None,
+        guards: Mapping[str, tuple[Dataset, Dataset]] | None = None,
         **kwargs,
     ):
         args = args or SoftInfoNCETrainingArguments()
@@ -114,6 +119,8 @@ class SoftInfoNCETrainer(Trainer):
         self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
         self.train_dataset = as_rows(train_dataset, "train_dataset")
         self.eval_dataset = as_row_sets(eval_dataset, "eval_dataset")
+        self.guards = GuardSets(as_guard_sets(guards, as_rows), self.predict)
+        self.merging = MergeAtEnd()
         self.check_settings()
         check_own_collator(args, data_collator)
         self._own_collator = data_collator is None
@@ -382,6 +389,7 @@ class SoftInfoNCETrainer(Trainer):
         names = (*self.METRICS, *map(shorter_metric, self.evaluated_dims))
         metrics = None if self.compute_metrics else measured_metrics(names, self.eval_dataset)
         check_run(self.args, self.estimator, self.train_dataset, metrics=metrics)
+        check_merging(self.args, bool(self.guards.sets), self.eval_dataset is not None)
 
     def check_encoder(self) -> None:
         """Refuses an encoder that cannot be trained or saved as the settings say."""
@@ -410,6 +418,7 @@ class SoftInfoNCETrainer(Trainer):
             self._termination.release()
         self._termination.exit_if_terminated(self.args, self.state.global_step)
         self._guard.check()
+        self.merging.finish(self)
         return output
 
     def _hp_search_setup(self, trial) -> None:
@@ -425,6 +434,8 @@ class SoftInfoNCETrainer(Trainer):
         if self._checkpoint and self.estimator_callback is not None:
             self.estimator_callback.check_resumed(self.state.global_step)
         self._bind_estimator()
+        self.guards.check()
+        self.merging.begin(self, resumed=self._checkpoint is not None)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)
@@ -464,7 +475,8 @@ class SoftInfoNCETrainer(Trainer):
             `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of
             data sets, `PREFIX_KEY_mrr` and so on for each, and the mean of each metric over the sets as `PREFIX_mrr`.
         """
-        eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        own = eval_dataset is None
+        eval_dataset = self.eval_dataset if own else eval_dataset
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         if isinstance(eval_dataset, Mapping):
@@ -475,6 +487,8 @@ class SoftInfoNCETrainer(Trainer):
             metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(eval_dataset))
         else:
             metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
+        if own:
+            metrics |= {f"{metric_key_prefix}_guard_{name}_mrr": mrr for name, mrr in self.guards.measure().items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -67,29 +67,36 @@ class EvaluationSet:
 
 
 def load_evaluation_sets(
-    arguments: DataArguments, profile: EncoderProfile, codebase: Dataset | None = None
+    arguments: DataArguments,
+    profile: EncoderProfile,
+    codebase: Dataset | None = None,
+    option: str = "eval_data_dir",
+    names: Iterable[str] = (),
 ) -> list[EvaluationSet]:
-    """Loads the sets of `--eval_data_dir`.
+    """Loads the sets of `--eval_data_dir`, or of another option that takes such folders.
 
     A set has the name of its folder. Several sets in one folder are called FOLDER-dev, FOLDER-test, ...
 
     Args:
         codebase: the run's own corpus, for judged queries whose folder has none.
+        names: those of other sets, which no set may have.
 
     Raises:
         UserError: a folder without any set, a file that cannot be read (names file and row), rows that cannot be
             used (see `check_rows`), or two sets of the same name.
     """
     sets: list[EvaluationSet] = []
-    taken = {*SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
-    for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
+    taken = {*names, *SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
+    for folder in (Path(name.strip()) for name in (getattr(arguments, option) or "").split(",") if name.strip()):
+        if not folder.is_dir():
+            raise UserError(f"{option}={folder}: no such folder")
         parts = dict(_sets_of(folder, arguments.languages, codebase))
         if not parts:
-            raise UserError(_no_sets(folder))
+            raise UserError(f"{option}={folder}: {_no_sets(folder)}")
         for part, (queries, corpus) in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
             if name in taken:
-                raise UserError(f"eval_data_dir={folder}: there are other results called {name}; rename the folder")
+                raise UserError(f"{option}={folder}: there are other results called {name}; rename the folder")
             try:
                 check_rows(DatasetDict(test=queries, codebase=corpus), profile)
             except UserError as error:
@@ -105,8 +112,6 @@ def _sets_of(
     folder: Path, languages: Sequence[str], codebase: Dataset | None
 ) -> Iterator[tuple[str, tuple[Dataset, Dataset]]]:
     """The sets of a folder: a name for each, its queries and its corpus."""
-    if not folder.is_dir():
-        raise UserError(f"eval_data_dir={folder}: no such folder")
     if is_cosqa(folder):
         yield from cosqa_sets(folder)
     if is_cosqa_plus(folder):
@@ -129,7 +134,7 @@ def _sets_of(
 def _no_sets(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     return (
-        f"eval_data_dir={folder}: no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
+        "no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
         "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or test.jsonl with "
         f"codebase.jsonl, each also as .gz; it holds {', '.join(names[:8]) or 'nothing'}"
         f"{' ...' if len(names) > 8 else ''}"

@@ -79,6 +79,11 @@ class DataArguments:
         "or test and codebase as .jsonl (soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train "
         "alone.",
     )
+    guard: str | None = option(
+        None,
+        "Queries that must not get worse, folders by comma as for --eval_data_dir: measured before, during and after "
+        "training.",
+    )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
     mining_keep: str | None = option(
         None, "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines)."
@@ -254,6 +259,12 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
     merge_lora: bool = option(False, "Save the whole encoder, with the adapter merged into its weights.")
+    merge_ratio: str | None = option(
+        None,
+        "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1; auto "
+        "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training.",
+    )
+    guard_tolerance: float = option(0.005, "How far the MRR of a guard may fall for merge_ratio auto.")
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):

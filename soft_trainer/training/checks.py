@@ -31,6 +31,7 @@ from soft_trainer.terminal import table
 from soft_trainer.training.adapters import adapter_settings, adapter_warnings, check_lora_options
 from soft_trainer.training.building import hidden_size, model_name
 from soft_trainer.training.hard_batches import COLUMN, COLUMN_NAME, check_negatives, choice_of
+from soft_trainer.training.merging import check_merging
 from soft_trainer.training.unused_options import unused_in_training
 
 # Options of the loss that have a default of their own, not the estimator's.
@@ -156,6 +157,7 @@ def check_before_loading(
     names = (*METRICS, *(shorter_metric(dim) for dim in dims if dim < size))
     metrics = measured_metrics(names, by_language(data.get("valid"), data_args.languages))
     check_run(args, estimator, data.get("train"), data_args.early_stopping_patience, metrics)
+    check_merging(args, bool(data_args.guard), "valid" in data)
     check_initial_model(estimator, model_args.from_scratch)
     if args.do_train:
         weighs = make_loss_settings(args, estimator).needs_similarity

@@ -46,6 +46,7 @@ CASES = {
         "gradient_cache_chunk_size": 3,
     },
     "distilled": {"batch": 8, "distill_weight": 0.5, "negatives_per_query": 1, "negative_candidates": 6},
+    "merged": {"batch": 8, "merge_ratio": "0.5"},
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
     "matryoshka_cached": {"batch": 8, "matryoshka_dims": "32,8", "pool": 33, "gradient_cache_chunk_size": 3},

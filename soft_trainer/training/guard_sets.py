@@ -1,0 +1,118 @@
+"""Guard sets: queries that training must not make worse, measured before, during and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+from datasets import Dataset
+
+from soft_trainer.data.codesearchnet import target_rows
+from soft_trainer.evaluation.evaluation_sets import EvaluationSet
+from soft_trainer.evaluation.ranking import retrieval_metrics
+from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking
+from soft_trainer.terminal import print_on_main, table
+
+QUERIES, CODES = 500, 2000  # a guard is measured often, so a larger one is sampled
+
+
+class GuardSets:
+    """The guard sets of a training, and their rankings before and after it.
+
+    Args:
+        sets: large ones are sampled: 500 queries, with their codes among 2,000.
+        predict: `SoftInfoNCETrainer.predict`.
+    """
+
+    def __init__(self, sets: Iterable[EvaluationSet], predict: Callable[..., RetrievalOutput]):
+        self.sets, self._predict = tuple(map(sampled, sets)), predict
+        self._outputs: dict[str, dict[str, RetrievalOutput]] = {}
+
+    def check(self) -> None:
+        """Raises UserError for a query whose url is not in its corpus."""
+        for each in self.sets:
+            target_rows(each.queries, each.codebase, f"guards[{each.name!r}]")
+
+    def measure(self) -> dict[str, float]:
+        """Returns the MRR of every set with the encoder as it is now."""
+        return self._mrr(self._ranked())
+
+    def outputs(self, system: str) -> dict[str, RetrievalOutput]:
+        """Returns the rankings of every set before ("untrained") or after ("trained") training.
+
+        The first call for a system ranks with the encoder as it is then; `forget` allows another.
+        """
+        if system not in self._outputs:
+            self._outputs[system] = self._ranked()
+        return self._outputs[system]
+
+    def mrr(self, system: str) -> dict[str, float]:
+        """Returns the MRR of every set before or after training."""
+        return self._mrr(self.outputs(system))
+
+    def forget(self, system: str) -> None:
+        """Forgets the rankings of a system."""
+        self._outputs.pop(system, None)
+
+    def report(self, tolerance: float) -> None:
+        """Prints every set before and after training, and warns of one that fell by more than `tolerance`."""
+        before, after = self.mrr("untrained"), self.mrr("trained")
+        rows = [(name, before[name], after[name], f"{after[name] - before[name]:+.4f}") for name in before]
+        print_on_main(table(["guard, MRR", "before training", "after", "difference"], rows, floats=".4f"))
+        for name in before:
+            if after[name] < before[name] - tolerance:
+                print_on_main(
+                    f"warning: the guard {name} fell from {before[name]:.4f} to {after[name]:.4f}: set --merge_ratio "
+                    "auto, or --distill_weight 0.3 with --estimator initial_model, or a lower --learning_rate"
+                )
+
+    def _ranked(self) -> dict[str, RetrievalOutput]:
+        return {each.name: self._predict(each.queries, each.codebase, each.name) for each in self.sets}
+
+    def _mrr(self, outputs: Mapping[str, RetrievalOutput]) -> dict[str, float]:
+        return {each.name: mrr_of(each, outputs[each.name]) for each in self.sets}
+
+
+def mrr_of(evaluation_set: EvaluationSet, output: RetrievalOutput) -> float:
+    """Returns the MRR of a set; of a query with several right codes the best one counts."""
+    ranking = output.ranking
+    if evaluation_set.graded:
+        queries = evaluation_set.queries
+        ranking = graded_ranking(ranking, queries["query_number"], queries["relevance"]).ranking
+    return float(retrieval_metrics(ranking.ranks, len(evaluation_set.codebase))["mrr"])
+
+
+def sampled(evaluation_set: EvaluationSet, queries: int = QUERIES, codes: int = CODES) -> EvaluationSet:
+    """Returns at most `queries` queries of a set over their codes and others, `codes` in all, and says so."""
+    generator, rows, corpus = np.random.default_rng(0), evaluation_set.queries, evaluation_set.codebase
+    numbers = np.asarray(rows["query_number"]) if evaluation_set.graded else np.arange(len(rows))
+    total = len(np.unique(numbers))
+    if total <= queries and len(corpus) <= codes:
+        return evaluation_set
+    if total > queries:
+        drawn = np.sort(generator.permutation(np.unique(numbers))[:queries])
+        places = np.flatnonzero(np.isin(numbers, drawn))
+        rows = rows.select(places)
+        if evaluation_set.graded:  # they are numbered from 0 without gaps
+            renumbered = np.searchsorted(drawn, numbers[places])
+            rows = rows.remove_columns("query_number").add_column("query_number", renumbered)
+    own = np.unique(target_rows(rows, corpus, evaluation_set.name))
+    others = generator.permutation(np.setdiff1d(np.arange(len(corpus)), own))[: max(codes - len(own), 0)]
+    kept = np.sort(np.concatenate([own, others]))
+    print_on_main(
+        f"{evaluation_set.name}: a guard of {min(total, queries):,} of {total:,} queries over {len(kept):,} of "
+        f"{len(corpus):,} codes, drawn at random"
+    )
+    return EvaluationSet(evaluation_set.name, rows, corpus.select(kept))
+
+
+def as_guard_sets(guards: Mapping[str, tuple[Dataset, Dataset]] | None, as_rows: Callable) -> list[EvaluationSet]:
+    """Returns `{name: (queries, corpus)}` as evaluation sets.
+
+    Raises:
+        UserError: rows that are no data set.
+    """
+    return [
+        EvaluationSet(name, *(as_rows(rows, f"guards[{name!r}]") for rows in pair))
+        for name, pair in (guards or {}).items()
+    ]

@@ -1,0 +1,165 @@
+"""Merging at the end of a training: the weights before it are kept, a ratio is chosen, and the model is merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from soft_trainer.encoders.adapters import adapter_state, has_adapter, set_adapter_state
+from soft_trainer.errors import UserError
+from soft_trainer.merging import RATIOS, RatioResult, check_ratio, choose_ratio, interpolate, scale_adapter
+from soft_trainer.terminal import print_on_main, table
+from soft_trainer.training.checkpoints import save_encoder
+
+AUTO = "auto"
+UNMERGED = "unmerged"  # the folder of the encoder before merging, in the output folder
+
+
+def parse_ratio(value: str | float | None) -> float | str | None:
+    """Returns `merge_ratio` as a number, "auto", or None.
+
+    Raises:
+        UserError: it is neither, or outside its range.
+    """
+    if value is None or value == AUTO:
+        return value
+    try:
+        ratio = float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"merge_ratio={value}: a number from 0 to 1, or auto") from None
+    check_ratio(ratio, "merge_ratio")
+    return ratio
+
+
+def check_merging(args, has_guards: bool, has_valid: bool) -> None:
+    """Refuses options of merging that cannot work.
+
+    Args:
+        args: `TrainingArguments`; `merge_ratio` and `guard_tolerance` are read if there are any.
+
+    Raises:
+        UserError: the option, and what works.
+    """
+    ratio = parse_ratio(getattr(args, "merge_ratio", None))
+    tolerance = getattr(args, "guard_tolerance", 0.0)
+    if not 0 <= tolerance <= 1:
+        raise UserError(f"guard_tolerance={tolerance}: must be from 0 to 1")
+    if ratio == AUTO and not (has_guards and has_valid):
+        missing = "valid queries (eval_dataset)" if has_guards else "queries that must not get worse: --guard DIR"
+        raise UserError(f"merge_ratio=auto: the ratio is chosen by {missing}; name them, or a number, such as 0.5")
+    if ratio is not None and (args.fsdp or args.deepspeed):
+        raise UserError(
+            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it"
+        )
+
+
+def weights_before(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Returns a copy of the weights before training; of a new adapter, none: it adds nothing yet.
+
+    Raises:
+        UserError: an adapter that is trained already or cannot be scaled.
+    """
+    if not has_adapter(model):
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+    scale_adapter(model, 1.0)
+    if any(tensor.any() for name, tensor in adapter_state(model).items() if "lora_B" in name):
+        raise UserError(
+            "merge_ratio: the adapter is trained already, and only a new one can be scaled back to nothing"
+        )
+    return {}
+
+
+class MergeAtEnd:
+    """Keeps the weights before a training and merges them with those after it; reports on the guards too.
+
+    Attributes:
+        record: of the last training: the ratio, the base, the folder of the unmerged encoder and, with "auto", the
+            figures of all ratios. None if nothing was merged.
+    """
+
+    def __init__(self):
+        self.record: dict | None = None
+        self._before: dict[str, Tensor] | None = None
+
+    def begin(self, trainer, resumed: bool) -> None:
+        """Copies the weights before training if they will be merged, and measures the guards.
+
+        Args:
+            resumed: a checkpoint will be loaded. If the trainer has trained already, its start stays what it was.
+
+        Raises:
+            UserError: the weights before training are gone, or the adapter cannot be scaled.
+        """
+        trained = trainer.state.global_step > 0
+        continued = resumed and trained
+        if parse_ratio(getattr(trainer.args, "merge_ratio", None)) is None:
+            self._before = None
+        elif not continued:
+            self._before = weights_before(trainer.model)
+        elif self._before is None:
+            raise UserError("merge_ratio: this trainer has trained the encoder; resume with a new trainer")
+        if trained and not resumed:
+            trainer.guards.forget("untrained")
+        trainer.guards.outputs("untrained")
+
+    def finish(self, trainer) -> None:
+        """Merges the model after the last step, and prints the guards before and after."""
+        self.record = None if self._before is None else _merge(trainer, self._before)
+        if trainer.guards.sets:
+            trainer.guards.forget("trained")
+            trainer.guards.report(getattr(trainer.args, "guard_tolerance", 0.0))
+
+
+def _merge(trainer, before: Mapping[str, Tensor]) -> dict:
+    """Saves the trained encoder beside the output, chooses the ratio, and gives the model the merged weights."""
+    args, ratio = trainer.args, parse_ratio(trainer.args.merge_ratio)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    if callable(getattr(trainer.optimizer, "eval", None)):  # schedule-free optimizers hold two sets of weights
+        trainer.optimizer.eval()
+    if args.should_save:
+        save_encoder(trainer, Path(args.output_dir) / UNMERGED, merge=args.merge_lora)
+    after = adapter_state(model) if has_adapter(model) else model.state_dict()
+    after = {name: tensor.detach().to("cpu", copy=True) for name, tensor in after.items()}
+    record = {"base": model.config._name_or_path or "the start", "models": [UNMERGED]}
+    if ratio == AUTO:
+        results = [_measured(trainer, model, before, after, each) for each in RATIOS]
+        ratio = choose_ratio(results, args.guard_tolerance)
+        record["ratios"] = [{"ratio": each.ratio, "valid": each.valid, **each.guards} for each in results]
+        print_on_main(_ratio_table(results, ratio))
+    set_merged(model, before, after, ratio)
+    print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
+    return {"ratio": ratio} | record
+
+
+@torch.no_grad()
+def set_merged(
+    model: PreTrainedModel, before: Mapping[str, Tensor], after: Mapping[str, Tensor], ratio: float
+) -> None:
+    """Gives a model the weights between those before and after training, or its adapter a share of `after`."""
+    if has_adapter(model):
+        set_adapter_state(model, after, "merge_ratio")
+        set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")
+    else:
+        model.load_state_dict(interpolate(before, [after], ratio))
+
+
+def _measured(trainer, model: PreTrainedModel, before: Mapping, after: Mapping, ratio: float) -> RatioResult:
+    """The figures of the encoder merged at a ratio."""
+    set_merged(model, before, after, ratio)
+    guards = trainer.guards.measure() if ratio else trainer.guards.mrr("untrained")
+    sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {None: trainer.eval_dataset}
+    valid = [trainer.predict(rows, trainer.corpus_of(key), "valid").metrics["valid_mrr"] for key, rows in sets.items()]
+    return RatioResult(ratio, sum(valid) / len(valid), guards)
+
+
+def _ratio_table(results: list[RatioResult], chosen: float) -> str:
+    names = list(results[0].guards)
+    rows = [
+        (f"{each.ratio:g}{' (chosen)' if each.ratio == chosen else ''}", each.valid, *map(each.guards.get, names))
+        for each in results
+    ]
+    return table(["merge ratio", "valid MRR", *(f"guard {name}" for name in names)], rows, floats=".4f")
