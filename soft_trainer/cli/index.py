@@ -3,6 +3,7 @@
 soft-trainer index DIR
 soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
 soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
+soft-trainer index DIR --exclude 'docs/**' --include 'vendor/ours/**'
 """
 
 from __future__ import annotations
@@ -26,6 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the first N dimensions of every embedding, of an encoder trained with --matryoshka_dims; searches "
         "do the same, and another N encodes everything again (default: as the index has them, or all)",
     )
+    parser.add_argument(
+        "--exclude",
+        metavar="GLOB",
+        action="append",
+        help="leave out files and folders that match, such as 'docs/**'; may be given again, and the index remembers "
+        "it until the next --exclude ('' for none)",
+    )
+    parser.add_argument(
+        "--include",
+        metavar="GLOB",
+        action="append",
+        help="index files that match although an ignore file, their folder or their kind speaks against them",
+    )
     parser.add_argument("--index_dir", help="place of the index (default: in the user's cache directory)")
 
 
@@ -36,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
-    choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
+    choice = {name: getattr(arguments, name) for name in ("model", "truncate_dim", "exclude", "include")}
     try:
         index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
     except KeyboardInterrupt:

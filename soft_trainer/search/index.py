@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class CodeIndex:
         model: str | os.PathLike[str] | None = None,
         progress: bool = False,
         truncate_dim: int | None = None,
+        exclude: Sequence[str] | None = None,
+        include: Sequence[str] | None = None,
     ) -> CodeIndex:
         """Index a folder, or bring its index up to date.
 
@@ -57,6 +60,10 @@ class CodeIndex:
             index_dir: the place of the index; by default in the user's cache directory.
             model: folder or Hub name of an encoder; None keeps the one that the index has, if it has one.
             truncate_dim: keep this many dimensions of every embedding; see `update`.
+            exclude: patterns of files and folders to leave out, such as `docs/**` or `*.md`; None keeps those that the
+                index has.
+            include: patterns of files to index although an ignore file, their folder or their kind (translations,
+                data, lock files) speaks against them; None keeps those that the index has.
 
         Raises:
             UserError: no such folder, an index_dir that cannot be used, a model that cannot be loaded, or dimensions
@@ -76,6 +83,9 @@ class CodeIndex:
                 raise UserError(f"{target}: it is the index of {kept}; choose another index_dir")
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
+                given = {"exclude": exclude, "include": include}
+                patterns = {name: [p for p in value if p] for name, value in given.items() if value is not None}
+                store.set_meta(database, "patterns", store.get_meta(database, "patterns", {}) | patterns)
         index = cls(target, database)
         index.notices.clear()  # this version makes it
         index.update(model=model, progress=progress, truncate_dim=truncate_dim)
@@ -195,7 +205,16 @@ class CodeIndex:
                 return []
             similarity = None if lexical else self._similarity(query, snapshot)
             scores = ranking.score(parsed, segments, snapshot.postings, similarity)
+            if not scores.matched and (similarity is None or np.nanmax(similarity) <= self._noise(snapshot)):
+                return []
             return [snapshot.result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
+
+    def _noise(self, snapshot: Snapshot) -> float:
+        """The largest similarity of any piece to random letters, which mean nothing."""
+        letters = random.Random(0)
+        texts = ["".join(letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))) for _ in range(24)]
+        embeddings = self._loaded(self._kept_encoder).queries(texts)
+        return max(float(np.nanmax(snapshot.similarity(embedding))) for embedding in embeddings)
 
     @property
     def model(self) -> str | None:

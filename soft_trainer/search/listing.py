@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
@@ -23,10 +23,16 @@ _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
     for names in (_SECRETS, ".env.example .env.sample .env.template .env.dist *.pub")
 )
-_LOCK_FILES = frozenset(
-    """package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml cargo.lock poetry.lock pipfile.lock uv.lock
-    composer.lock gemfile.lock go.sum bun.lock flake.lock""".split()
-)
+# Kinds of files in which nobody looks for code, by the end of the name.
+_KINDS = {
+    "lock file": ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "go.sum", ".lock"),
+    "minified": (".min.js", ".min.css", ".min.mjs", ".min.html", ".js.map", ".css.map"),
+    "translation": (".po", ".pot", ".mo", ".xlf", ".xliff"),
+    "snapshot": (".snap", ".ambr"),
+    "data": (".csv", ".tsv", ".jsonl", ".ndjson", ".geojson", ".svg", ".parquet"),
+}
+_DATA_IF_LARGE = (".json", ".xml", ".yaml", ".yml", ".sql", ".html", ".txt")
+MAX_DATA_BYTES = 100_000
 
 Stat = tuple[int, int]  # size in bytes, time of the last change in ns
 
@@ -35,19 +41,22 @@ Stat = tuple[int, int]  # size in bytes, time of the last change in ns
 class Listing:
     """Files of a tree: those to read, and those left out by their name or kind, with the reason.
 
-    `ignores` has the ignore files that were followed, `[size, time]` of each, whether or not they are among `files`.
+    `ignores` has all that was followed: `[size, time]` of each ignore file, whether or not it is among `files`, and
+    the patterns to exclude and to include.
     """
 
     files: dict[str, Stat] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    ignores: dict[str, list[int]] = field(default_factory=dict)
+    ignores: dict[str, list] = field(default_factory=dict)
 
 
 def list_tree(
     root: str,
     known: Mapping[str, Stat] | None = None,
     skipped: Mapping[str, str] | None = None,
-    ignores: Mapping[str, list[int]] | None = None,
+    ignores: Mapping[str, list] | None = None,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
 ) -> Listing:
     """Lists the files below `root`, paths relative with `/`.
 
@@ -55,17 +64,32 @@ def list_tree(
         known: the files of the last listing. Where no ignore file has changed since, they are not matched against the
             ignore files again, which takes ten times as long as to list them.
         skipped: paths that the last listing left out, with the reason.
-        ignores: the ignore files of the last listing.
+        ignores: that of the last listing.
+        exclude: patterns of files and folders to leave out, as in `glob_pattern`.
+        include: patterns of files to take although their kind, their folder or an ignore file speaks against them.
+            Secrets stay out.
     """
-    listing = _Walk(root, known or {}, skipped or {}).run()
-    return listing if listing.ignores == ignores else _Walk(root, {}, {}).run()
+    listing = _Walk(root, known or {}, skipped or {}, exclude, include).run()
+    return listing if listing.ignores == ignores else _Walk(root, {}, {}, exclude, include).run()
 
 
 class _Walk:
     """One pass over a tree, folder by folder, without recursion."""
 
-    def __init__(self, root: str, known: Mapping[str, Stat], skipped: Mapping[str, str]):
-        self.root, self.known, self.listing = root, known, Listing()
+    def __init__(
+        self,
+        root: str,
+        known: Mapping[str, Stat],
+        skipped: Mapping[str, str],
+        exclude: Sequence[str],
+        include: Sequence[str],
+    ):
+        self.root, self.known = root, known
+        self.listing = Listing(ignores={"exclude": list(exclude), "include": list(include)})
+        self.exclude, self.include = (list(map(glob_pattern, patterns)) for patterns in (exclude, include))
+        self.include_heads = [
+            re.split(r"[*?]", pattern.removeprefix("./"))[0] for pattern in include if "/" in pattern
+        ]
         self.skipped = skipped
         self.folders = {path.rpartition("/")[0] for path in known}
         for folder in [*self.folders]:
@@ -74,9 +98,10 @@ class _Walk:
 
     def run(self) -> Listing:
         """Walk the tree; folders are taken in the order of their names."""
-        stack: list[tuple[str, int, tuple]] = [("", 0, ())]
+        # `against` is the reason against a folder that holds included files: its other files are left out for it.
+        stack: list[tuple[str, int, tuple, str]] = [("", 0, (), "")]
         while stack:
-            folder, depth, rules = stack.pop()
+            folder, depth, rules, against = stack.pop()
             try:
                 with os.scandir(os.path.join(self.root, folder)) as scan:
                     entries = sorted(scan, key=lambda entry: entry.name)
@@ -93,27 +118,38 @@ class _Walk:
             for entry in entries:
                 path = prefix + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    if reason := self._reason_against_folder(path, entry.name, depth, rules):
-                        self.listing.skipped[path] = reason
+                    reason = against or self._reason_against_folder(path, entry.name, depth, rules)
+                    if not reason or self._may_hold_included(path, reason):
+                        below.append((path, depth + 1, rules, reason))
                     else:
-                        below.append((path, depth + 1, rules))
+                        self.listing.skipped[path] = reason
                 else:
-                    self._add(path, entry, rules)
+                    self._add(path, entry, rules, against)
             stack += reversed(below)
         return self.listing
 
     def _reason_against_folder(self, path: str, name: str, depth: int, rules: tuple) -> str:
-        if path in self.folders:
-            return ""
         if path in self.skipped:
             return self.skipped[path]
-        if name in SKIPPED_FOLDERS or os.path.lexists(os.path.join(self.root, path, "pyvenv.cfg")):
-            return "other people's code or a cache"
+        if path in self.folders and not self.include_heads:
+            return ""
         if not _is_utf8(name):
             return "a name that is not UTF-8"
-        return "too deep" if depth >= MAX_DEPTH else "ignored" if _ignored(path + "/", rules) else ""
+        if depth >= MAX_DEPTH:
+            return "too deep"
+        if _matches(path, self.exclude):
+            return "excluded"
+        if name in SKIPPED_FOLDERS or os.path.lexists(os.path.join(self.root, path, "pyvenv.cfg")):
+            return "other people's code or a cache"
+        return "ignored" if _ignored(path + "/", rules) else ""
 
-    def _add(self, path: str, entry: os.DirEntry, rules: tuple) -> None:
+    def _may_hold_included(self, path: str, reason: str) -> bool:
+        if reason not in ("other people's code or a cache", "ignored"):
+            return False
+        below = path + "/"
+        return any(head.startswith(below) or below.startswith(head) for head in self.include_heads if head)
+
+    def _add(self, path: str, entry: os.DirEntry, rules: tuple, against: str) -> None:
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
@@ -122,25 +158,33 @@ class _Walk:
         if not stat.S_ISREG(status.st_mode):
             self.listing.skipped[path] = "link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             return
+        included = bool(self.include) and _matches(path, self.include)
+        reason = ""
         if path not in self.known:
-            reason = self.skipped.get(path) or _reason_against_name(path, entry.name, rules)
-            if reason:
-                self.listing.skipped[path] = reason
-                return
-        self.listing.files[path] = status.st_size, status.st_mtime_ns
+            reason = self.skipped.get(path) or self._reason_against_file(path, entry.name, rules, against, included)
+        if not reason and not included and status.st_size > MAX_DATA_BYTES and path.lower().endswith(_DATA_IF_LARGE):
+            reason = "data"
+        if reason:
+            self.listing.skipped[path] = reason
+        else:
+            self.listing.files[path] = status.st_size, status.st_mtime_ns
+
+    def _reason_against_file(self, path: str, name: str, rules: tuple, against: str, included: bool) -> str:
+        if not _is_utf8(name):
+            return "a name that is not UTF-8"
+        lower = name.lower()
+        if _SECRET.match(lower) and not _HARMLESS.match(lower):
+            return "secret"
+        if _matches(path, self.exclude):
+            return "excluded"
+        if included:
+            return ""
+        kind = next((kind for kind, ends in _KINDS.items() if lower.endswith(ends)), "")
+        return against or kind or ("ignored" if _ignored(path, rules) else "")
 
 
-def _reason_against_name(path: str, name: str, rules: tuple) -> str:
-    if not _is_utf8(name):
-        return "a name that is not UTF-8"
-    lower = name.lower()
-    if _SECRET.match(lower) and not _HARMLESS.match(lower):
-        return "secret"
-    if lower in _LOCK_FILES:
-        return "generated"
-    if ".min." in lower:
-        return "minified"
-    return "ignored" if _ignored(path, rules) else ""
+def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:
+    return any(pattern.fullmatch(path) for pattern in patterns)
 
 
 def _is_utf8(name: str) -> bool:

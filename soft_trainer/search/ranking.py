@@ -69,10 +69,11 @@ def parse_query(text: str) -> Query:
 
 
 class Scores(NamedTuple):
-    """Scores by file and by piece; a file that has nothing of the query has 0."""
+    """Scores by file and by piece; a file that has nothing of the query has 0. `matched`: a word of it was found."""
 
     files: np.ndarray
     pieces: np.ndarray
+    matched: bool
 
 
 def score(query: Query, segments: Segments, postings: Postings, similarity: np.ndarray | None = None) -> Scores:
@@ -144,7 +145,7 @@ class _Gathered:
         """The sum of all shares, `similar` (weighted, by piece) among them."""
         segments, total = self.segments, self.total or 1.0
         if not len(self.file_text):
-            return Scores(self.file_text, self.text)
+            return Scores(self.file_text, self.text, False)
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
         parts = np.maximum(segments.traits[:, 2], 1)
         files = (
@@ -161,7 +162,7 @@ class _Gathered:
             files += np.maximum.reduceat(similar, segments.firsts[:-1])
             pieces += similar
         files *= discounts(segments, files > 0) * segments.live
-        return Scores(files, pieces)
+        return Scores(files, pieces, self.total > 0)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The files of ascending pieces, each once, and where each one's first piece stands among `pieces`."""
@@ -184,7 +185,7 @@ def order_pieces(
 
     A file's further pieces come after the best of other files.
     """
-    files, pieces = scores.files, scores.pieces
+    files, pieces, _ = scores
     if allowed is not None:
         keep = np.zeros(len(files), bool)
         keep[segments.owners[allowed]] = True

@@ -53,8 +53,8 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
     unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
     by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
     known = indexed | unfit
-    ignores = get_meta(database, "ignores")
-    listing = list_tree(folder, known, by_name, ignores)
+    ignores, patterns = get_meta(database, "ignores"), get_meta(database, "patterns", {})
+    listing = list_tree(folder, known, by_name, ignores, **patterns)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
     return Changes(listing, changed, removed, listing.ignores != ignores)

@@ -11,6 +11,9 @@ from trees import write_tree
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, store, updating, vectors
 
+# The letters of README.md, so that the stub finds it, and no word of it.
+BACKWARDS = "pohssllssgnihtredivorptnemyapasdeentuokcehceht"
+
 
 def paths(results):
     return [result.path for result in results]
@@ -268,11 +271,15 @@ def test_an_update_is_left_to_the_process_that_does_it(tree, index):
 
 
 class TestWithEncoder:
+    @pytest.mark.parametrize("query", ["zzzqqq", "qx", "bcdfgh jkl"])
+    def test_nonsense_finds_nothing(self, tree, stub, query):
+        assert CodeIndex.build(tree, model="stub").search(query) == []
+
     def test_both_count(self, tree, stub):
         index = CodeIndex.build(tree, model="stub")
         assert index.model == "stub" and index.statistics()["encoded"] == index.statistics()["pieces"]
         assert index.search("parse date")[0].name == "parse_date"
-        assert len(index.search("zzz mmm nnn")) and not index.search("zzz mmm nnn", lexical=True)
+        assert len(index.search(BACKWARDS)) and not index.search(BACKWARDS, lexical=True)
 
     def test_only_new_texts_are_encoded(self, tree, stub):
         index = CodeIndex.build(tree, model="stub")
@@ -387,14 +394,14 @@ class TestWithEncoder:
         count = len(stub.encoded)
         assert index.truncate_dim == 8 and index.statistics()["truncate_dim"] == 8
         opened = CodeIndex.open(index.index_dir)
-        assert opened.search("zzz mmm nnn") and not opened.notices
+        assert opened.search(BACKWARDS) and not opened.notices
         assert opened._cached.vectors.shape[1] == 8
         CodeIndex.build(tree)
         CodeIndex.build(tree, model="stub")
         assert len(stub.encoded) == count and opened.truncate_dim == 8
         CodeIndex.build(tree, truncate_dim=4)
         assert len(stub.encoded) == 2 * count and (opened.model, opened.truncate_dim) == ("stub", 4)
-        assert opened.search("zzz mmm nnn") and opened._cached.vectors.shape[1] == 4
+        assert opened.search(BACKWARDS) and opened._cached.vectors.shape[1] == 4
         assert len(list(index.index_dir.glob("vectors-*"))) == 1
         CodeIndex.build(tree, model="another")
         assert opened.truncate_dim is None

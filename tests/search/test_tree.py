@@ -109,3 +109,42 @@ def test_known_files_are_not_matched_again_until_an_ignore_file_changes(tree):
     assert "README.md" in changed.skipped and "build/out.py" in changed.files
     (tree / ".gitignore").unlink()
     assert "README.md" in list_tree(str(tree), changed.files, changed.skipped, changed.ignores).files
+
+
+def test_what_nobody_looks_for_is_left_out_and_counted(tmp_path):
+    kinds = {
+        "Cargo.lock": "lock file", "locale/eu.po": "translation", "a.min.js": "minified", "a.csv": "data",
+        "x/__snapshots__/a.snap": "snapshot", "large.json": "data", "vendor": "other people's code or a cache",
+    }  # fmt: skip
+    write_tree(tmp_path, dict.fromkeys(set(kinds) - {"vendor"}, "x\n" * 60_000))
+    write_tree(tmp_path, {"a.py": "x = 1", "small.json": "{}", "vendor/a.go": "x", "vendor/ours/b.go": "x"})
+    assert skipped(tmp_path) == kinds
+    assert set(list_tree(str(tmp_path)).files) == {"a.py", "small.json"}
+
+
+@pytest.mark.parametrize(
+    ("exclude", "include", "added", "removed"),
+    [
+        (["src"], [], set(), {"src/server.go", "src/shop/cart.py", "src/shop/dates.py"}),
+        (["*.go", "README.md"], [], set(), {"src/server.go", "README.md"}),
+        ([], ["build/**"], {"build/out.py"}, set()),
+        ([], ["build/*.go"], set(), set()),
+        ([], ["*.log"], {"debug.log"}, set()),
+        (["**/dates.py"], ["src/**"], set(), {"src/shop/dates.py"}),
+        ([], [".env"], set(), set()),
+    ],
+)
+def test_patterns_exclude_and_include(tree, exclude, include, added, removed):
+    plain = list_tree(str(tree))
+    chosen = list_tree(str(tree), plain.files, plain.skipped, plain.ignores, exclude, include)
+    assert set(chosen.files) == set(plain.files) - removed | added
+    again = list_tree(str(tree), chosen.files, chosen.skipped, chosen.ignores, exclude, include)
+    assert again == chosen
+
+
+def test_the_index_remembers_its_patterns(command, tree):
+    command("index", tree, "--exclude", "src/**", "--exclude", "*.md", "--include", "*.log")
+    assert command("search", "--folder", tree, "parse_date failed")[1].startswith("debug.log")
+    assert "excluded: 3" in command("index", tree)[1]
+    assert "excluded" not in command("index", tree, "--exclude", "")[1]
+    assert command("search", "--folder", tree, "parse_date")[1].startswith("src/shop/dates.py")
