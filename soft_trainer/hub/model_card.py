@@ -38,7 +38,7 @@ from soft_trainer.evaluation.dimensions import shorter_titles
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.files import write_text
 from soft_trainer.hub.export import MERGED_ADAPTER
-from soft_trainer.hub.push import load_arguments
+from soft_trainer.hub.push import UNMERGED, load_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +179,7 @@ def _merging(merging: Mapping | None) -> str | None:
         return None
     models = " and ".join(map(_shown_name, merging["models"]))
     mean = f"the mean of {models}" if len(merging["models"]) > 1 else models
+    mean = "the trained encoder" if merging["models"] == [UNMERGED] else mean
     base = _shown_name(merging["base"])
     return f"Every weight is {merging['ratio']:g} x that of {mean} + {1 - merging['ratio']:g} x that of {base}."
 

@@ -27,7 +27,8 @@ WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PUSHED_ROWS = "pushed_rows"
 # A run's output folder also holds ranks and rows, which show source code that may be private.
-NOT_PUSHED_WITH = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*")}
+UNMERGED = "unmerged"  # the folder of the trained encoder, where the output folder has the merged one
+NOT_PUSHED_WITH = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*", f"{UNMERGED}/*")}
 WAITS = (1, 2, 4, 8, 16)  # seconds before each further try
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from soft_trainer.encoders.adapters import adapter_state, has_adapter, set_adapter_state
 from soft_trainer.errors import UserError
+from soft_trainer.hub.push import UNMERGED
 from soft_trainer.merging import RATIOS, RatioResult, check_ratio, choose_ratio, interpolate, scale_adapter
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.checkpoints import save_encoder
 
 AUTO = "auto"
-UNMERGED = "unmerged"  # the folder of the encoder before merging, in the output folder
 
 
 def parse_ratio(value: str | float | None) -> float | str | None:

@@ -212,7 +212,7 @@ def test_command_line_names_the_branch_in_the_card(here, folder, monkeypatch):
 
 
 def test_what_shows_rows_stays_here(here, folder):
-    for name in ("ranks-test-trained.parquet", "data/train.jsonl.gz", "pushed_rows/train.jsonl.gz"):
+    for name in ("ranks-test-trained.parquet", "data/train.jsonl.gz", "pushed_rows/train.jsonl.gz", "unmerged/a"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"private code")
     push_folder(folder, REPO, WRITE_TOKEN)

@@ -129,7 +129,10 @@ def test_a_run_of_the_command_line_measures_guards_and_records_the_merging(scrip
     assert {"human_untrained_mrr", "human_mrr", "test_mrr"} <= numbers.keys()
     record = json.loads((out / "run.json").read_text())
     assert record["merging"]["models"] == ["unmerged"] and len(record["merging"]["ratios"]) == 5
-    assert f"Every weight is {record['merging']['ratio']:g} x that of `unmerged`" in (out / "README.md").read_text()
+    assert (
+        f"Every weight is {record['merging']['ratio']:g} x that of the trained encoder"
+        in (out / "README.md").read_text()
+    )
     assert (out / "unmerged" / "model.safetensors").exists()
     assert any(line.startswith("| human") and "trained encoder" in line for line in lines)
     code, lines = script(guard=data_dir / "nowhere", **options | {"output_dir": tmp_path / "other"})
