@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
 from soft_trainer.terminal import exit_on_user_error, print_on_main
 
@@ -38,13 +39,13 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
+    from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.options.refused import check_options
     from soft_trainer.record import Run, check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, build_tokenizer
-    from soft_trainer.training.checks import check_before_loading
     from soft_trainer.training.default_recipe import take_default_recipe
+    from soft_trainer.training.preflight import check_before_loading
     from soft_trainer.training.stopping import explaining_interruption
-    from soft_trainer.training.unused_options import unused_in_command
 
     check_options(args)
     profile = build_profile(model_args)
@@ -70,7 +71,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
         statistics = data_statistics(data, profile, tokenizer)
     if statistics:
         print_on_main(statistics_table(statistics, data_args.paper_language))
-    for line in unused_in_command(data_args, model_args, args):
+    for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
     push_data(data, data_args, args)
 

@@ -8,7 +8,7 @@ _HOMES = {
     "SoftInfoNCETrainer": "trainer",
     "RetrievalOutput": "evaluation.retrieval",
     "SoftInfoNCETrainingArguments": "options.fields",
-    "ModelArguments": "options.fields",
+    "ModelArguments": "options.model",
     "DataArguments": "options.fields",
     "EstimatorCallback": "callbacks",
     "Estimator": "estimators.base",

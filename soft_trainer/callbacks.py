@@ -14,7 +14,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
-from soft_trainer.weights import checked_similarity
 
 
 class EstimatorCallback(TrainerCallback):
@@ -82,10 +81,6 @@ class EstimatorCallback(TrainerCallback):
         self.estimator.fit(self._dataset)
         name = type(self.estimator).__name__
         print_on_main(f"{name} fitted on {len(self._dataset):,} rows in {time.perf_counter() - start:.1f} s")
-
-    def similarity(self, query_rows, code_rows) -> Tensor:
-        """The estimator's raw similarities of rows, Tensor[Q, C], checked."""
-        return checked_similarity(self.estimator, torch.as_tensor(query_rows), torch.as_tensor(code_rows))
 
     def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
         """Remembers weights and scores of a step, Tensor[B, N], for the log, without a wait for the device."""

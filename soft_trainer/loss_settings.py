@@ -9,17 +9,41 @@ import torch
 from torch import Tensor
 
 from soft_trainer import losses
-from soft_trainer.errors import UserError
 from soft_trainer.weights import (
     cancel_above_ratio,
     cancel_top_k,
-    check_positive_aware_settings,
-    check_settings,
     negative_weights,
     positive_aware_weights,
     smallest_batch,
 )
 
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss that a run can minimise.
+
+    Args:
+        label: its name in tables.
+        function: one of `soft_trainer.losses`.
+        reads: its arguments between scores and positives: `weights`, `similarity`, or fields of `LossSettings`.
+    """
+
+    label: str
+    function: Callable
+    reads: tuple[str, ...] = ()
+
+
+LOSSES = {
+    "soft_info_nce": Loss("Soft-InfoNCE", losses.soft_info_nce, ("weights",)),
+    "info_nce": Loss("InfoNCE", losses.info_nce),
+    "weighted_info_nce": Loss("Weighted InfoNCE", losses.weighted_info_nce, ("similarity", "temperature")),
+    "bce": Loss("BCE", losses.binary_cross_entropy, ("similarity", "temperature")),
+    "kl_regularization": Loss(
+        "KL regularization",
+        losses.kl_regularized_info_nce,
+        ("similarity", "temperature", "infonce_weight", "kl_weight"),
+    ),
+}
 CANCELLATIONS = ("none", "top_k", "ratio")
 WEIGHTINGS = ("eq4", "positive_aware")
 # Settings that need an estimator, with the value that needs none.
@@ -42,9 +66,6 @@ class LossSettings:
         order_loss_weight, order_loss_scale: of the order loss that is added; weight 0 adds none.
         distill_weight, distill_temperature: of the KL divergence from the estimator that is added; weight 0 adds none.
         clamp_negative_scores: raise every score below 0 to 0, without gradient there, as the proof of Theorem 1 does.
-
-    Raises:
-        UserError: a value outside its range.
     """
 
     loss: str = "soft_info_nce"
@@ -65,26 +86,6 @@ class LossSettings:
     cancel_ratio: float = 0.5
     clamp_negative_scores: bool = False
 
-    def __post_init__(self):
-        for name, allowed in (("loss", tuple(LOSSES)), ("cancel", CANCELLATIONS), ("weighting", WEIGHTINGS)):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
-        try:
-            if self.weighting == "positive_aware":
-                check_positive_aware_settings(self.margin, self.temperature)
-            else:
-                check_settings(self.alpha, self.beta, self.temperature, self.floor)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        for name in ("cancel_k", "cancel_ratio", "infonce_weight", "kl_weight", "order_loss_weight", "distill_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UserError(f"{name}={getattr(self, name)}: must be 0 or more")
-        for name in ("order_loss_scale", "distill_temperature"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"{name}={getattr(self, name)}: must be above 0")
-        if self.weighting == "positive_aware" and self.loss != "soft_info_nce":
-            raise UserError(f"weighting=positive_aware: only loss=soft_info_nce has weights, not {self.loss}")
-
     @property
     def needs_similarity(self) -> bool:
         """True if the loss needs an estimator."""
@@ -104,7 +105,7 @@ class LossSettings:
     @property
     def uses_weights(self) -> bool:
         """True if the loss uses weights."""
-        return self.loss == "soft_info_nce"
+        return "weights" in LOSSES[self.loss].reads
 
     @property
     def smallest_batch(self) -> int:
@@ -135,10 +136,12 @@ class LossSettings:
         if self.clamp_negative_scores:
             scores = scores.clamp_min(0)
         negatives = self.valid_negatives(similarity, positives, negatives)
-        if weights is not None:
+        if self.uses_weights:
+            weights = self.weights(similarity, positives, negatives) if weights is None else weights
             loss = losses.soft_info_nce(scores, weights, positives, also=also)
         else:
-            loss = LOSSES[self.loss](self, scores, positives, similarity, negatives, also)
+            reads = (similarity if name == "similarity" else getattr(self, name) for name in LOSSES[self.loss].reads)
+            loss = LOSSES[self.loss].function(scores, *reads, positives, negatives=negatives, also=also)
         if self.order_loss_weight:
             order = losses.order_loss(scores, similarity, self.order_loss_scale, positives, negatives=negatives)
             loss = loss + self.order_loss_weight * order
@@ -189,36 +192,3 @@ class LossSettings:
             negatives,
             too_few="uniform",
         )
-
-
-def _soft_info_nce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
-    weights = o.weights(similarity, positives, negatives)
-    return losses.soft_info_nce(scores, weights, positives, also=also)
-
-
-def _info_nce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
-    return losses.info_nce(scores, positives, negatives=negatives, also=also)
-
-
-def _weighted_info_nce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
-    return losses.weighted_info_nce(scores, similarity, o.temperature, positives, negatives=negatives, also=also)
-
-
-def _bce(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
-    return losses.binary_cross_entropy(scores, similarity, o.temperature, positives, negatives=negatives, also=also)
-
-
-def _kl_regularization(o: LossSettings, scores, positives, similarity, negatives, also) -> Tensor:
-    weights = o.infonce_weight, o.kl_weight
-    return losses.kl_regularized_info_nce(
-        scores, similarity, o.temperature, *weights, positives, negatives=negatives, also=also
-    )
-
-
-LOSSES: dict[str, Callable] = {
-    "soft_info_nce": _soft_info_nce,
-    "info_nce": _info_nce,
-    "weighted_info_nce": _weighted_info_nce,
-    "bce": _bce,
-    "kl_regularization": _kl_regularization,
-}

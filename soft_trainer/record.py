@@ -22,7 +22,9 @@ from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.declared import changed_options, declared_options
+from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.adapters import adapter_settings
@@ -33,7 +35,6 @@ ENCODER_SETTINGS = (
     *("pooling", "query_prefix", "code_prefix", "include_prompt", "query_length", "code_length", "data_flow_length"),
     *("score_function", "score_scale"),
 )
-CANCEL_SETTINGS = {"none": [], "top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
@@ -43,31 +44,21 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
     return f"outputs/{model_label(model)}-{'-'.join(data.languages)}-{loss}-{estimator}"
 
 
-# Options that change what is printed or kept, but not the results.
-NO_EFFECT = {
-    "attn_implementation",
-    "estimator_cache_dir",
-    "examples",
-    "lexical",
-    "model_card",
-    "no_estimator_cache",
-    "push_data_to_hub",
-    "trust_remote_code",
-}
-TRAINING_SETTINGS = {
-    *(field.name for field in dataclasses.fields(SoftInfoNCEOptions)),
-    *("bf16", "data_seed", "do_train", "fp16", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
-    *("max_steps", "merge_ratio", "num_train_epochs", "per_device_train_batch_size", "seed"),
-    "train_sampling_strategy",
-    *("warmup_steps", "weight_decay"),
-}
+# Options of `TrainingArguments` itself that change results; ours declare it.
+CHANGE_RESULTS = (
+    *("bf16", "data_seed", "do_train", "fp16", "gradient_accumulation_steps", "lr_scheduler_type", "max_steps"),
+    *("seed", "warmup_steps", "weight_decay"),
+)
 
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
     """The options that the result of a run depends on, as JSON holds them."""
-    chosen = {name: value for name, value in args.to_dict().items() if name in TRAINING_SETTINGS}
-    options = dataclasses.asdict(model) | dataclasses.asdict(data) | chosen
-    return json.loads(json.dumps({name: value for name, value in options.items() if name not in NO_EFFECT}))
+    settings, all_args = {}, args.to_dict()
+    for options, values in ((model, vars(model)), (data, vars(data)), (args, all_args)):
+        declared = declared_options(options)
+        settings |= {name: values[name] for name, each in declared.items() if each.results}
+    settings |= {name: all_args[name] for name in CHANGE_RESULTS}
+    return json.loads(json.dumps(settings))
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
@@ -266,26 +257,17 @@ def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages:
 
 def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
     """The loss and the settings that it reads."""
-    loss, callback = trainer.loss_settings, trainer.estimator_callback
-    aware = loss.weighting == "positive_aware"
-    names = ["weighting", "margin", "temperature"] if aware else ["alpha", "beta", "temperature", "floor"]
-    names = names if loss.needs_similarity else []
-    names += ["order_loss_weight", "order_loss_scale"] if loss.order_loss_weight else []
-    names += ["distill_weight", "distill_temperature"] if loss.distill_weight else []
-    names += ["infonce_weight", "kl_weight"] if loss.loss == "kl_regularization" else []
-    names += CANCEL_SETTINGS[loss.cancel]
-    names += ["clamp_negative_scores"] if loss.clamp_negative_scores else []
-    settings = {"loss": loss.loss, "estimator": type(callback.estimator).__name__ if callback else None}
-    settings |= {"dimensions": list(trainer.matryoshka_dims)} if trainer.matryoshka_dims else {}
-    return settings | {name: getattr(loss, name) for name in names}
+    effective, callback = trainer.plan.effective_loss, trainer.estimator_callback
+    settings = {"loss": effective["loss"], "estimator": type(callback.estimator).__name__ if callback else None}
+    return settings | ({"dimensions": list(trainer.plan.dims)} if trainer.plan.dims else {}) | effective
 
 
 def _estimator_settings(data: DataArguments, trainer: SoftInfoNCETrainer) -> dict:
     """The estimator as the command line named it, and those of its settings that are not the default."""
-    if trainer.estimator_callback is None or not trainer.loss_settings.needs_similarity:
+    if trainer.estimator_callback is None or not trainer.plan.loss.needs_similarity:
         return {"name": "none"}
-    fields = (field for field in dataclasses.fields(data) if field.name.startswith(("bm25_", "mixture_")))
-    changed = {field.name: value for field in fields if (value := getattr(data, field.name)) != field.default}
+    changed = changed_options(data)
+    changed = {name: value for name, value in changed.items() if name.startswith(("bm25_", "mixture_"))}
     return {"name": data.estimator, "estimator_model": data.estimator_model, **changed}
 
 
@@ -295,8 +277,9 @@ def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
     settings = {
         "pairs in a batch, per process": args.per_device_train_batch_size,
         "processes": args.world_size,
-        "codes that each query meets": trainer.global_batch_size,
-        **_hard_batches(trainer),
+        "codes that each query meets": trainer.plan.global_batch_size,
+        **({} if trainer.plan.strategy == "random" else {"batches": trainer.plan.strategy}),
+        **trainer.plan.effective_batches,
         "precision": trainer.precision,
         **adapter_settings(trainer.model),
         "epochs": args.num_train_epochs,
@@ -309,17 +292,6 @@ def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
         step_time = round(times[-1] / max(state.global_step, 1), 4)
         settings |= {"train runtime, s": round(times[-1], 1), "seconds a step": step_time}
     return settings
-
-
-def _hard_batches(trainer: SoftInfoNCETrainer) -> dict:
-    """The settings of clustered batches, own negatives and duplicates that differ from the default."""
-    options, strategy = trainer.options, trainer.args.train_sampling_strategy
-    settings = {} if strategy == "random" else {"batches": strategy}
-    if strategy == "similar":
-        settings |= {"rows in a group": options.group_size, "share of random rows": options.random_share}
-    if options.negatives_per_query:
-        settings["own negatives per query"] = options.negatives_per_query
-    return settings if options.duplicates == "mask" else settings | {"duplicates": options.duplicates}
 
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:

@@ -19,7 +19,6 @@ from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.loading import load_model, load_tokenizer
-from soft_trainer.encoders.options import PretrainedOptions
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.simcse import PAPER_MODEL
@@ -27,7 +26,9 @@ from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.files import last_checkpoint, write_results, write_text
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
-from soft_trainer.options.fields import LANGUAGES, option
+from soft_trainer.options.declared import option
+from soft_trainer.options.fields import LANGUAGES
+from soft_trainer.options.model import PretrainedOptions
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 

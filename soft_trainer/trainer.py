@@ -24,41 +24,36 @@ from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder
 from soft_trainer.encoders.encoding import embed_sharded, encode, prompt_length
 from soft_trainer.encoders.loading import Encoder
-from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
+from soft_trainer.encoders.matryoshka import check_dims, shorten
 from soft_trainer.encoders.pooling import comparable, score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profile, resolve_profile
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.dimensions import mrr_by_dims, shorter_metric
+from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
-from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets
 from soft_trainer.files import last_checkpoint
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.loss_settings import LossSettings
-from soft_trainer.options.fields import SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import SoftInfoNCETrainingArguments
+from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.adapters import check_adapter, check_checkpoint, load_checkpoint_adapter
+from soft_trainer.training.banner import banner, warnings_of
 from soft_trainer.training.checkpoints import save_encoder, whole_checkpoint
-from soft_trainer.training.checks import (
-    banner,
-    check_batches,
-    check_own_collator,
-    check_prompts_pooled,
-    check_run,
-    check_trainer_arguments,
-    check_weighting,
-    make_loss_settings,
-    measured_metrics,
-    options_of,
-    warnings_of,
-)
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
 from soft_trainer.training.guard_sets import GuardSets, as_guard_sets
 from soft_trainer.training.hard_batches import PreparedRows, check_code_only, prepare_rows
 from soft_trainer.training.merging import MergeAtEnd, check_merging
+from soft_trainer.training.preflight import (
+    check_collator,
+    check_evaluation,
+    check_metric,
+    check_rows_of,
+    check_trainer_arguments,
+)
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 from soft_trainer.weights import Weigher
 
@@ -90,9 +85,9 @@ class SoftInfoNCETrainer(Trainer):
         UserError: settings or data that cannot work, before any training.
     """
 
-    METRICS = tuple(METRICS)
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
+    _overflows: OverflowCounter | None = None
     _is_saving_checkpoint = False  # a checkpoint holds the adapter itself, so that a resumed run is exact
 
     def __init__(
@@ -113,56 +108,47 @@ class SoftInfoNCETrainer(Trainer):
         args.output_dir = args.output_dir or "outputs"
         check_trainer_arguments(model, processing_class, kwargs)
         check_profile(encoder)
-        model, self.encoder = plain_encoder(model), encoder
-        self.estimator_callback = find_estimator_callback(callbacks)
-        self.codebase = as_row_sets(codebase, "codebase")
-        self.args, self.compute_metrics = args, kwargs.get("compute_metrics")
-        self.train_dataset = as_rows(train_dataset, "train_dataset")
-        self.eval_dataset = as_row_sets(eval_dataset, "eval_dataset")
-        self.guards = GuardSets(as_guard_sets(guards, as_rows), self.predict)
-        self.merging = MergeAtEnd()
-        self.check_settings()
-        check_own_collator(args, data_collator)
-        self._own_collator = data_collator is None
-        self._overflows: OverflowCounter | None = None
+        model = plain_encoder(model)
+        callback = find_estimator_callback(callbacks)
+        resolve(args, None if callback is None else callback.estimator)  # refuses before anything is set up
         super().__init__(
             model,
             args,
             data_collator=data_collator or PairCollator(processing_class.pad_token_id),
-            train_dataset=self.train_dataset,
-            eval_dataset=self.eval_dataset,
+            train_dataset=as_rows(train_dataset, "train_dataset"),
+            eval_dataset=as_row_sets(eval_dataset, "eval_dataset"),
             processing_class=processing_class,
             callbacks=callbacks,
             **kwargs,
         )
         name = self.model.config._name_or_path
-        self.encoder = self.encoder or (resolve_profile(name) if name else PROFILES["auto"])
+        self.codebase, self.estimator_callback = as_row_sets(codebase, "codebase"), callback
+        self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
         prepare_tokenizer(processing_class, self.encoder)
-        check_prompts_pooled(self.prompt_lengths, data_collator)
-        self.check_encoder()
-        self._duplicates_masked = 0
-        self._guard: FiniteGuard | None = None
+        self._own_collator = data_collator is None
+        self._prepared: PreparedRows | None = None
+        self._duplicates_masked, self._guard = 0, None
+        self.guards, self.merging = GuardSets(as_guard_sets(guards, as_rows), self.predict), MergeAtEnd()
         self._overflows = OverflowCounter(self.accelerator.scaler) if self.accelerator.scaler else None
         self._termination = SaveOnTermination()
-        for callback in filter(None, (self._overflows, self._termination)):
-            self.add_callback(callback)
-        self._prepared: PreparedRows | None = None
+        for own in filter(None, (self._overflows, self._termination)):
+            self.add_callback(own)
         self._bind_estimator()
+        self.resolve()
 
     def _bind_estimator(self) -> None:
-        """Shows the estimator the training rows and the encoder."""
+        """Shows the estimator the training rows and the encoder, which its default settings may depend on."""
         if self.estimator_callback is not None:
             encoder = Encoder(self.model, self.processing_class, self.encoder)
             self.estimator_callback.bind(self.train_dataset, encoder)
-            check_weighting(self.loss_settings, self.estimator)
 
     def add_callback(self, callback) -> None:
         """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
             self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})
-            self.check_settings()
             self._bind_estimator()
+            self.resolve()
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the accelerator, which a search of hyperparameters does for every trial."""
@@ -170,12 +156,30 @@ class SoftInfoNCETrainer(Trainer):
         if self._overflows is not None:
             self._overflows.scaler = self.accelerator.scaler
 
-    # ---- Settings: read when they are used, because args may change between construction and training ----
+    # ---- Settings ----
+
+    def resolve(self) -> None:
+        """Makes the plan of the training from `args`, which may have changed, and checks it against rows and encoder.
+
+        Raises:
+            UserError: settings that cannot work.
+        """
+        self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
+        self.weigher = Weigher(self.plan.loss, self.estimator)
+        check_collator(self.plan, None if self._own_collator else self.data_collator, self.prompt_lengths)
+        check_merging(self.args, bool(self.guards.sets), self.eval_dataset is not None)
+        if self.compute_metrics is None:
+            check_metric(self.args, self.evaluated_dims, self.eval_dataset)
+        check_model(self.model, self.encoder)
+        check_dims(self.plan.dims, self.model.config.hidden_size)
+        if self.train_dataset is not None:
+            check_rows_of(self.plan, self.args, self.estimator, self.train_dataset)
+            check_adapter(self.model, self.args)
 
     @property
-    def options(self) -> SoftInfoNCEOptions:
-        """The options of the loss."""
-        return options_of(self.args)
+    def loss_settings(self) -> LossSettings:
+        """The loss with its settings."""
+        return self.plan.loss
 
     @property
     def estimator(self):
@@ -183,42 +187,15 @@ class SoftInfoNCETrainer(Trainer):
         return self.estimator_callback.estimator if self.estimator_callback else None
 
     @property
-    def loss_settings(self) -> LossSettings:
-        """The loss with its settings."""
-        return make_loss_settings(self.options, self.estimator)
-
-    @property
-    def weigher(self) -> Weigher:
-        """The object that turns rows into the weights of a batch."""
-        return Weigher(self.loss_settings, self.estimator)
-
-    @property
-    def matryoshka_dims(self) -> tuple[int, ...]:
-        """The numbers of first dimensions that are trained as embeddings, the largest first; () for all at once."""
-        return parse_dims(self.options.matryoshka_dims)
-
-    @property
     def evaluated_dims(self) -> tuple[int, ...]:
         """The numbers of first dimensions that are evaluated beside all of them."""
-        dims = self.matryoshka_dims or (self.encoder.matryoshka_dims if self.encoder else ())
-        model = getattr(self, "model", None)  # the constructor checks some settings before it has one
-        return tuple(dim for dim in dims if model is None or dim < model.config.hidden_size)
+        dims = self.plan.dims or self.encoder.matryoshka_dims
+        return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
 
     @property
     def profile_to_save(self) -> EncoderProfile:
         """The encoder's profile, with the dimensions that were trained."""
-        return dataclasses.replace(self.encoder, matryoshka_dims=self.matryoshka_dims)
-
-    @property
-    def global_batch_size(self) -> int:
-        """N, the number of codes that each query meets."""
-        return self._train_batch_size * (self.args.world_size if self.gathers else 1)
-
-    @property
-    def gathers(self) -> bool:
-        """True if the codes of every process are negatives."""
-        gather = self.options.gather_negatives
-        return self.args.world_size > 1 and (gather is None or gather)
+        return dataclasses.replace(self.encoder, matryoshka_dims=self.plan.dims)
 
     @property
     def precision(self) -> str:
@@ -232,21 +209,21 @@ class SoftInfoNCETrainer(Trainer):
         """Global batches of rows; each process's workers collate its share."""
         if self.train_dataset is None:
             raise UserError("train_dataset: training needs rows")
-        check_batches(self.args, self.loss_settings, self.train_dataset, self._train_batch_size)
+        self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         rows, batches = self.train_dataset, self._train_batches()
-        size = self._train_batch_size * self.args.world_size
+        size = self.plan.batch_size * self.plan.processes
         inputs = (lambda: text_ids_of(rows, self.encoder), lambda: self._prepared.similar)
         sampler = training_sampler(self.args, rows, batches, size, *inputs)
         return EpochDataLoader.for_training(batches, sampler, self.args)
 
     def prepare_rows(self) -> PreparedRows:
         """Reads or mines own negatives, finds neighbours and fits the estimator if they need it."""
-        callback, strategy, seed = self.estimator_callback, self.args.train_sampling_strategy, data_seed(self.args)
+        callback, seed = self.estimator_callback, data_seed(self.args)
         fit = None if callback is None else callback.fit
         if callback is not None:
             callback.begin()
-        rows = prepare_rows(self.options, strategy, self.train_dataset, self.encoder, self.estimator, fit, seed)
-        if self.loss_settings.needs_similarity:
+        rows = prepare_rows(self.plan, self.train_dataset, self.encoder, self.estimator, fit, seed)
+        if self.plan.loss.needs_similarity:
             check_code_only(self.estimator, len(rows.rows) - len(self.train_dataset))
         if callback is not None:
             callback.prepare(rows.rows)
@@ -255,34 +232,33 @@ class SoftInfoNCETrainer(Trainer):
 
     def _train_batches(self) -> TrainBatches:
         """The training rows as token ids, with what the workers compute beside them."""
-        prepared = self._prepared or self.prepare_rows()
-        precompute = self.loss_settings.needs_similarity and getattr(self.estimator, "in_workers", False)
-        return self._batches(
+        prepared, plan = self._prepared or self.prepare_rows(), self.plan
+        rank, world_size = distributed.rank_and_world_size()
+        if self._own_collator:
+            cost = ChunkCost.of(self.model.config.hidden_size, self.args.device.type)
+            self.data_collator = PairCollator(
+                self.processing_class.pad_token_id,
+                cost if plan.options.chunk_by_length else None,
+                plan.options.gradient_cache_chunk_size,
+                self.prompt_lengths,
+            )
+        precompute = plan.loss.needs_similarity and getattr(self.estimator, "in_workers", False)
+        return TrainBatches(
             {side: self._tokens(prepared.rows, side) for side in SIDES},
+            self.data_collator,
             weigh=self.weigher if precompute else None,
             text_ids=prepared.text_ids,
-            duplicates=self.options.duplicates,
+            duplicates=plan.options.duplicates,
+            gather=plan.gathers,
             own_negatives=prepared.own_negatives,
+            rank=rank,
+            world_size=world_size,
         )
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
         """For each side of a batch the first tokens of its texts that are left out of the pooling."""
         return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
-
-    def _batches(self, tokens: dict, **inputs) -> TrainBatches:
-        rank, world_size = distributed.rank_and_world_size()
-        if self._own_collator:
-            cost = ChunkCost.of(self.model.config.hidden_size, self.args.device.type)
-            self.data_collator = PairCollator(
-                self.processing_class.pad_token_id,
-                cost if self.options.chunk_by_length else None,
-                self.options.gradient_cache_chunk_size,
-                self.prompt_lengths,
-            )
-        return TrainBatches(
-            tokens, self.data_collator, gather=self.gathers, rank=rank, world_size=world_size, **inputs
-        )
 
     # ---- The step ----
 
@@ -298,7 +274,7 @@ class SoftInfoNCETrainer(Trainer):
 
     def batch_loss(self, queries: Tensor, codes: Tensor, batch: Batch) -> Tensor:
         """The loss from embeddings Tensor[B, d] of this process's queries and codes."""
-        if self.gathers:
+        if self.plan.gathers:
             codes = distributed.gather_with_gradient(codes, batch.code_sizes)
         return self._block_loss(queries, codes, batch, slice(0, len(queries)))
 
@@ -306,29 +282,29 @@ class SoftInfoNCETrainer(Trainer):
         """The part of a block of queries in this process's loss, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
-        loss_settings, scores = self.loss_settings, self._scores(queries, codes)
+        settings, scores = self.plan.loss, self._scores(queries, codes)
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
             inputs = {name: tensor[block] for name, tensor in batch.loss_inputs.items()}
-        elif loss_settings.needs_similarity:
+        elif settings.needs_similarity:
             inputs = self.weigher(batch.rows[block], batch.code_rows, positives, negatives)
         else:
             inputs = {}
         if "weights" in inputs and block.start == 0:
-            self.estimator_callback.observe(inputs["weights"], loss_settings.floor, scores[0], positives)
-        loss = sum(loss_settings(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
+            self.estimator_callback.observe(inputs["weights"], settings.floor, scores[0], positives)
+        loss = sum(settings(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
         return loss * batch.loss_scale(len(queries))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
-        """The scores Tensor[B, N] by the first dimensions of the embeddings, for each number of `matryoshka_dims`."""
-        sides = ([shorten(self.encoder, side, dim) for side in (queries, codes)] for dim in self.matryoshka_dims)
+        """The scores Tensor[B, N] by the first dimensions of the embeddings, for each number of the plan's `dims`."""
+        sides = ([shorten(self.encoder, side, dim) for side in (queries, codes)] for dim in self.plan.dims)
         return [score(self.encoder, *each) for each in sides] or [score(self.encoder, queries, codes)]
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """A step of any `Trainer`, or one with gradient caching; the loss must be finite."""
         self._duplicates_masked += inputs.duplicates
-        step = super().training_step if self.options.gradient_cache_chunk_size is None else self._cached_step
+        step = super().training_step if self.plan.options.gradient_cache_chunk_size is None else self._cached_step
         loss = step(model, inputs, num_items_in_batch)
         if self._guard is not None:
             self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
@@ -346,8 +322,8 @@ class SoftInfoNCETrainer(Trainer):
             inputs,
             lambda queries, codes, block: self._block_loss(queries, codes, inputs, block) / accumulated,
             self.accelerator.backward,
-            self.gathers,
-            block_size=max(self.options.gradient_cache_chunk_size, LOSS_BLOCK),
+            self.plan.gathers,
+            block_size=max(self.plan.options.gradient_cache_chunk_size, LOSS_BLOCK),
             no_sync=lambda: self.accelerator.no_sync(model),
         )
         return loss.to(self.args.device)
@@ -378,25 +354,11 @@ class SoftInfoNCETrainer(Trainer):
         """Logs, with the weights' statistics beside a training loss."""
         if "loss" in logs:
             logs |= self.estimator_callback.statistics() if self.estimator_callback is not None else {}
-            logs |= {"duplicates_masked": self._duplicates_masked} if self.options.duplicates != "ignore" else {}
+            logs |= {"duplicates_masked": self._duplicates_masked} if self.plan.options.duplicates != "ignore" else {}
             logs |= {"fp16_overflows": self._overflows.count} if self._overflows is not None else {}
         super().log(logs, start_time)
 
     # ---- Before the first step, and after the last ----
-
-    def check_settings(self) -> None:
-        """Refuses settings that cannot work. They may change between the constructor and `train`, so both call it."""
-        names = (*self.METRICS, *map(shorter_metric, self.evaluated_dims))
-        metrics = None if self.compute_metrics else measured_metrics(names, self.eval_dataset)
-        check_run(self.args, self.estimator, self.train_dataset, metrics=metrics)
-        check_merging(self.args, bool(self.guards.sets), self.eval_dataset is not None)
-
-    def check_encoder(self) -> None:
-        """Refuses an encoder that cannot be trained or saved as the settings say."""
-        check_model(self.model, self.encoder)
-        if self.train_dataset is not None:
-            check_adapter(self.model, self.args)
-        check_dims(self.matryoshka_dims, self.model.config.hidden_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         """Trains, after a table that says what will be trained.
@@ -427,34 +389,19 @@ class SoftInfoNCETrainer(Trainer):
         `Trainer.train` calls it in every training, when the model exists and no checkpoint is loaded yet.
         """
         super()._hp_search_setup(trial)
-        self.check_settings()
-        self.check_encoder()
-        self.check_evaluation()
+        self._bind_estimator()
+        self.resolve()
+        check_evaluation(self)
+        self.guards.check()
         check_checkpoint(self.model, self._checkpoint)
         if self._checkpoint and self.estimator_callback is not None:
             self.estimator_callback.check_resumed(self.state.global_step)
-        self._bind_estimator()
-        self.guards.check()
         self.merging.begin(self, resumed=self._checkpoint is not None)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)
 
     # ---- Evaluation ----
-
-    def check_evaluation(self) -> None:
-        """Refuses evaluations that cannot be made during training.
-
-        Raises:
-            UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
-        """
-        if self.args.eval_strategy == "no" and not self.args.eval_on_start:
-            return
-        sets = self.eval_dataset
-        if sets is None:
-            raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
-        for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
-            target_rows(queries, self.corpus_of(key), "eval_dataset" if key is None else f"eval_dataset[{key!r}]")
 
     def evaluate(
         self,
@@ -540,13 +487,13 @@ class SoftInfoNCETrainer(Trainer):
         return [comparable(self.encoder, shorten(self.encoder, side, dim)) for side in sides]
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches hyperparameters as any `Trainer` does, for the best `metric_for_best_model`, or `METRICS[0]`.
+        """Searches hyperparameters as any `Trainer` does, for the best `metric_for_best_model`, or `mrr`.
 
         Args:
             compute_objective: metrics -> the number to optimise, if it is another one.
             direction: "maximize" when None.
         """
-        name = (self.args.metric_for_best_model or self.METRICS[0]).removeprefix("eval_")
+        name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
@@ -640,20 +587,13 @@ class SoftInfoNCETrainer(Trainer):
     # ---- The Hub ----
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Makes sure, before training, that the result can be pushed.
-
-        Raises:
-            UserError: the token is missing or wrong or may not write, or the name is not valid.
-        """
+        """Makes sure, before training, that the result can be pushed, or raises `UserError`."""
         if self.is_world_process_zero():
             self._publisher = Publisher(self.args)
             self.hub_model_id = self._publisher.hub_model_id
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Saves the encoder and pushes the output folder.
-
-        Returns:
-            The address of the commit on the main process, None on the others.
+        """Saves the encoder, pushes the output folder and returns the address of the commit, None off the main process.
 
         Raises:
             UserError: the push failed for good. The folder is whole, and the message says how to push it later.

@@ -13,9 +13,9 @@ from soft_trainer import UserError, load_encoder, merge_encoders
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.adapters import add_lora, merge_adapter
 from soft_trainer.encoders.loading import load_model
-from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.merging import RatioResult, choose_ratio, interpolate
+from soft_trainer.options.model import LoraOptions
 
 TEXTS = ["read all lines of a file", "sort a list", "def reverse(text): return text[::-1]"]
 

@@ -36,7 +36,8 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_a_recipe_names_options_that_exist(path, tmp_path):
-    from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+    from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+    from soft_trainer.options.model import ModelArguments
     from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 
     simcse = "simcse" in path.name

@@ -10,7 +10,8 @@ from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
-from soft_trainer.options.fields import DataArguments, ModelArguments
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.record import Run
 
 

@@ -6,7 +6,8 @@ soft-trainer baseline --baseline gist --mined_negatives 1 --data_dir DIR --model
 
 from __future__ import annotations
 
-from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.studies.baseline import BaselineArguments, train_baseline
 
 OPTIONS = (BaselineArguments, ModelArguments, DataArguments, SoftInfoNCETrainingArguments)

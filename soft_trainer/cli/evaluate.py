@@ -26,7 +26,8 @@ from pathlib import Path
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import CODESEARCHNET, DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
 
 # The options that training has too, with the same names, help and defaults.
@@ -179,10 +180,10 @@ def _unused(model_args: ModelArguments, data_args: DataArguments, args: SoftInfo
     """Lines about options, and a setting of the encoder's folder, that change nothing here."""
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer.encoders.loading import saved_truncate_dim
+    from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.training.building import model_name
-    from soft_trainer.training.unused_options import unused_in_command
 
-    lines = unused_in_command(data_args, model_args, args)
+    lines = unread_options([data_args, model_args], Values(data_args, model_args, args))
     dim = saved_truncate_dim(model_name(model_args), model_args.model_revision)
     if dim and str(dim) not in (args.matryoshka_dims or "").split(","):
         lines.append(

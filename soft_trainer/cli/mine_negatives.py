@@ -19,7 +19,8 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions
+from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
+from soft_trainer.options.model import ModelArguments
 
 # The options that training has too, with the same names, help and defaults.
 SHARED = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from soft_trainer.encoders.lora import CONFIG, WEIGHTS, LoraOptions, import_peft
+from soft_trainer.encoders.lora import CONFIG, WEIGHTS, import_peft
 from soft_trainer.encoders.repository import published_name, reading, repository_file
 from soft_trainer.errors import UserError
 
@@ -99,7 +99,7 @@ def plain_encoder(model):
     return encoder
 
 
-def add_lora(model: PreTrainedModel, options: LoraOptions, revision: str | None = None) -> None:
+def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> None:
     """Adds a new LoRA adapter to a model and freezes all other weights.
 
     Args:

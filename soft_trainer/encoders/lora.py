@@ -4,53 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.repository import read_json, repository_file
 from soft_trainer.errors import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's names
-
-
-@dataclass
-class LoraOptions:
-    """The options of a new LoRA adapter; without `lora_r` there is none.
-
-    Raises:
-        UserError: a value outside its range, or an option without `lora_r`.
-    """
-
-    lora_r: int | None = field(
-        default=None,
-        metadata={
-            "help": "Train a LoRA adapter of this rank, 16 for example, instead of all weights. It wants a larger "
-            "learning rate, about 1e-4."
-        },
-    )
-    lora_alpha: int | None = field(default=None, metadata={"help": "LoRA's factor alpha / r. Default: 2 x lora_r."})
-    lora_dropout: float | None = field(default=None, metadata={"help": "Dropout before LoRA. Default: 0.05."})
-    lora_target_modules: str | None = field(
-        default=None,
-        metadata={
-            "help": "Modules that get LoRA: names by comma, or all-linear. Default: the usual ones of the "
-            "architecture, as peft knows them, else all-linear."
-        },
-    )
-
-    def __post_init__(self):
-        for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
-            if self.lora_r is None and getattr(self, name) is not None:
-                raise UserError(f"{name}: has no meaning without --lora_r, 16 for example")
-        for name in ("lora_r", "lora_alpha"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}={value}: must be 1 or more")
-        modules = self.lora_target_modules
-        if modules is not None and not all(name.strip() for name in modules.split(",")):
-            raise UserError(f"lora_target_modules={modules}: a name is empty")
-        if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
-            raise UserError(f"lora_dropout={self.lora_dropout}: must be from 0 to below 1")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from soft_trainer.files import write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
+DTYPES = ("float32", "bfloat16", "float16")  # of the weights
 PROFILE_FILE = "soft_trainer.json"
 _SPECIAL_TOKEN = r"<[^<>\s]+>"
 _HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")

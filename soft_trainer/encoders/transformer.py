@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, Pretra
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
-from soft_trainer.encoders.options import check_dtype
 from soft_trainer.encoders.positions import check_lengths
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.profiles import DTYPES, EncoderProfile
 from soft_trainer.errors import UserError
 
 MISSING_WEIGHTS = "_missing_weights"  # attribute of a loaded model: the weights that its files lack
@@ -40,12 +39,13 @@ def load_transformer(
     """Loads the weights from safetensors; of a T5 those of the encoder alone.
 
     Args:
-        dtype: one of `options.DTYPES`. None means float32, or higher where the weights are saved in higher precision.
+        dtype: one of `DTYPES`. None means float32, or higher where the weights are saved in higher precision.
 
     Raises:
         UserError: an unknown dtype, or a profile whose lengths are above the model's positions.
     """
-    check_dtype(dtype)
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
     config = load_config(name_or_path, revision, trust_remote_code)
     check_lengths(config.to_dict(), profile)
     if hasattr(config, "use_cache"):

@@ -1,63 +1,49 @@
-"""The options of a run: model, data, training. Field names are the options of the command line and of recipes."""
+"""The options of a run: data, loss, training; `model.py` has those of the encoder. Each is declared once, in full.
+
+Field names are the options of the command line and the keys of recipes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import TrainingArguments
 
-from soft_trainer.encoders.lora import LoraOptions
-from soft_trainer.encoders.options import PretrainedOptions
-from soft_trainer.encoders.profiles import POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
+from soft_trainer.loss_settings import CANCELLATIONS, LOSSES, WEIGHTINGS
+from soft_trainer.options.declared import ReadIf, Values, check_values, option
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
-SMALLEST_VOCABULARY = 300  # the 256 bytes and the special tokens
 CODESEARCHNET = "code-search-net/code_search_net"
+# The strategies of `soft_trainer.data.global_batches`.
+STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
 
-def option(default, help: str, **metadata):
-    """A dataclass field with its help text."""
-    return field(default=default, metadata={"help": help, **metadata})
+def _estimators(o: Values) -> list[str]:
+    """The names of the estimators that are mixed, or the only one."""
+    return (o.estimator or "none").split("+")
 
 
-@dataclass
-class ModelArguments(LoraOptions, PretrainedOptions):
-    """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
+def _reads_estimator(o: Values) -> bool:
+    """True if the loss, the batches or own negatives may come from the estimator."""
+    loss = o.loss != "info_nce" or o.cancel != "none" or o.order_loss_weight > 0 or o.distill_weight > 0
+    similar = o.train_sampling_strategy == "similar" and o.similar_by == "estimator"
+    return loss or similar or o.negatives_per_query > 0
 
-    model_name_or_path: str | None = option(
-        None, "Encoder to fine-tune: a Hub name or a folder. Default: microsoft/unixcoder-base."
-    )
-    model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.")
-    from_scratch: str | None = option(
-        None, "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows."
-    )
-    vocabulary_size: int = option(16384, "Tokens of the tokenizer that --from_scratch trains.")
-    profile: str | None = option(None, f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.")
-    pooling: str | None = option(None, f"One embedding from token vectors: {', '.join(POOLINGS)}.")
-    query_prefix: str | None = option(None, "Text before every query, special tokens included.")
-    code_prefix: str | None = option(None, "Text before every code, special tokens included.")
-    query_prompt: str | None = option(None, "Text before every query, after special tokens that the encoder needs.")
-    code_prompt: str | None = option(None, "Text before every code, after special tokens that the encoder needs.")
-    include_prompt: bool | None = option(None, "Pool the tokens of prompts and prefixes too. Default: yes.")
-    query_length: int | None = option(None, "Tokens kept of a query, special tokens included.")
-    code_length: int | None = option(None, "Tokens kept of a code, special tokens included.")
-    data_flow_length: int | None = option(None, "Data-flow nodes after the code tokens (GraphCodeBERT).")
-    score_function: str | None = option(None, f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
-    score_scale: float | None = option(None, "Factor on every score; 20 is usual with cosine.")
-    query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
-    code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
 
-    def __post_init__(self):
-        LoraOptions.__post_init__(self)
-        PretrainedOptions.__post_init__(self)
-        for side in ("query", "code"):
-            if getattr(self, f"{side}_prompt") is not None and getattr(self, f"{side}_prefix") is not None:
-                raise UserError(f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too")
-        if self.vocabulary_size < SMALLEST_VOCABULARY:
-            raise UserError(f"vocabulary_size={self.vocabulary_size}: must be {SMALLEST_VOCABULARY} or more")
+ESTIMATOR = ReadIf(
+    lambda o: _estimators(o) == ["none"] or _reads_estimator(o),
+    "loss=info_nce has no weights, and neither batches nor negatives come from an estimator",
+)
+BM25 = ReadIf(lambda o: "bm25" in _estimators(o), "the estimator is not bm25")
+WITH_MODEL = ReadIf(
+    lambda o: bool({"simcse", "trained_model"} & {*_estimators(o)}),
+    "only the estimators simcse and trained_model read it",
+)
+MIXTURE = ReadIf(lambda o: len(_estimators(o)) > 1, "the estimator is no mixture")
+MINED = ReadIf(lambda o: o.source_dir is not None, "no source_dir is mined")
 
 
 @dataclass
@@ -86,7 +72,9 @@ class DataArguments:
     )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
     mining_keep: str | None = option(
-        None, "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines)."
+        None,
+        "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines).",
+        read_if=MINED,
     )
     filters: str | None = option(
         None,
@@ -94,34 +82,46 @@ class DataArguments:
     )
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     push_data_to_hub: str | None = option(
-        None, "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set."
+        None,
+        "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set.",
+        results=False,
     )
-    max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.")
-    lexical: bool = option(True, "Also rank by lexical BM25, a baseline that needs no training.")
-    model_card: bool = option(True, "Write README.md, the model card, into the output folder.")
-    examples: int = option(5, "Test queries to show with their top functions at the end.")
-    early_stopping_patience: int | None = option(None, "Stop after this many evaluations without a better metric.")
+    max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.", least=1)
+    lexical: bool = option(True, "Also rank by lexical BM25, a baseline that needs no training.", results=False)
+    model_card: bool = option(True, "Write README.md, the model card, into the output folder.", results=False)
+    examples: int = option(5, "Test queries to show with their top functions at the end.", least=0, results=False)
+    early_stopping_patience: int | None = option(
+        None, "Stop after this many evaluations without a better metric.", least=1
+    )
     estimator: str | None = option(
         "bm25",
         "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, a "
         "mixture a+b, or module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
+        read_if=ESTIMATOR,
     )
     estimator_model: str | None = option(
-        None, "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
+        None,
+        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma.",
+        read_if=WITH_MODEL,
     )
-    estimator_cache_dir: str | None = option(None, "Where row embeddings are kept. Default: in the Hugging Face home.")
-    no_estimator_cache: bool = option(False, "Compute row embeddings in every run and keep none.")
-    mixture_shares: str | None = option(None, "Share of each member of a mixture, by comma. Default: equal.")
-    mixture_temperatures: str | None = option(None, "Temperature of each member, by comma. Default: its own.")
-    bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.")
-    bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.")
-    bm25_document_column: str | None = option(None, "Score queries against this column instead of other queries.")
+    estimator_cache_dir: str | None = option(
+        None, "Where row embeddings are kept. Default: in the Hugging Face home.", results=False
+    )
+    no_estimator_cache: bool = option(False, "Compute row embeddings in every run and keep none.", results=False)
+    mixture_shares: str | None = option(
+        None, "Share of each member of a mixture, by comma. Default: equal.", read_if=MIXTURE
+    )
+    mixture_temperatures: str | None = option(
+        None, "Temperature of each member, by comma. Default: its own.", read_if=MIXTURE
+    )
+    bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25)
+    bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25)
+    bm25_document_column: str | None = option(
+        None, "Score queries against this column instead of other queries.", read_if=BM25
+    )
 
     def __post_init__(self):
-        if self.max_train_rows is not None and self.max_train_rows < 1:
-            raise UserError(f"max_train_rows={self.max_train_rows}: must be 1 or more")
-        if self.examples < 0:
-            raise UserError(f"examples={self.examples}: must be 0 or more")
+        check_values(self)
 
     @property
     def languages(self) -> list[str]:
@@ -146,77 +146,158 @@ def _folder_name(folder: str) -> str:
     return os.path.basename(os.path.abspath(folder.replace("{language}", "")))
 
 
+EQ4 = ReadIf(
+    lambda o: o.loss == "soft_info_nce" and o.weighting == "eq4", "only loss=soft_info_nce with weighting=eq4 reads it"
+)
+POSITIVE_AWARE = ReadIf(lambda o: o.weighting == "positive_aware", "only weighting=positive_aware reads it")
+WEIGHTS = ReadIf(lambda o: o.loss != "info_nce", "loss=info_nce has no weights")
+KL = ReadIf(lambda o: o.loss == "kl_regularization", "only loss=kl_regularization reads it")
+TOP_K = ReadIf(lambda o: o.cancel == "top_k", "only cancel=top_k reads it")
+RATIO = ReadIf(lambda o: o.cancel == "ratio", "only cancel=ratio reads it")
+ORDER_LOSS = ReadIf(lambda o: o.order_loss_weight > 0, "order_loss_weight is 0")
+DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
+
+
 @dataclass
-class SoftInfoNCEOptions:
-    """The loss and its weights. None means the estimator's default."""
+class LossOptions:
+    """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
 
     loss: str | None = option(
         None,
-        "soft_info_nce, info_nce, weighted_info_nce, bce or kl_regularization. Default: soft_info_nce with an "
-        "estimator, info_nce without.",
+        f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.",
+        choices=tuple(LOSSES),
     )
-    alpha: float | None = option(None, "Weight of the similarity in Eq. 4. Default: the estimator's.")
-    beta: float | None = option(None, "Constant of Eq. 4. Default: the estimator's.")
+    alpha: float | None = option(
+        None,
+        "Weight of the similarity in Eq. 4. Default: the estimator's.",
+        of_estimator=1.0,
+        least=0,
+        read_if=EQ4,
+    )
+    beta: float | None = option(
+        None, "Constant of Eq. 4. Default: the estimator's.", of_estimator=1.0, above=0, read_if=EQ4
+    )
     temperature: float | None = option(
-        None, "Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's."
+        None,
+        "Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's.",
+        of_estimator=1.0,
+        least=0,
+        read_if=WEIGHTS,
     )
-    floor: float = option(0.1, "Smallest weight of a negative in Eq. 4.")
+    floor: float = option(0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4)
     weighting: str = option(
-        "eq4", "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive."
+        "eq4",
+        "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive.",
+        choices=WEIGHTINGS,
     )
     margin: float | None = option(
-        None, "positive_aware: a negative counts fully if it is less similar than the positive by this much."
+        None,
+        "positive_aware: a negative counts fully if it is less similar than the positive by this much.",
+        of_estimator=0.0,
+        read_if=POSITIVE_AWARE,
     )
-    order_loss_weight: float = option(0.0, "Weight of a further loss: order negatives as the estimator does. 0: none.")
-    order_loss_scale: float = option(1.0, "Factor on the differences of scores in the order loss.")
+    order_loss_weight: float = option(
+        0.0, "Weight of a further loss: order negatives as the estimator does. 0: none.", least=0
+    )
+    order_loss_scale: float = option(
+        1.0, "Factor on the differences of scores in the order loss.", above=0, read_if=ORDER_LOSS
+    )
     distill_weight: float = option(
-        0.0, "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none."
+        0.0,
+        "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none.",
+        least=0,
     )
     distill_temperature: float | None = option(
-        None, "Temperature of the estimator's softmax in that loss. Default: that of the estimator's own distribution."
+        None,
+        "Temperature of the estimator's softmax in that loss. Default: that of the estimator's own distribution.",
+        of_estimator=1.0,
+        above=0,
+        read_if=DISTILLED,
     )
-    infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.")
-    kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.")
-    cancel: str = option("none", "False-negative cancellation: none, top_k or ratio.")
-    cancel_k: int = option(3, "How many of the most similar negatives top_k cancels.")
-    cancel_ratio: float = option(0.5, "ratio cancels negatives above this share of the positive's similarity.")
+    infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL)
+    kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=KL)
+    cancel: str = option("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
+    cancel_k: int = option(3, "How many of the most similar negatives top_k cancels.", least=0, read_if=TOP_K)
+    cancel_ratio: float = option(
+        0.5, "ratio cancels negatives above this share of the positive's similarity.", least=0, read_if=RATIO
+    )
     clamp_negative_scores: bool = option(False, "Raise negative scores to 0, as the proof of Theorem 1 does.")
+
+
+SIMILAR = ReadIf(lambda o: o.train_sampling_strategy == "similar", "only train_sampling_strategy=similar reads it")
+OWN_NEGATIVES = ReadIf(lambda o: o.negatives_per_query > 0, "negatives_per_query is 0")
+
+
+@dataclass
+class SoftInfoNCEOptions(LossOptions):
+    """The loss with its weights, the batches and the negatives."""
+
     duplicates: str = option(
         "mask",
         "A negative with the query's or the code's text: mask leaves it out, positives counts it as a right answer, "
         "ignore counts it as a negative.",
+        choices=("mask", "positives", "ignore"),
     )
     mask_duplicates: bool | None = option(None, "Earlier name: true means --duplicates mask, false ignore.")
-    group_size: int = option(8, "train_sampling_strategy similar: rows in a group of similar rows.")
-    random_share: float = option(0.0, "train_sampling_strategy similar: share of random rows in a batch, from 0 to 1.")
+    group_size: int = option(
+        8, "train_sampling_strategy similar: rows in a group of similar rows.", least=1, read_if=SIMILAR
+    )
+    random_share: float = option(
+        0.0,
+        "train_sampling_strategy similar: share of random rows in a batch, from 0 to 1.",
+        least=0,
+        most=1,
+        read_if=SIMILAR,
+    )
     nearest_apart: int = option(
-        0, "train_sampling_strategy similar: this many nearest neighbours of a row never share its batch."
+        0,
+        "train_sampling_strategy similar: this many nearest neighbours of a row never share its batch.",
+        least=0,
+        read_if=SIMILAR,
     )
     equal_texts_apart: bool = option(
-        False, "train_sampling_strategy similar: rows with the same query or code never share a batch."
+        False,
+        "train_sampling_strategy similar: rows with the same query or code never share a batch.",
+        read_if=SIMILAR,
     )
-    neighbours: int = option(32, "train_sampling_strategy similar: neighbours that are known of each row.")
+    neighbours: int = option(
+        32, "train_sampling_strategy similar: neighbours that are known of each row.", least=1, read_if=SIMILAR
+    )
     similar_by: str = option(
-        "estimator", "train_sampling_strategy similar: neighbours by estimator, or by bm25 (queries, without a model)."
+        "estimator",
+        "train_sampling_strategy similar: neighbours by estimator, or by bm25 (queries, without a model).",
+        choices=("estimator", "bm25"),
+        read_if=SIMILAR,
     )
-    negatives_per_query: int = option(0, "Negatives of its own for each query, beside those of the batch.")
+    negatives_per_query: int = option(0, "Negatives of its own for each query, beside those of the batch.", least=0)
     negatives: str | None = option(
         None,
         "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
         "`negatives` of the rows. Default: that column if there is one, else the run's estimator mines them first.",
     )
-    negatives_meet: str = option("own", "Queries that own negatives meet: own (the query they belong to) or all.")
-    negative_candidates: int = option(64, "Candidates that are mined for each query.")
-    negative_ranks: str | None = option(
-        None, "FIRST,LAST: candidates of these ranks may be drawn, from 0, LAST left out."
+    negatives_meet: str = option(
+        "own",
+        "Queries that own negatives meet: own (the query they belong to) or all.",
+        choices=("own", "all"),
+        read_if=OWN_NEGATIVES,
     )
-    negative_max_score: float | None = option(None, "Largest similarity of an own negative.")
-    negative_margin: float | None = option(None, "An own negative is less similar than the positive by this much.")
-    negative_ratio: float | None = option(None, "Largest share of the positive's similarity of an own negative.")
+    negative_candidates: int = option(64, "Candidates that are mined for each query.", least=1, read_if=OWN_NEGATIVES)
+    negative_ranks: str | None = option(
+        None, "FIRST,LAST: candidates of these ranks may be drawn, from 0, LAST left out.", read_if=OWN_NEGATIVES
+    )
+    negative_max_score: float | None = option(None, "Largest similarity of an own negative.", read_if=OWN_NEGATIVES)
+    negative_margin: float | None = option(
+        None, "An own negative is less similar than the positive by this much.", read_if=OWN_NEGATIVES
+    )
+    negative_ratio: float | None = option(
+        None, "Largest share of the positive's similarity of an own negative.", read_if=OWN_NEGATIVES
+    )
     negative_temperature: float | None = option(
         None,
         "Own negatives are drawn with the softmax of similarity / temperature; 0 takes the most similar ones. "
         "Default: all candidates are equally likely.",
+        least=0,
+        read_if=OWN_NEGATIVES,
     )
     gather_negatives: bool | None = option(
         None, "Take the codes of all processes as negatives. Default: yes, with several processes."
@@ -224,6 +305,7 @@ class SoftInfoNCEOptions:
     gradient_cache_chunk_size: int | None = option(
         None,
         "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
+        least=1,
     )
     chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
     matryoshka_dims: str | None = option(None, "Train these first dimensions as embeddings too, such as 768,256,64.")
@@ -237,34 +319,45 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     the best `mrr` counts as best, NaN is never filtered from the log, unused columns stay, buffers are not broadcast.
     """
 
-    output_dir: str | None = option(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
-    overwrite: bool = option(False, "Write into an output folder that holds the results of another run.")
+    output_dir: str | None = option(
+        None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.", results=False
+    )
+    overwrite: bool = option(
+        False, "Write into an output folder that holds the results of another run.", results=False
+    )
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
-    per_device_eval_batch_size: int = option(64, "Texts encoded at once in evaluation, per process.")
+    per_device_eval_batch_size: int = option(64, "Texts encoded at once in evaluation, per process.", results=False)
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = option(10.0, "Passes over the training rows.")
-    logging_steps: float = option(50, "Steps between two lines of the log.")
-    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
-    save_strategy: str = option("epoch", "When to save a checkpoint: no, steps, epoch or best.")
-    save_total_limit: int | None = option(2, "How many checkpoints to keep.")
+    logging_steps: float = option(50, "Steps between two lines of the log.", results=False)
+    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.", results=False)
+    save_strategy: str = option("epoch", "When to save a checkpoint: no, steps, epoch or best.", results=False)
+    save_total_limit: int | None = option(2, "How many checkpoints to keep.", results=False)
     dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
-    dataloader_num_workers: int = option(-1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.")
-    remove_unused_columns: bool = option(False, "Not used: the columns of a pair are always kept.")
-    ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.")
+    dataloader_num_workers: int = option(
+        -1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.", results=False
+    )
+    remove_unused_columns: bool = option(False, "Not used: the columns of a pair are always kept.", results=False)
+    ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.", results=False)
     train_sampling_strategy: str = option(
         "random",
         "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length, "
         "one_language, or similar (groups of rows that an estimator finds alike).",
+        choices=STRATEGIES,
     )
-    restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.")
-    metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.")
-    merge_lora: bool = option(False, "Save the whole encoder, with the adapter merged into its weights.")
+    restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.", results=False)
+    metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.", results=False)
+    merge_lora: bool = option(
+        False, "Save the whole encoder, with the adapter merged into its weights.", results=False
+    )
     merge_ratio: str | None = option(
         None,
         "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1; auto "
         "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training.",
     )
-    guard_tolerance: float = option(0.005, "How far the MRR of a guard may fall for merge_ratio auto.")
+    guard_tolerance: float = option(
+        0.005, "How far the MRR of a guard may fall for merge_ratio auto.", least=0, most=1
+    )
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import multiprocessing
 import os
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from transformers import SchedulerType, Trainer, TrainingArguments, get_schedule
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.training_args import OptimizerNames, ParallelMode
 
-from soft_trainer.encoders.matryoshka import parse_dims
 from soft_trainer.errors import UserError
+from soft_trainer.options.declared import Declared
 
 
 @dataclass(frozen=True)
@@ -70,18 +69,36 @@ SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
 FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that watch a metric, which falls unless told otherwise
 
 
+# Ranges of options that `TrainingArguments` does not check, or not in time.
+ANY = Declared(least=0)
+COUNT = Declared(least=1)
+SEED = Declared(least=0, below=2**32)
+RANGES = {
+    **dict.fromkeys(("learning_rate", "num_train_epochs", "weight_decay"), ANY),
+    **dict.fromkeys(("max_grad_norm", "warmup_steps", "eval_delay", "dataloader_num_workers"), ANY),
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), COUNT),
+    **dict.fromkeys(("gradient_accumulation_steps", "dataloader_prefetch_factor"), COUNT),
+    "save_total_limit": COUNT,  # --save_strategy no keeps none
+    "seed": SEED,
+    "data_seed": SEED,
+    "dataloader_multiprocessing_context": Declared(choices=tuple(multiprocessing.get_all_start_methods())),
+    "include_num_input_tokens_seen": Declared(choices=("no", "all", "non_padding")),
+}
+
+
 def check_options(args: TrainingArguments) -> None:
     """Refuses options that have no meaning here, and values that training would stumble over.
 
     Raises:
         UserError: names the option and what works.
     """
-    _check_numbers(args)
-    parse_dims(getattr(args, "matryoshka_dims", None))
+    for name, declared in RANGES.items():
+        declared.check(name, getattr(args, name, None))
+    _check_steps(args)
     _check_output_dir(args)
     _check_without_meaning(args)
-    _check_loader(args)
     _check_together(args)
+    _check_device(args)
     _check_reports(args)
     _check_optimizer(args)
 
@@ -95,30 +112,13 @@ def ignored_options(args: TrainingArguments) -> list[str]:
     ]
 
 
-def _check_numbers(args) -> None:
-    """Refuses numbers outside their range."""
-    for name in ("learning_rate", "num_train_epochs", "weight_decay", "max_grad_norm", "warmup_steps", "eval_delay"):
-        value = getattr(args, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UserError(f"{name}={value}: must be a finite number, 0 or more")
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-        if getattr(args, name) < 1:
-            raise UserError(f"{name}={getattr(args, name)}: must be 1 or more")
-    chunk = getattr(args, "gradient_cache_chunk_size", None)
-    if chunk is not None and chunk < 1:
-        raise UserError(f"gradient_cache_chunk_size={chunk}: must be 1 or more")
+def _check_steps(args) -> None:
+    """Refuses numbers of steps that nothing could count."""
     if args.max_steps != -1 and args.max_steps < 1:
         raise UserError(f"max_steps={args.max_steps}: must be 1 or more, or -1 to train for num_train_epochs")
     for kind in ("logging", "eval", "save"):
-        steps = getattr(args, f"{kind}_steps")
-        if getattr(args, f"{kind}_strategy") == "steps" and not (math.isfinite(steps) and steps > 0):
-            raise UserError(f"{kind}_steps={steps}: must be above 0, below 1 for a share of all steps")
-    for name in ("seed", "data_seed"):
-        value = getattr(args, name)
-        if value is not None and not 0 <= value < 2**32:
-            raise UserError(f"{name}={value}: must be from 0 to 2^32 - 1")
-    if args.save_total_limit is not None and args.save_total_limit < 1:
-        raise UserError(f"save_total_limit={args.save_total_limit}: must be 1 or more; --save_strategy no keeps none")
+        if getattr(args, f"{kind}_strategy") == "steps":
+            Declared(above=0).check(f"{kind}_steps", getattr(args, f"{kind}_steps"))
 
 
 def _check_output_dir(args) -> None:
@@ -149,19 +149,6 @@ def _check_without_meaning(args) -> None:
         )
 
 
-def _check_loader(args) -> None:
-    """Refuses options that a `DataLoader` would refuse after hours of preparation."""
-    workers, context = args.dataloader_num_workers, getattr(args, "dataloader_multiprocessing_context", None)
-    if workers < 0:
-        raise UserError(f"dataloader_num_workers={workers}: must be 0 or more")
-    if args.dataloader_persistent_workers and workers == 0:
-        raise UserError("dataloader_persistent_workers: needs --dataloader_num_workers above 0")
-    if args.dataloader_prefetch_factor is not None and args.dataloader_prefetch_factor < 1:
-        raise UserError(f"dataloader_prefetch_factor={args.dataloader_prefetch_factor}: must be 1 or more")
-    if isinstance(context, str) and context not in (allowed := multiprocessing.get_all_start_methods()):
-        raise UserError(f"dataloader_multiprocessing_context={context!r}: use one of {', '.join(allowed)}")
-
-
 def _check_together(args) -> None:
     """Refuses options that contradict each other."""
     cached = getattr(args, "gradient_cache_chunk_size", None) is not None
@@ -176,10 +163,19 @@ def _check_together(args) -> None:
             "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "
             "of memory; use gradient_cache_chunk_size for large batches"
         )
-    if args.include_num_input_tokens_seen not in ("no", "all", "non_padding"):
+    if args.dataloader_persistent_workers and args.dataloader_num_workers == 0:
+        raise UserError("dataloader_persistent_workers: needs --dataloader_num_workers above 0")
+
+
+def _check_device(args) -> None:
+    """Refuses devices and number formats that training cannot use as they are."""
+    if args.n_gpu > 1:
         raise UserError(
-            f"include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}: use no, all or non_padding"
+            f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
+            "of a batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
         )
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":  # also when the launcher chose it
+        raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
 
 
 def _check_reports(args) -> None:

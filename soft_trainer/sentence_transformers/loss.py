@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
+import copy
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -22,21 +22,18 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
-from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.loss_settings import LossSettings
+from soft_trainer.options.declared import Values, effective_options
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of, only_labelled
-from soft_trainer.training.checks import CHOICES, LOSS_OPTIONS, check_codes, check_weighting, make_loss_settings
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.hard_batches import check_code_only
 from soft_trainer.weights import Weigher
 
 # Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
-OPTIONS = (
-    *("loss", "alpha", "beta", "temperature", "margin", "distill_temperature", *LOSS_OPTIONS),
-    *("duplicates", "negatives_meet"),
-)
-TEXT_OPTIONS = ("loss", "weighting", "cancel", "duplicates", "negatives_meet")
-_LOSSES: WeakSet[SoftInfoNCELoss] = WeakSet()  # those that have fitted an estimator
+OPTIONS = (*(field.name for field in fields(LossSettings)), "duplicates", "negatives_meet")
 CITATION = """
 @inproceedings{li-etal-2023-rethinking,
     title = "Rethinking Negative Pairs in Code Search",
@@ -64,8 +61,7 @@ class SoftInfoNCELoss(nn.Module):
     Args:
         model: the `SentenceTransformer` in training.
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)` or
-            `SentenceTransformerEstimator()`, the model before training. None: InfoNCE. Several losses must not
-            share one.
+            `SentenceTransformerEstimator()`, the model before training. None: InfoNCE. The loss fits a copy of it.
         train_dataset: the data set that `with_rows` gives, with the texts of queries, of codes, and then of own
             negatives. The trainer gets the same one. None: the only one that `with_rows` has made.
         scale: the factor on similarities.
@@ -104,19 +100,13 @@ class SoftInfoNCELoss(nn.Module):
         self.model, self.scale, self.similarity_fct = model, scale, similarity_fct
         self.gather_across_devices = gather_across_devices
         self.options = _checked_options(options)
-        self.estimator = estimator
         _check_estimator(estimator)
-        _take_model(estimator, model)
-        self.loss_settings = make_loss_settings(self.options, estimator)
-        if self.loss_settings.needs_similarity and estimator is None:
-            raise UserError(f"{self.loss_settings.settings_that_need_similarity} needs an estimator")
-        check_weighting(self.loss_settings, estimator)
+        self.estimator = _own_estimator(estimator, model)
+        self.loss_settings = resolve_loss(self.options, self.estimator)
         self.rows = LabelledRows.of(only_labelled() if train_dataset is None else train_dataset)
         if self.loss_settings.needs_similarity:
-            check_code_only(estimator, self.rows.code_only)
-            _check_unshared(estimator)
-            EstimatorCallback(estimator).fit(self.rows.rows)
-            _LOSSES.add(self)
+            check_code_only(self.estimator, self.rows.code_only)
+            EstimatorCallback(self.estimator).fit(self.rows.rows)
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -201,17 +191,7 @@ class SoftInfoNCELoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that have an effect, for the model card."""
-        loss, config = self.loss_settings, {}
-        names = ["loss"]
-        if loss.uses_weights:
-            aware = loss.weighting == "positive_aware"
-            names += ["weighting", *(("margin",) if aware else ("alpha", "beta", "floor")), "temperature"]
-        names += {"kl_regularization": ["infonce_weight", "kl_weight"]}.get(loss.loss, [])
-        names += {"top_k": ["cancel", "cancel_k"], "ratio": ["cancel", "cancel_ratio"]}.get(loss.cancel, [])
-        names += ["order_loss_weight", "order_loss_scale"] if loss.order_loss_weight else []
-        names += ["distill_weight", "distill_temperature"] if loss.distill_weight else []
-        names += ["clamp_negative_scores"] if loss.clamp_negative_scores else []
-        config |= {"estimator": _name(self.estimator)} | {name: getattr(loss, name) for name in names}
+        config = {"estimator": _name(self.estimator)} | effective_options(LossOptions, Values(self.loss_settings))
         config |= {"duplicates": self.options.duplicates, "negatives_meet": self.options.negatives_meet}
         config |= {"scale": self.scale, "similarity_fct": similarity_fct_name(self.similarity_fct)}
         return config | {"gather_across_devices": self.gather_across_devices}
@@ -292,12 +272,6 @@ def _checked_options(options: dict) -> SoftInfoNCEOptions:
         if name not in OPTIONS:
             raise UserError(f"{name}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
     checked = SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
-    for name in ("duplicates", "negatives_meet"):
-        if getattr(checked, name) not in CHOICES[name]:
-            raise UserError(f"{name}={getattr(checked, name)!r}: use one of {', '.join(CHOICES[name])}")
-    for name, value in options.items():
-        if isinstance(value, str) and name not in TEXT_OPTIONS:
-            raise UserError(f"{name}={value!r}: a number is expected, not text")
     return checked
 
 
@@ -310,26 +284,19 @@ def _check_estimator(estimator) -> None:
             raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {given}")
 
 
-def _check_unshared(estimator) -> None:
-    """Refuses an estimator that another loss has fitted: fitting it anew would change that loss's weights."""
-    for collect in (False, True):
-        if collect:
-            gc.collect()  # a loss that nobody uses may wait in a cycle with its trainer
-        owned = [member for loss in _LOSSES for member in members_of(loss.estimator)]
-        shared = [member for member in members_of(estimator) if any(member is other for other in owned)]
-        if not shared:
-            return
-    name = type(shared[0]).__name__
-    raise UserError(f"estimator: another loss uses this {name}, whose rows it knows: make a {name} for each loss")
-
-
-def _take_model(estimator, model: SentenceTransformer) -> None:
-    """Gives the model in training to an estimator that has none of its own."""
+def _own_estimator(estimator, model: SentenceTransformer):
+    """A copy of the estimator for one loss, which fits it on its own rows; it may take the model in training."""
+    if estimator is None:
+        return None
+    estimator = copy.copy(estimator)
+    if hasattr(estimator, "members"):
+        estimator.members = [copy.copy(member) for member in estimator.members]
     for member in members_of(estimator):
         if isinstance(member, InitialModelEstimator):
             raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
         if isinstance(member, SentenceTransformerEstimator) and member.model is None:
             member.model = model
+    return estimator
 
 
 def _name(estimator) -> str | None:

@@ -18,13 +18,9 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.options.fields import (
-    DataArguments,
-    ModelArguments,
-    SoftInfoNCEOptions,
-    SoftInfoNCETrainingArguments,
-    option,
-)
+from soft_trainer.options.declared import option
+from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.record import Run, check_output_dir, default_output_dir
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.building import build_model, build_profile, build_tokenizer

@@ -16,15 +16,17 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.files import newest_complete, record_path, write_json
-from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
+from soft_trainer.options.resolve import resolve_loss
 from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 from soft_trainer.studies.baseline import BaselineArguments, check_baseline
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.checks import make_loss_settings
 
 RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
 OURS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
@@ -52,7 +54,7 @@ def check(study: Study, run: PlannedRun) -> tuple:
         if run.module is None:
             _, data, args = parsed
             entry = ESTIMATORS.get(data.estimator or "none")
-            make_loss_settings(args, entry.estimator_class if entry else object)
+            resolve_loss(args, None if entry and entry.estimator_class is None else Estimator())
         elif isinstance(parsed[0], BaselineArguments):
             check_baseline(*parsed[1:])
     except UserError as error:

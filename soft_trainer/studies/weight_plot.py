@@ -18,7 +18,8 @@ from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
 from soft_trainer.mining.documentation import document_tokens
-from soft_trainer.options.fields import DataArguments, option
+from soft_trainer.options.declared import option
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.studies.compare import shortened
 from soft_trainer.terminal import table
 from soft_trainer.weights import checked_similarity, negative_weights, smallest_batch

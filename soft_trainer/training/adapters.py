@@ -15,10 +15,11 @@ from soft_trainer.encoders.adapters import (
     has_adapter,
     set_adapter_state,
 )
-from soft_trainer.encoders.lora import CONFIG, WEIGHTS, LoraOptions, import_peft, saved_adapter
+from soft_trainer.encoders.lora import CONFIG, WEIGHTS, import_peft, saved_adapter
 from soft_trainer.encoders.repository import read_json
 from soft_trainer.encoders.transformer import MISSING_WEIGHTS
 from soft_trainer.errors import UserError
+from soft_trainer.options.model import LoraOptions
 
 
 def check_lora_options(options: LoraOptions, merge: bool, name: str | None, revision: str | None = None) -> None:

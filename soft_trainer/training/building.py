@@ -17,7 +17,7 @@ from soft_trainer.encoders.repository import published_name, reading
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
 from soft_trainer.encoders.transformer import load_config
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import ModelArguments
+from soft_trainer.options.model import ModelArguments
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
 

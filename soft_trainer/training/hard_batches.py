@@ -20,10 +20,10 @@ from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.options.resolve import COLUMN, COMPARE_CODES, Plan, parse_ranks
 from soft_trainer.terminal import print_on_main
 from soft_trainer.weights import checked_similarity
 
-COLUMN = "column"  # --negatives column
 COLUMN_NAME = "negatives"  # the column that it reads
 
 
@@ -45,18 +45,16 @@ class PreparedRows:
 
 
 def prepare_rows(
-    options: SoftInfoNCEOptions,
-    strategy: str,
+    plan: Plan,
     dataset: Dataset,
     profile: EncoderProfile,
     estimator,
     fit: Callable[[Dataset], None] | None,
     seed: int,
 ) -> PreparedRows:
-    """Reads or mines own negatives and finds neighbours, as the options ask.
+    """Reads or mines own negatives and finds neighbours, as the plan says.
 
     Args:
-        strategy: `train_sampling_strategy`.
         estimator: of the weights, or None.
         fit: fits the estimator on rows; called if negatives or neighbours come from it.
         seed: of the draws of own negatives.
@@ -64,20 +62,20 @@ def prepare_rows(
     Raises:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
     """
+    options, similar = plan.options, plan.strategy == "similar"
     negatives = read_negatives(options, dataset, profile)
     rows, ids = with_codes(dataset, negatives.code_only if negatives is not None else (), profile)
     mines = options.negatives_per_query > 0 and negatives is None
-    if fit is not None and (mines or (strategy == "similar" and options.similar_by == "estimator")):
+    if fit is not None and (mines or (similar and options.similar_by == "estimator")):
         fit(rows)
     if mines:
-        last = choice_of(options).ranks[1]
-        count = max(options.negative_candidates, options.negatives_per_query, last or 0)
+        count = max(options.negative_candidates, options.negatives_per_query, plan.negative_ranks[1] or 0)
         negatives = mined_negatives(estimator, count, len(dataset), ids)
     return PreparedRows(
         rows,
         ids if options.duplicates != "ignore" else None,
         _chosen(options, negatives, seed) if negatives is not None else None,
-        _similar(options, dataset, profile, estimator, ids) if strategy == "similar" else None,
+        _similar(options, dataset, profile, estimator, ids) if similar else None,
     )
 
 
@@ -98,7 +96,7 @@ def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: Encod
     return column_negatives(dataset[COLUMN_NAME][:], texts)
 
 
-def check_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile, estimator) -> None:
+def check_negatives(plan: Plan, dataset: Dataset, profile: EncoderProfile, estimator) -> None:
     """Reads own negatives before a model is loaded, to see that they can be used.
 
     Args:
@@ -107,9 +105,9 @@ def check_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: Enco
     Raises:
         UserError: they cannot be read, the limits leave none of them, or the estimator does not know them.
     """
-    negatives = read_negatives(options, dataset, profile)
+    negatives = read_negatives(plan.options, dataset, profile)
     if negatives is not None:
-        limited(negatives, choice_of(options))
+        limited(negatives, choice_of(plan.options))
         check_code_only(estimator, len(negatives.code_only))
 
 
@@ -123,8 +121,7 @@ def check_code_only(estimator, number: int) -> None:
         if not getattr(member, "compares_codes", True):
             raise UserError(
                 f"negatives: codes that are no training rows ({number:,} of them) have no query, but "
-                f"{type(member).__name__} compares queries; use an encoder, or "
-                "BM25Estimator(document_column='code_tokens') (--bm25_document_column code_tokens)"
+                f"{type(member).__name__} compares queries; use {COMPARE_CODES}"
             )
 
 
@@ -137,16 +134,9 @@ def training_texts(dataset: Dataset, profile: EncoderProfile) -> TrainingRows:
 
 def choice_of(options: SoftInfoNCEOptions) -> NegativeChoice:
     """The limits and chances of own negatives that the options name."""
-    ranks = (0, None)
-    if options.negative_ranks is not None:
-        try:
-            first, last = options.negative_ranks.split(",")
-            ranks = (int(first or 0), int(last) if last.strip() else None)
-        except ValueError:
-            raise UserError(f"negative_ranks={options.negative_ranks!r}: write FIRST,LAST, for example 5,50") from None
     return NegativeChoice(
         options.negatives_per_query,
-        ranks,
+        parse_ranks(options.negative_ranks),
         options.negative_max_score,
         options.negative_margin,
         options.negative_ratio,

@@ -39,15 +39,12 @@ def check_merging(args, has_guards: bool, has_valid: bool) -> None:
     """Refuses options of merging that cannot work.
 
     Args:
-        args: `TrainingArguments`; `merge_ratio` and `guard_tolerance` are read if there are any.
+        args: `TrainingArguments`; `merge_ratio` is read if there is one.
 
     Raises:
         UserError: the option, and what works.
     """
     ratio = parse_ratio(getattr(args, "merge_ratio", None))
-    tolerance = getattr(args, "guard_tolerance", 0.0)
-    if not 0 <= tolerance <= 1:
-        raise UserError(f"guard_tolerance={tolerance}: must be from 0 to 1")
     if ratio == AUTO and not (has_guards and has_valid):
         missing = "valid queries (eval_dataset)" if has_guards else "queries that must not get worse: --guard DIR"
         raise UserError(f"merge_ratio=auto: the ratio is chosen by {missing}; name them, or a number, such as 0.5")

@@ -10,8 +10,8 @@ from soft_trainer.data.collator import PairCollator
 from soft_trainer.encoders.adapters import adapter_state, add_lora
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.loading import load_encoder, load_model
-from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.model import LoraOptions
 
 TEXTS = ["read a file", "x", "a much longer text than all of the others " * 9]
 

@@ -38,7 +38,7 @@ def _another_token(model, tokenizer, profile):
 def _adapter(model, tokenizer, profile):
     pytest.importorskip("peft")
     from soft_trainer.encoders.adapters import add_lora
-    from soft_trainer.encoders.lora import LoraOptions
+    from soft_trainer.options.model import LoraOptions
 
     add_lora(model, LoraOptions(lora_r=2))
     return profile

@@ -198,7 +198,7 @@ def test_flash_attention_has_no_place_for_data_flow(model):
 
 @pytest.mark.parametrize("pooling", ["cls", "last_token"])
 def test_a_decoder_with_the_first_token_is_warned_with_the_reason(dataset, tokenizer, profile, pooling, tmp_path):
-    from soft_trainer.training.checks import warnings_of
+    from soft_trainer.training.banner import warnings_of
 
     torch.manual_seed(0)
     sizes = SIZE | {"num_key_value_heads": 1, "head_dim": 8}

@@ -60,7 +60,7 @@ def test_a_data_set_without_usable_row_numbers(dataset, words, sentence_transfor
     [
         (BM25Estimator(), {"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
         (BM25Estimator(), {"weighting": "eq5"}, "weighting='eq5': use one of eq4, positive_aware"),
-        (BM25Estimator(), {"aplha": 1.0}, "aplha: no option of SoftInfoNCELoss; use loss, alpha, beta"),
+        (BM25Estimator(), {"aplha": 1.0}, "aplha: no option of SoftInfoNCELoss; use loss, weighting, alpha, beta"),
         (BM25Estimator(), {"negatives_per_query": 1}, "negatives_per_query: no option of SoftInfoNCELoss"),
         (BM25Estimator(), {"alpha": -1.0}, "alpha=-1: must be 0 or more"),
         (BM25Estimator(), {"duplicates": "drop"}, "duplicates='drop': use one of mask, positives, ignore"),
@@ -81,7 +81,7 @@ def test_options_that_cannot_work(estimator, options, words, sentence_transforme
 def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
     train_dataset = with_rows(data(negative=["g h", "x y"]))
     with pytest.raises(
-        UserError, match="1 of them.* have no query, but BM25Estimator compares queries; use an encoder, or BM25E"
+        UserError, match="1 of them.* have no query, but BM25Estimator compares queries; use an encoder .*, or BM25E"
     ):
         SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
     SoftInfoNCELoss(sentence_transformer, None, train_dataset)
@@ -96,15 +96,15 @@ def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_tran
 
 
 @pytest.mark.slow
-def test_two_losses_do_not_share_an_estimator(sentence_transformer):
+def test_two_losses_of_one_estimator_keep_their_own_rows(sentence_transformer):
     estimator = BM25Estimator()
-    loss = SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()))
-    for shared in (estimator, MixtureEstimator([BM25Estimator(), estimator])):
-        with pytest.raises(UserError, match="another loss uses this BM25Estimator.* make a BM25Estimator for each"):
-            SoftInfoNCELoss(sentence_transformer, shared, with_rows(data()))
-    loss.itself = [loss]  # a cycle, as that of a trainer
-    del loss
-    SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()))
+    for given in (estimator, MixtureEstimator([BM25Estimator(), estimator])):
+        first = SoftInfoNCELoss(sentence_transformer, given, with_rows(data()))
+        before = first.estimator.similarity([0, 1], [0, 1])
+        other = Dataset.from_dict({"anchor": ["a", "a b", "c"], "positive": ["e", "f", "g"]})
+        second = SoftInfoNCELoss(sentence_transformer, given, with_rows(other))
+        assert torch.equal(first.estimator.similarity([0, 1], [0, 1]), before)
+        assert second.estimator.similarity([2], [0, 1, 2]).shape == (1, 3)
 
 
 def test_the_settings_name_the_estimator_s_members_and_column(sentence_transformer):

@@ -211,13 +211,12 @@ def test_the_model_as_it_starts_gives_the_weights(pairs, sentence_transformer, f
     assert model.training
     given = features_of(model, train_dataset, range(len(ROWS)))
     assert_same(step(loss, *given), expected, 1e-5)
-    assert (
-        loss.loss_settings.temperature == 1.0 and loss.get_config_dict()["estimator"] == "SentenceTransformerEstimator"
-    )
-    before = estimator.similarity([0, 1], [2, 3])
+    assert loss.loss_settings.temperature == 1.0
+    assert loss.get_config_dict()["estimator"] == "SentenceTransformerEstimator"
+    before = loss.estimator.similarity([0, 1], [2, 3])
     with torch.no_grad():
         next(model.parameters()).mul_(3)
-    torch.testing.assert_close(estimator.similarity([0, 1], [2, 3]), before)
+    torch.testing.assert_close(loss.estimator.similarity([0, 1], [2, 3]), before)
 
 
 def test_a_trained_encoder_gives_the_weights(encoder_folder, tuples, sentence_transformer, features_of):
@@ -351,7 +350,7 @@ def test_a_users_own_estimator(pairs, sentence_transformer, features_of):
     value, _ = step(loss, *features_of(sentence_transformer, train_dataset, [2, 3, 4, 5]))
     plain = SoftInfoNCELoss(sentence_transformer, None, train_dataset)
     assert value == pytest.approx(step(plain, *features_of(sentence_transformer, train_dataset, [2, 3, 4, 5]))[0])
-    assert estimator.columns == ["docstring", "code"]
+    assert loss.estimator.columns == ["docstring", "code"]
 
 
 def test_the_settings_that_have_an_effect_are_named(pairs, sentence_transformer):

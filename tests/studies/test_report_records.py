@@ -11,7 +11,8 @@ from soft_trainer import EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrain
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.evaluation.results import load_ranks
 from soft_trainer.hub.model_card import write_model_card
-from soft_trainer.options.fields import DataArguments, ModelArguments
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.record import Run
 from soft_trainer.studies.compare import Pairing
 from soft_trainer.studies.report.pictures import pictures

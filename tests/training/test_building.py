@@ -5,7 +5,7 @@ import pytest
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.options.fields import ModelArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.training import building
 from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_label
 

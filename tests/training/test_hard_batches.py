@@ -451,7 +451,7 @@ def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_
         (bm25, OWN | {"negatives_meet": "some"}, "negatives_meet='some': use one of own, all"),
         (bm25, {"duplicates": "drop"}, "duplicates='drop': use one of mask, positives, ignore"),
         (bm25, {"similar_by": "tfidf"}, "similar_by='tfidf'"),
-        (bm25, {"order_loss_weight": -1.0}, "order_loss_weight=-1.0"),
+        (bm25, {"order_loss_weight": -1.0}, "order_loss_weight=-1: must be 0 or more"),
         (None, {"order_loss_weight": 1.0}, "needs an estimator"),
         (None, {"distill_weight": 1.0}, "distill_weight=1.0 needs an estimator"),
     ],

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter, save_adapter
 from soft_trainer.encoders.loading import load_encoder, load_model
-from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.model import LoraOptions
 from soft_trainer.training.adapters import adapter_settings, check_checkpoint
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
@@ -241,7 +241,7 @@ def test_an_interrupted_run_of_the_script_ends_with_the_same_adapter(script, dat
 
 
 def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, trainer_of):
-    from soft_trainer.training.checks import warnings_of
+    from soft_trainer.training.banner import warnings_of
 
     model = adapted()
     assert not warnings_of(trainer_of(arguments={"model": model}))

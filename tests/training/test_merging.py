@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from soft_trainer import UserError, merge_encoders
 from soft_trainer.encoders.adapters import adapter_state, add_lora
 from soft_trainer.encoders.loading import load_model
-from soft_trainer.encoders.lora import LoraOptions
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.merging import RATIOS, RatioResult, choose_ratio, interpolate
+from soft_trainer.options.model import LoraOptions
 
 FAST = {"learning_rate": 1e-2}
 

@@ -112,7 +112,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_made_smaller(trainer_of, monkeyp
     monkeypatch.setattr(trainer, "training_step", short_of_memory)
     before = signal.getsignal(signal.SIGTERM)
     trainer.train()
-    assert sizes == [12, 10, 10, 10] and trainer.global_batch_size == 10
+    assert sizes == [12, 10, 10, 10] and trainer.plan.global_batch_size == 10
     assert trainer.state.global_step == 3 and signal.getsignal(signal.SIGTERM) is before
 
 

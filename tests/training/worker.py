@@ -24,7 +24,7 @@ from soft_trainer import (
 )
 from soft_trainer.data import chunks
 from soft_trainer.encoders.adapters import add_lora
-from soft_trainer.encoders.lora import LoraOptions
+from soft_trainer.options.model import LoraOptions
 
 COMMON = {
     "learning_rate": 1e-2,

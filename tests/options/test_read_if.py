@@ -4,9 +4,11 @@ import pytest
 
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.options.fields import DataArguments, ModelArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
-from soft_trainer.training.checks import make_loss_settings
-from soft_trainer.training.unused_options import OF_THE_COMMAND, OF_TRAINING, unused_in_command, unused_in_training
+from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.options.declared import Values, declared_options, unread_options
+from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.resolve import resolve
 
 # Values that differ from the defaults: first beside options that give them no effect, then beside others.
 TRAINING = [
@@ -60,19 +62,16 @@ COMMAND = [
 
 
 def training_lines(strategy="random", **options) -> list[str]:
-    options = SoftInfoNCEOptions(**options)
-    return unused_in_training(make_loss_settings(options, object()), options, strategy)
+    args = SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, train_sampling_strategy=strategy, **options)
+    return resolve(args, InitialModelEstimator()).unread
 
 
 def command_lines(**options) -> list[str]:
     kinds = (DataArguments, ModelArguments, SoftInfoNCETrainingArguments)
     parts = [{name: value for name, value in options.items() if name in kind.__dataclass_fields__} for kind in kinds]
-    data, model, training = parts
-    return unused_in_command(
-        DataArguments(**data),
-        ModelArguments(**model),
-        SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, **training),
-    )
+    data, model = DataArguments(**parts[0]), ModelArguments(**parts[1])
+    args = SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, **parts[2])
+    return unread_options([data, model], Values(data, model, args))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,8 @@ def test_an_option_without_effect_is_named(lines, without, beside):
 
 
 def test_every_condition_is_tried_and_defaults_are_silent():
-    names = {name for condition in (*OF_TRAINING, *OF_THE_COMMAND) for name in condition.names}
+    kinds = (DataArguments, ModelArguments, SoftInfoNCETrainingArguments)
+    names = {name for kind in kinds for name, declared in declared_options(kind).items() if declared.read_if}
     assert {next(iter(without)) for without, _ in TRAINING + COMMAND} == names
     assert training_lines() == command_lines() == []
 

@@ -1,0 +1,202 @@
+"""Turns the arguments of a run into a frozen plan, once. What reads the plan checks nothing again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from transformers import TrainingArguments
+
+from soft_trainer.encoders.matryoshka import parse_dims
+from soft_trainer.errors import UserError
+from soft_trainer.loss_settings import LossSettings
+from soft_trainer.options.declared import (
+    Values,
+    check_values,
+    declared_options,
+    effective_options,
+    unread_options,
+)
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.refused import check_options
+
+COLUMN = "column"  # --negatives column
+COMPARE_CODES = (
+    "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
+    "(--bm25_document_column code_tokens)"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a training reads of its options.
+
+    Args:
+        loss: the loss with its settings, those of the estimator filled in.
+        options: the options of batches and negatives, as they were when the plan was made.
+        strategy: `train_sampling_strategy`.
+        negative_ranks: the first rank of own negatives that may be drawn and the first that may not; None for no end.
+        dims: the numbers of first dimensions that are trained as embeddings, the largest first; () for all at once.
+        batch_size: the rows of a batch of one process.
+        processes: the number of processes.
+        gathers: True if the codes of every process are negatives.
+    """
+
+    loss: LossSettings
+    options: SoftInfoNCEOptions
+    strategy: str
+    negative_ranks: tuple[int, int | None]
+    dims: tuple[int, ...]
+    batch_size: int
+    processes: int
+    gathers: bool
+
+    @property
+    def global_batch_size(self) -> int:
+        """N, the number of codes that each query meets."""
+        return self.batch_size * (self.processes if self.gathers else 1)
+
+    @property
+    def effective_loss(self) -> dict[str, object]:
+        """The settings of the loss that have an effect, by name."""
+        return effective_options(LossOptions, Values(self.loss))
+
+    @property
+    def effective_batches(self) -> dict[str, object]:
+        """The options of batches and negatives that have an effect, by name."""
+        effective = effective_options(SoftInfoNCEOptions, Values(self.loss, self.options, self))
+        return {name: value for name, value in effective.items() if not hasattr(self.loss, name)}
+
+    @property
+    def unread(self) -> list[str]:
+        """A line for each option of training that was given and changes nothing."""
+        return unread_options([self.options], Values(self.loss, self.options, self))
+
+    @property
+    def train_sampling_strategy(self) -> str:
+        """The strategy by the name of its option, which conditions of options read."""
+        return self.strategy
+
+
+def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
+    """Checks the options of a training and fills in what they leave open.
+
+    Args:
+        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, which mean the defaults.
+        estimator: of the weights, or None.
+        batch_size: the rows of a batch of one process; `per_device_train_batch_size` when None.
+
+    Raises:
+        UserError: the option that cannot work, and values that do.
+    """
+    check_options(args)
+    check_values(args)
+    options = options_of(args)
+    loss = resolve_loss(options, estimator)
+    strategy = args.train_sampling_strategy
+    _check_neighbours(options, strategy, estimator)
+    _check_negatives(options)
+    gathers = args.world_size > 1 and options.gather_negatives is not False
+    size = args.per_device_train_batch_size if batch_size is None else batch_size
+    return Plan(
+        loss,
+        options,
+        strategy,
+        parse_ranks(options.negative_ranks),
+        parse_dims(options.matryoshka_dims),
+        size,
+        args.world_size,
+        gathers,
+    )
+
+
+def options_of(args) -> SoftInfoNCEOptions:
+    """A copy of the options of loss, batches and negatives; their defaults for plain `TrainingArguments`."""
+    given = isinstance(args, SoftInfoNCEOptions)
+    return SoftInfoNCEOptions(**{f.name: getattr(args, f.name) for f in fields(SoftInfoNCEOptions)} if given else {})
+
+
+def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
+    """The loss of a run, with the estimator's defaults where its options are None.
+
+    Raises:
+        UserError: a value out of its range, or settings and an estimator that cannot work together.
+    """
+    check_values(options)
+    settings = {field.name: getattr(options, field.name) for field in fields(LossSettings)}
+    settings["loss"] = options.loss or ("info_nce" if estimator is None else "soft_info_nce")
+    aware = options.weighting == "positive_aware"
+    for name, declared in declared_options(LossOptions).items():
+        if declared.of_estimator is not None and settings[name] is None:
+            of_positives = name == "margin" or (name == "temperature" and aware)
+            attribute = f"positive_{name}" if of_positives else name
+            settings[name] = getattr(estimator, attribute, declared.of_estimator)
+    loss = LossSettings(**settings)
+    if loss.temperature == 0 and not aware:
+        raise UserError("temperature=0: must be above 0")
+    if aware and not loss.uses_weights:
+        raise UserError(f"weighting=positive_aware: only loss=soft_info_nce has weights, not {loss.loss}")
+    if loss.needs_similarity and estimator is None:
+        raise UserError(
+            f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "
+            "use loss=info_nce"
+        )
+    if aware and not getattr(estimator, "compares_codes", True):
+        name = type(estimator).__name__
+        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
+    if loss.cancel == "ratio" and hasattr(estimator, "members"):
+        raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
+    return loss
+
+
+def parse_ranks(ranks: str | None) -> tuple[int, int | None]:
+    """The first rank and the first that is left out, None for no end, of a text such as "5,50".
+
+    Raises:
+        UserError: another text.
+    """
+    try:
+        first, last = (ranks or "0,").split(",")
+        first, last = int(first or 0), int(last) if last.strip() else None
+    except ValueError:
+        first, last = -1, None
+    if not 0 <= first < (last or first + 1):
+        raise UserError(f"negative_ranks={ranks}: write FIRST,LAST, two numbers from 0, such as 5,50") from None
+    return first, last
+
+
+def check_codes(loss: LossSettings, codes: int) -> None:
+    """Refuses batches in which a query meets too few codes for the weights.
+
+    Raises:
+        UserError: names the number that works.
+    """
+    if codes < loss.smallest_batch:
+        settings = f"loss={loss.loss}, cancel={loss.cancel}"
+        if loss.uses_weights and loss.weighting == "eq4":
+            settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
+        raise UserError(
+            f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is "
+            f"{loss.smallest_batch}"
+        )
+
+
+def _check_neighbours(options: SoftInfoNCEOptions, strategy: str, estimator) -> None:
+    """Refuses similar batches whose neighbours nothing could find."""
+    by_estimator = strategy == "similar" and options.similar_by == "estimator"
+    if by_estimator and not getattr(estimator, "finds_neighbours", False):
+        name = "no estimator" if estimator is None else type(estimator).__name__
+        raise UserError(
+            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
+            "trained_model or initial_model, or --similar_by bm25"
+        )
+
+
+def _check_negatives(options: SoftInfoNCEOptions) -> None:
+    """Refuses own negatives that no query would get, or that are not there."""
+    if options.negatives is None:
+        return
+    if not options.negatives_per_query:
+        raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")
+    if options.negatives != COLUMN and not Path(options.negatives).exists():
+        raise UserError(f"negatives={options.negatives}: no such file")

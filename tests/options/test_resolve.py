@@ -1,0 +1,94 @@
+"""Options and an estimator become the plan of a training, or one line that says what cannot work."""
+
+import dataclasses
+
+import pytest
+
+from soft_trainer import BM25Estimator
+from soft_trainer.data.global_batches import STRATEGIES as SAMPLERS
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.loss_settings import LossSettings
+from soft_trainer.options.declared import declared_options
+from soft_trainer.options.fields import STRATEGIES, LossOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.resolve import parse_ranks, resolve, resolve_loss
+
+
+def args_of(tmp_path, **options) -> SoftInfoNCETrainingArguments:
+    return SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "triplet"}, "loss='triplet': use one of soft_info_nce, info_nce, "),
+        ({"cancel": "all"}, "cancel='all': use one of none, top_k, ratio"),
+        ({"weighting": "hard"}, "weighting='hard': use one of eq4, positive_aware"),
+        ({"alpha": -1}, "alpha=-1: must be 0 or more"),
+        ({"alpha": float("nan")}, "alpha=nan: must be 0 or more"),
+        ({"alpha": "2"}, "alpha='2': a number is expected, not text"),
+        ({"beta": 0}, "beta=0: must be above 0"),
+        ({"temperature": 0}, "temperature=0: must be above 0"),
+        ({"floor": 2}, "floor=2: must be from 0 to 1"),
+        ({"margin": float("inf")}, "margin=inf: must be a finite number"),
+        ({"cancel_k": -1}, "cancel_k=-1: must be 0 or more"),
+        ({"cancel_ratio": -0.5}, "cancel_ratio=-0.5: must be 0 or more"),
+        ({"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
+        ({"weighting": "positive_aware", "loss": "bce"}, "only loss=soft_info_nce has weights, not bce"),
+    ],
+)
+def test_a_loss_that_cannot_be_made(options, message):
+    with pytest.raises(UserError) as error:
+        resolve_loss(LossOptions(**options), BM25Estimator())
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "estimator", "expected"),
+    [
+        ({}, None, {"loss": "info_nce"}),
+        ({}, BM25Estimator(), {"loss": "soft_info_nce", "alpha": 1.5, "beta": 0.5, "temperature": 1.0}),
+        ({"alpha": 0.5}, BM25Estimator(), {"alpha": 0.5, "beta": 0.5}),
+        ({}, object(), {"alpha": 1.0, "beta": 1.0, "temperature": 1.0, "margin": 0.0}),
+        ({"weighting": "positive_aware"}, Estimator(), {"margin": 0.0, "temperature": 1.0}),
+        ({"weighting": "positive_aware", "temperature": 0.0}, Estimator(), {"temperature": 0.0}),
+    ],
+)
+def test_what_is_left_open_is_the_estimators(options, estimator, expected):
+    loss = dataclasses.asdict(resolve_loss(LossOptions(**options), estimator))
+    assert {name: loss[name] for name in expected} == expected
+
+
+def test_every_setting_of_the_loss_is_an_option_and_strategies_have_one_list():
+    assert declared_options(LossOptions).keys() == {field.name for field in dataclasses.fields(LossSettings)}
+    assert STRATEGIES == tuple(SAMPLERS)
+
+
+@pytest.mark.parametrize(("text", "ranks"), [(None, (0, None)), ("5,50", (5, 50)), (",3", (0, 3)), ("4,", (4, None))])
+def test_ranks_of_own_negatives(text, ranks):
+    assert parse_ranks(text) == ranks
+
+
+@pytest.mark.parametrize("text", ["3", "a,b", "5,2", "-1,4", "1,2,3"])
+def test_ranks_that_are_none(text):
+    with pytest.raises(UserError, match="write FIRST,LAST"):
+        parse_ranks(text)
+
+
+def test_a_plan_is_a_snapshot_of_the_options(tmp_path):
+    args = args_of(tmp_path, matryoshka_dims="8,32", group_size=4, train_sampling_strategy="similar")
+    plan = resolve(args, InitialModelEstimator())
+    assert (plan.dims, plan.strategy, plan.global_batch_size, plan.gathers) == ((32, 8), "similar", 32, False)
+    args.group_size = 2
+    assert plan.options.group_size == 4 and plan != resolve(args, InitialModelEstimator())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.strategy = "random"
+
+
+def test_settings_without_an_effect_are_not_named(tmp_path):
+    args = args_of(tmp_path, kl_weight=2.0, cancel="top_k", group_size=4, negatives_per_query=2)
+    plan = resolve(args, BM25Estimator())
+    expected = {"loss": "soft_info_nce", "alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}
+    assert plan.effective_loss == expected | {"cancel": "top_k", "cancel_k": 3}
+    assert plan.effective_batches == {"negatives_per_query": 2, "negatives_meet": "own", "negative_candidates": 64}
