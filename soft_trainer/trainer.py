@@ -593,7 +593,7 @@ class SoftInfoNCETrainer(Trainer):
             self.hub_model_id = self._publisher.hub_model_id
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Saves the encoder, pushes the output folder and returns the address of the commit, None off the main process.
+        """Saves the encoder and pushes the folder; returns the address of the commit, None off the main process.
 
         Raises:
             UserError: the push failed for good. The folder is whole, and the message says how to push it later.

@@ -54,7 +54,7 @@ BAD = [
     ({"merge_lora": True}, "merge_lora"),
     ({"matryoshka_dims": "64,16"}, "matryoshka_dims=64"),
     ({"matryoshka_dims": "16,0"}, "matryoshka_dims"),
-    ({"matryoshka_dims": "16,16"}, "twice"),
+    ({"matryoshka_dims": "16,16"}, "different"),
     (EVALUATED | {"matryoshka_dims": "32,16", "metric_for_best_model": "mrr_32"}, "mrr_16"),
     ({"adam_beta1": 1.5}, "optim"),
     ({"adam_epsilon": -1}, "optim"),

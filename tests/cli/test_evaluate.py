@@ -44,7 +44,7 @@ def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, o
     assert "MRR by 8 dimensions" in header
     numbers = json.loads((tmp_path / "out/all_results.json").read_text())
     assert {"test_mrr", "test_mrr_8"} <= numbers.keys() and "test_mrr_32" not in numbers
-    with pytest.raises(UserError, match="matryoshka_dims=64: the embeddings of this encoder have 32 dimensions"):
+    with pytest.raises(UserError, match="matryoshka_dims=64: must be a whole number from 1 to 32"):
         run_command([*words, "--matryoshka_dims", "64", "--overwrite", "true"])
 
 
