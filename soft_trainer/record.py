@@ -173,8 +173,7 @@ class Run:
             # The examples are those of test, if it was measured.
             self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
         print_on_main(f"Written to {self.folder}")
-        if self.data_args.source_dir and has_encoder:
-            source = self.data_args.source_dir
+        if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             source = source_folder(source)
             print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
 

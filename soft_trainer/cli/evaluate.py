@@ -32,7 +32,16 @@ from soft_trainer.terminal import print_on_main
 
 # The options that training has too, with the same names, help and defaults.
 SHARED = {
-    DataArguments: ("data_dir", "source_dir", "eval_data_dir", "language", "split_urls", "filters", "mining_keep")
+    DataArguments: (
+        "data_dir",
+        "source_dir",
+        "history",
+        "eval_data_dir",
+        "language",
+        "split_urls",
+        "filters",
+        "mining_keep",
+    )
     + ("lexical",),
     SoftInfoNCETrainingArguments: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm")
     + ("matryoshka_dims",),
@@ -76,10 +85,14 @@ def run(arguments: argparse.Namespace) -> None:
             _measure_with_mteb(*options, names=",".join(arguments.mteb), keep=keep)
 
 
+def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
+    return bool(arguments.data_dir or arguments.source_dir or arguments.history)
+
+
 def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:
     """The options as a training run takes them that only measures."""
     given = {options: {name: getattr(arguments, name) for name in names} for options, names in SHARED.items()}
-    alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not (arguments.data_dir or arguments.source_dir)
+    alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not _own_rows(arguments)
     name = arguments.dataset_name or ("none" if alone else CODESEARCHNET)
     return (
         ModelArguments(model_name_or_path=arguments.model, **given[ModelArguments]),
@@ -227,9 +240,7 @@ def _own_tasks(data_args: DataArguments, args: SoftInfoNCETrainingArguments, pro
     from soft_trainer.mteb import EvaluationSetTask
     from soft_trainer.record import split_sets
 
-    if data_args.dataset_name == "none" and not (
-        data_args.data_dir or data_args.source_dir or data_args.eval_data_dir
-    ):
+    if data_args.dataset_name == "none" and not (_own_rows(data_args) or data_args.eval_data_dir):
         return []
     data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args))
     splits = split_sets(args, data, data_args.languages)

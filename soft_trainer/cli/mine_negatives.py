@@ -24,7 +24,16 @@ from soft_trainer.options.model import ModelArguments
 
 # The options that training has too, with the same names, help and defaults.
 SHARED = {
-    DataArguments: ("data_dir", "dataset_name", "source_dir", "language", "split_urls", "filters", "mining_keep")
+    DataArguments: (
+        "data_dir",
+        "dataset_name",
+        "source_dir",
+        "history",
+        "language",
+        "split_urls",
+        "filters",
+        "mining_keep",
+    )
     + ("max_train_rows", "estimator", "estimator_model", "estimator_cache_dir", "no_estimator_cache")
     + ("mixture_shares", "mixture_temperatures", "bm25_idf", "bm25_scope"),
     SoftInfoNCEOptions: ("negative_candidates", "negative_ranks", "negative_max_score", "negative_margin")

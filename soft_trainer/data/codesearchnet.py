@@ -23,7 +23,7 @@ TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "do
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
 # What a file of one's own may have beside them: urls or texts of codes that are wrong for the row's query.
-FILE_FEATURES = Features(FEATURES | {"negatives": List(Value("string"))})
+FILE_FEATURES = Features(FEATURES | {"source": Value("string"), "negatives": List(Value("string"))})
 SPLITS = ("train", "valid", "test", "codebase")
 SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
 
@@ -122,7 +122,7 @@ def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
         if isinstance(values["negatives"], str):
             values["negatives"] = [values["negatives"]]
         for name, value in values.items():
-            kind = str if name in TEXTS else list
+            kind = list if isinstance(FILE_FEATURES[name], List) else str
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
             if kind is list and not all(isinstance(item, str) for item in value or ()):

@@ -45,15 +45,15 @@ def load_data(
     """The splits train, valid, test and codebase, those that exist.
 
     Args:
-        mined_dir: folder for the pairs mined from `source_dir`.
+        mined_dir: folder for the pairs mined from `source_dir` and `history`.
         needed: the splits that the run must have; see `needed_splits`.
 
     Raises:
         UserError: rows that cannot be read, or that training or evaluation cannot use (see `check_rows`).
     """
     check_languages(arguments.languages, _reader(arguments, profile))
-    if arguments.data_dir and arguments.source_dir:
-        raise UserError("data_dir and source_dir: give one of them")
+    if mined := [name for name in ("source_dir", "history") if getattr(arguments, name) and arguments.data_dir]:
+        raise UserError(f"data_dir and {mined[0]}: give one of them")
     if len(arguments.languages) > 1 and arguments.data_dir and "{language}" not in arguments.data_dir:
         raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the folder's name")
     load = partial(_load_language, arguments, mined_dir=Path(mined_dir), needed=needed)
@@ -67,7 +67,9 @@ def load_data(
     if arguments.filters:
         data = _filtered(data, arguments.filters)
     if missing := [split for split in needed if split not in data]:
-        raise UserError(f"no rows of {', '.join(missing)}: name a folder by --data_dir, or a tree by --source_dir")
+        raise UserError(
+            f"no rows of {', '.join(missing)}: name a folder by --data_dir, a tree by --source_dir or --history"
+        )
     if arguments.max_train_rows is not None and "train" in data:
         data["train"] = _first_rows(data["train"], arguments.max_train_rows, arguments.languages)
     check_rows(data, profile)
@@ -76,7 +78,7 @@ def load_data(
 
 def _reader(arguments: DataArguments, profile: EncoderProfile) -> str | None:
     """The part of the run that knows the six languages only. None where any language will do."""
-    if arguments.source_dir:
+    if arguments.source_dir or arguments.history:
         return "mining"
     if arguments.filters:
         return "--filters"
@@ -87,7 +89,7 @@ def _reader(arguments: DataArguments, profile: EncoderProfile) -> str | None:
 
 def _load_language(arguments: DataArguments, language: str, mined_dir: Path, needed: Sequence[str]) -> DatasetDict:
     """The splits of one language as they are stored."""
-    if arguments.source_dir:
+    if arguments.source_dir or arguments.history:
         own = mined_dir if len(arguments.languages) == 1 else mined_dir / language
         return load_folder(_mined(arguments, language, own))
     if arguments.data_dir:
@@ -149,17 +151,24 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
-    """The folder with the pairs of the source tree, which is mined again if it has changed."""
-    # datasketch is slow to import.
+    """The folder with the pairs of the source tree or history, which is mined again if it has changed."""
+    # datasketch and pygit2 are slow to import.
+    from soft_trainer.mining.history import history_state, history_table, mine_history_to
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
-    source = source_folder(arguments.source_dir)
-    keep = tuple(arguments.mining_keep.split(",")) if arguments.mining_keep else ()
+    source = source_folder(arguments.source_dir) if arguments.source_dir else None
     record = folder / "mined_from.json"
-    origin = [str(Path(source).resolve()), tree_state(source, language), language, list(keep)]
-    if not record.exists() or json.loads(record.read_text()) != origin:
-        print_on_main(mining_table(mine_to(source, language, folder, keep=keep)))
-        write_json(record, origin)
+    if arguments.history:
+        state, options = history_state(arguments.history), {"source_dir": source}
+        mine, origin, counts_table = mine_history_to, arguments.history, history_table
+    else:
+        state, options = tree_state(source, language), {"keep": (arguments.mining_keep or "").split(",")}
+        options["keep"] = [rule for rule in options["keep"] if rule]
+        mine, origin, counts_table = mine_to, source, mining_table
+    mined_from = [str(Path(origin).resolve()), state, language, *options.values()]
+    if not record.exists() or json.loads(record.read_text()) != mined_from:
+        print_on_main(counts_table(mine(origin, language, folder, **options)))
+        write_json(record, mined_from)
     return folder
 
 

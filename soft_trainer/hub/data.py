@@ -37,8 +37,8 @@ def check_data_push(arguments: DataArguments, args: TrainingArguments) -> None:
     """
     if not arguments.push_data_to_hub:
         return
-    if not (arguments.source_dir or arguments.data_dir):
-        raise UserError("push_data_to_hub: give rows of your own with --source_dir or --data_dir")
+    if not (arguments.source_dir or arguments.history or arguments.data_dir):
+        raise UserError("push_data_to_hub: give rows of your own with --source_dir, --history or --data_dir")
     check_push(arguments.push_data_to_hub, args.hub_token, args.hub_private_repo, "dataset")
 
 
@@ -61,7 +61,7 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
     """Writes `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
 
-    Where a split has `negatives`, all of them get the column.
+    Where a split has `source` or `negatives`, all of them get the column.
 
     Raises:
         UserError: the disk is full or the folder cannot be written.
@@ -76,7 +76,8 @@ def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) 
 
 def _features(data: DatasetDict) -> Features:
     """The columns of the files."""
-    return FILE_FEATURES if any("negatives" in rows.column_names for rows in data.values()) else FEATURES
+    given = {name for rows in data.values() for name in rows.column_names}
+    return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
 
 
 def _complete(rows: Dataset, columns: Iterable[str]) -> Iterator[dict]:
@@ -94,7 +95,8 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
         title=arguments.rows_name.rsplit("/", 1)[-1],
         name=arguments.rows_name,
         languages=arguments.languages,
-        source=arguments.source_dir,
+        source=arguments.history or arguments.source_dir,
+        history=bool(arguments.history),
         filters=arguments.filters,
         split=split,
         repositories=len(repositories),

@@ -43,7 +43,7 @@ WITH_MODEL = ReadIf(
     "only the estimators simcse and trained_model read it",
 )
 MIXTURE = ReadIf(lambda o: len(_estimators(o)) > 1, "the estimator is no mixture")
-MINED = ReadIf(lambda o: o.source_dir is not None, "no source_dir is mined")
+MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
 
 
 @dataclass
@@ -71,6 +71,11 @@ class DataArguments:
         "training.",
     )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
+    history: str | None = option(
+        None,
+        "Git repository whose commits are rows: what one says, and a function that it changed. With --source_dir, a "
+        "folder of its working tree, documented functions are rows too.",
+    )
     mining_keep: str | None = option(
         None,
         "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines).",
@@ -83,7 +88,7 @@ class DataArguments:
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     push_data_to_hub: str | None = option(
         None,
-        "USER/NAME: push the rows of --source_dir or --data_dir, as they are trained on, as a data set.",
+        "USER/NAME: push the rows of --source_dir, --history or --data_dir, as they are trained on, as a data set.",
         results=False,
     )
     max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.", least=1)
@@ -137,7 +142,7 @@ class DataArguments:
     @property
     def rows_name(self) -> str:
         """The name of the rows: their name on the Hub, or that of their folder."""
-        own = self.data_dir or self.source_dir
+        own = self.data_dir or self.history or self.source_dir
         return self.push_data_to_hub or (_folder_name(own) if own else self.dataset_name)
 
 

@@ -4,10 +4,12 @@ import dataclasses
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from git_repositories import grown
 
 from soft_trainer.data import codesearchnet, sources
 from soft_trainer.data.codesearchnet import check_rows
@@ -193,6 +195,18 @@ def test_an_edited_source_tree_is_mined_again(tmp_path, monkeypatch):
     assert "count_lines" not in names
 
 
+def test_a_history_is_mined_once_and_joins_documentation(tmp_path, monkeypatch):
+    repository = grown(tmp_path / "repo")
+    data = load(tmp_path, language="python", history=str(repository.path))
+    assert {split: len(rows) for split, rows in data.items()} == {"train": 20, "valid": 2, "test": 3, "codebase": 5}
+    assert set(data["train"]["source"]) == {"history"}
+    both = {"history": str(repository.path), "source_dir": str(repository.path / "src")}
+    (repository.path / "src").mkdir()
+    assert Counter(load(tmp_path, language="python", **both)["train"]["source"]) == {"history": 20, "documentation": 5}
+    monkeypatch.setattr("soft_trainer.mining.history.mine_history_to", lambda *_, **__: pytest.fail("mined again"))
+    assert len(load(tmp_path, language="python", **both)["train"]) == 25
+
+
 def test_another_source_tree_is_not_taken_for_the_first(tmp_path):
     first = source_tree(tmp_path / "first", ["lines", "words", "pages", "notes", "books"])
     second = source_tree(tmp_path / "second", ["tunes", "songs", "notes", "chord", "drums"])
@@ -206,6 +220,7 @@ def test_another_source_tree_is_not_taken_for_the_first(tmp_path):
     [
         ({"language": "perl"}, ["perl", "ruby, python, java, javascript, php, go"]),
         ({"data_dir": "a", "source_dir": "b"}, ["data_dir", "source_dir"]),
+        ({"data_dir": "a", "history": "b"}, ["data_dir", "history"]),
         ({"data_dir": "nowhere"}, ["nowhere"]),
         ({"source_dir": "nowhere", "language": "python"}, ["nowhere"]),
     ],

@@ -126,7 +126,7 @@ def test_a_private_data_set_wants_a_token(here, data_dir, monkeypatch):
         ({"push_data_to_hub": "bob/rows"}, WRITE_TOKEN, "may not write"),
         ({"push_data_to_hub": REPO}, READ_TOKEN, "may not write"),
         ({"push_data_to_hub": REPO}, "hf_wrong", "token is not valid"),
-        ({"push_data_to_hub": REPO, "source_dir": None}, WRITE_TOKEN, "--source_dir or --data_dir"),
+        ({"push_data_to_hub": REPO, "source_dir": None}, WRITE_TOKEN, "--source_dir, --history or --data_dir"),
     ],
     ids=["invalid name", "foreign namespace", "read-only token", "wrong token", "no rows of one's own"],
 )

@@ -5,7 +5,9 @@ import shutil
 import time
 from collections import Counter
 
+import pygit2 as git
 import pytest
+from git_repositories import LINK, SUBMODULE, Repository, function, grown
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.codesearchnet import load_folder
@@ -15,62 +17,6 @@ from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.mining.changes import SourceFile
 from soft_trainer.mining.history import mine_history
 from soft_trainer.options.fields import DataArguments
-
-git = pytest.importorskip("pygit2")
-FOLDER, LINK, SUBMODULE, FILE = 0o040000, 0o120000, 0o160000, 0o100644
-
-
-class Repository:
-    """A repository in the making: every commit takes its files as a dictionary, and is an hour later than the last."""
-
-    def __init__(self, path, bare=False):
-        self.path = path
-        self.git = git.init_repository(str(path), bare=bare, initial_head="main")
-        self.time = 1_700_000_000
-
-    def commit(self, message, files, parents=None, author="Ann", branch="refs/heads/main", others=()):
-        self.time += 3600
-        person = git.Signature(author, "ann@example.org", self.time)
-        if parents is None:
-            parents = [] if self.git.head_is_unborn else [self.git.head.target]
-        return self.git.create_commit(branch, person, person, message, self._tree(files, others), parents)
-
-    def _tree(self, files, others=()):
-        builder, folders = self.git.TreeBuilder(), {}
-        for path, text in files.items():
-            folder, _, rest = path.partition("/")
-            if rest:
-                folders.setdefault(folder, {})[rest] = text
-            else:
-                builder.insert(path, self.git.create_blob(text.encode()), FILE)
-        for name, inner in folders.items():
-            builder.insert(name, self._tree(inner), FOLDER)
-        for name, mode, oid in others:
-            builder.insert(name, oid, mode)
-        return builder.write()
-
-
-def function(name, *lines, document=""):
-    body = [f'"""{document}"""'] if document else []
-    return "\n".join([f"def {name}(value):", *(f"    {line}" for line in [*body, *lines, "return value"])]) + "\n\n\n"
-
-
-def grown(path, commits=20, **options):
-    """A repository whose commits change the functions f0 to f4 in turn; commit N writes the number 1000 + N."""
-    repository = Repository(path, **options)
-    numbers = [0] * 5
-
-    def files():
-        return {
-            f"src/f{i}.py": function(f"f{i}", f"value += {numbers[i]}", document=f"Adds the {i}th number.")
-            for i in range(5)
-        }
-
-    repository.commit("Start with five functions of numbers", files())
-    for number in range(1, commits + 1):
-        numbers[number % 5] = 1000 + number
-        repository.commit(f"Make the sum number {number} larger (#{number})", files())
-    return repository
 
 
 def mine(repository, language="python", **options):
