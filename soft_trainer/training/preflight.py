@@ -26,7 +26,7 @@ from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.training.adapters import check_lora_options
 from soft_trainer.training.building import hidden_size, model_name
 from soft_trainer.training.hard_batches import COLUMN_NAME, check_negatives
-from soft_trainer.training.merging import check_merging
+from soft_trainer.training.merging import AUTO, check_merging
 
 
 def check_before_loading(
@@ -114,13 +114,14 @@ def check_metric(args, dims: Iterable[int], eval_dataset, names: Iterable[str] =
 
 
 def check_evaluation(trainer) -> None:
-    """Refuses evaluations that cannot be made during training.
+    """Refuses evaluations that cannot be made during training, or at its end to choose a merge ratio.
 
     Raises:
         UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
     """
     args, sets = trainer.args, trainer.eval_dataset
-    if args.eval_strategy == "no" and not args.eval_on_start:
+    chooses = getattr(args, "merge_ratio", None) == AUTO
+    if args.eval_strategy == "no" and not args.eval_on_start and not chooses:
         return
     if sets is None:
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")

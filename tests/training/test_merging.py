@@ -113,6 +113,13 @@ def test_what_cannot_work_is_refused_by_the_constructor(trainer_of, dataset, opt
         trainer_of(arguments=arguments, **options)
 
 
+def test_a_missing_corpus_is_named_before_a_training_that_would_choose_by_it(trainer_of, dataset):
+    trainer = trainer_of(merge_ratio="auto", arguments={"guards": guards_of(dataset), "codebase": None})
+    with pytest.raises(UserError, match="needs a corpus"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
 @pytest.mark.slow
 def test_a_run_of_the_command_line_measures_guards_and_records_the_merging(script, data_dir, rows, tmp_path):
     human = tmp_path / "human"
