@@ -2,12 +2,21 @@
 
 import copy
 import json
+import sys
 
 import pytest
 import torch
+from refusals import refused
 from transformers import AutoModel
 
-from soft_trainer.encoders.adapters import add_lora, has_adapter, merge_adapter, plain_encoder, target_modules
+from soft_trainer.encoders.adapters import (
+    add_lora,
+    base_name,
+    has_adapter,
+    merge_adapter,
+    plain_encoder,
+    target_modules,
+)
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.encoders.profiles import resolve_profile
@@ -23,6 +32,12 @@ TEXTS = ["read all lines of a file", "def reverse(text): return text[::-1]", "so
 @pytest.fixture(scope="module")
 def base(_model, tokenizer, profile, tmp_path_factory):
     return export_encoder(copy.deepcopy(_model), tokenizer, profile, tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def folder(adapted, tokenizer, profile, tmp_path):
+    """The adapter, saved."""
+    return export_encoder(adapted, tokenizer, profile, tmp_path / "adapter")
 
 
 @pytest.fixture
@@ -78,20 +93,16 @@ def test_every_library_loads_the_same_embeddings(adapted, base, tokenizer, profi
     assert estimator.similarity([0, 1], [2, 3]).shape == (2, 2)
 
 
-def test_a_merged_folder_has_its_adapter_beside_it(adapted, tokenizer, profile, tmp_path):
-    folder = export_encoder(adapted, tokenizer, profile, tmp_path, merge=True)
-    saved = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    assert saved["r"] == 4 and saved["inference_mode"] is True and saved["peft_type"] == "LORA"
-    model = load_model(folder / "adapter", profile)
-    close(embeddings(model, tokenizer, profile), embeddings(adapted, tokenizer, profile))
-
-
-def test_peft_itself_loads_the_adapter(adapted, base, tokenizer, profile, tmp_path):
+def test_a_merged_folder_has_its_adapter_beside_it(adapted, base, tokenizer, profile, tmp_path):
     from peft import PeftModel
 
-    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
-    model = PeftModel.from_pretrained(load_model(base, profile), str(folder))
-    close(embeddings(model, tokenizer, profile), embeddings(adapted, tokenizer, profile))
+    folder = export_encoder(adapted, tokenizer, profile, tmp_path, merge=True) / "adapter"
+    saved = json.loads((folder / "adapter_config.json").read_text())
+    assert saved["r"] == 4 and saved["inference_mode"] is True and saved["peft_type"] == "LORA"
+    expected = embeddings(adapted, tokenizer, profile)
+    close(embeddings(load_model(folder, profile), tokenizer, profile), expected)
+    theirs = PeftModel.from_pretrained(load_model(base, profile), str(folder))
+    close(embeddings(theirs, tokenizer, profile), expected)
 
 
 def test_no_weights_of_the_other_form_stay_in_a_folder(adapted, base, tokenizer, profile, tmp_path):
@@ -103,102 +114,75 @@ def test_no_weights_of_the_other_form_stay_in_a_folder(adapted, base, tokenizer,
             assert (folder / "adapter").is_dir() is False or merge or not any((folder / "adapter").iterdir())
 
 
-def test_the_base_is_named_so_that_it_is_found_from_everywhere(
-    adapted, base, tokenizer, profile, tmp_path, monkeypatch
-):
-    from soft_trainer.encoders.adapters import base_name
-
+def test_the_base_is_named_so_that_it_is_found_from_everywhere(adapted, base, profile, monkeypatch):
     monkeypatch.chdir(base.parent)
     assert base_name(load_model(base.name, profile)) == str(base.resolve())
-    adapted.config._name_or_path = "someone/encoder"
-    assert base_name(adapted) == "someone/encoder"
-    adapted.config._name_or_path = "/cache/models--someone--encoder/snapshots/abc"
-    assert base_name(adapted) == "someone/encoder"
+    for name in ("someone/encoder", "/cache/models--someone--encoder/snapshots/abc"):
+        adapted.config._name_or_path = name
+        assert base_name(adapted) == "someone/encoder"
 
 
-def test_the_profile_of_somebody_elses_adapter_is_that_of_its_base(adapted, base, tokenizer, profile, tmp_path):
-    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+def test_the_profile_of_somebody_elses_adapter_is_that_of_its_base(folder, profile):
     (folder / "soft_trainer.json").unlink()
     (folder / "modules.json").unlink()
     assert resolve_profile(folder) == profile
 
 
-def test_an_adapter_without_its_base_says_so(adapted, tokenizer, profile, tmp_path):
-    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    for base, says in (
-        (
-            str(tmp_path / "gone"),
-            "it is an adapter, and its base cannot be loaded: .*gone.*; change base_model_name_or_path in",
-        ),
-        (None, "no base_model_name"),
-    ):
-        (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
-        with pytest.raises(UserError, match=says) as error:
-            load_encoder(folder)
-        assert "\n" not in str(error.value)
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(UserError, match="no adapter_model.safetensors"):
-        load_encoder(folder)
-
-
-def test_an_adapter_is_not_saved_over_its_base(adapted, base, tokenizer, profile):
+def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted, base, tokenizer, profile):
     before = sorted(path.name for path in base.rglob("*"))
     for merge in (False, True):
-        with pytest.raises(UserError, match="the folder of the adapter's base, which saving would delete"):
+        with refused("the folder of the adapter's base, which saving would delete"):
             export_encoder(adapted, tokenizer, profile, base, merge=merge)
     assert sorted(path.name for path in base.rglob("*")) == before
+    with refused("has an adapter already"):
+        add_lora(adapted, LoraOptions(lora_r=2))
 
 
 @pytest.mark.parametrize(
-    "changes, says",
+    "changes, words",
     [
-        ({"base_model_name_or_path": "."}, "names the adapter itself as its base"),
-        ({"peft_type": "GUESS"}, "'GUESS' in its files is unknown"),
-        (None, "adapter_config.json: not valid JSON"),
+        ({"base_model_name_or_path": "gone/base"},
+         ["it is an adapter, and its base cannot be loaded: ", "gone/base", "; change base_model_name_or_path in"]),
+        ({"base_model_name_or_path": None}, ["no base_model_name"]),
+        ({"base_model_name_or_path": "."}, ["names the adapter itself as its base"]),
+        ({"peft_type": "GUESS"}, ["'GUESS' in its files is unknown"]),
+        (None, ["adapter_config.json: not valid JSON"]),
     ],
-)
-def test_a_damaged_adapter_config(adapted, tokenizer, profile, tmp_path, changes, says, monkeypatch):
-    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+)  # fmt: skip
+def test_a_damaged_adapter_config(folder, changes, words, monkeypatch):
     monkeypatch.chdir(folder)
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text("{" if changes is None else json.dumps(config | changes))
-    with pytest.raises(UserError, match=says) as error:
+    with refused(*words):
         load_encoder(folder)
-    assert "\n" not in str(error.value) and "no config.json" not in str(error.value)
 
 
-def test_damaged_weights_of_an_adapter_are_named(adapted, tokenizer, profile, tmp_path):
-    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
-    (folder / "adapter_model.safetensors").write_bytes(b"x")
+def test_damaged_and_missing_weights_of_an_adapter(folder):
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(b"x")
     with pytest.raises(UserError) as error:
         load_encoder(folder)
     assert "no config.json" not in str(error.value)
+    weights.unlink()
+    with refused("no adapter_model.safetensors"):
+        load_encoder(folder)
 
 
-def test_without_peft_one_line_names_the_extra(adapted, tokenizer, profile, tmp_path, monkeypatch):
-    import sys
-
-    folder = export_encoder(adapted, tokenizer, profile, tmp_path)
+def test_without_peft_one_line_names_the_extra(adapted, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     for call in (lambda: load_encoder(folder), lambda: add_lora(adapted, LoraOptions(lora_r=4))):
-        with pytest.raises(UserError, match=r"pip install 'soft-trainer\[lora\]'"):
+        with refused("pip install 'soft-trainer[lora]'"):
             call()
 
 
 def test_target_modules(model):
     assert target_modules(model) == ["query", "value"]
     assert target_modules(model, "all-linear") == "all-linear"
-    assert target_modules(model, "attention.self.query, intermediate.dense") == [
-        "attention.self.query",
-        "intermediate.dense",
-    ]
+    both = "attention.self.query, intermediate.dense"
+    assert target_modules(model, both) == both.split(", ")
     model.config.model_type = "mpnet"  # peft knows no usual modules
     assert target_modules(model) == "all-linear"
-    with pytest.raises(
-        UserError, match="no linear layer 'q_proj'; it has query, key, value, dense; or use all-linear"
-    ):
+    with refused("no linear layer 'q_proj'; it has query, key, value, dense; or use all-linear"):
         target_modules(model, "query,q_proj")
 
 
@@ -218,11 +202,6 @@ def test_target_modules(model):
 def test_options_that_cannot_work(options, says):
     with pytest.raises(UserError, match=says):
         ModelArguments(**options)
-
-
-def test_an_adapter_gets_no_second_one(adapted):
-    with pytest.raises(UserError, match="has an adapter already"):
-        add_lora(adapted, LoraOptions(lora_r=2))
 
 
 def test_a_peft_model_gives_the_encoder_inside(base, profile, tokenizer, tmp_path):

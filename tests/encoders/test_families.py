@@ -143,9 +143,5 @@ def test_lora(family, settings, trainer_of, tokenizer, tmp_path):
     for name, weight in adapter_state(resumed.model).items():
         assert weight.any() and torch.equal(weight, weights[name]), name
     for merge in (False, True):
-        check_loaded(
-            family,
-            settings,
-            trained,
-            export_encoder(trained.model, tokenizer, settings, tmp_path / str(merge), merge=merge),
-        )
+        folder = export_encoder(trained.model, tokenizer, settings, tmp_path / str(merge), merge=merge)
+        check_loaded(family, settings, trained, folder)

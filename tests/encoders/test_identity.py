@@ -4,74 +4,55 @@ import dataclasses
 import pytest
 import torch
 
+from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.identity import encoder_identity, tokenizer_identity
+from soft_trainer.options.model import LoraOptions
 
 
-def _another_weight(model, tokenizer, profile):
+def change_a_weight(model, tokenizer):
     with torch.no_grad():
         model.encoder.layer[0].output.dense.bias[0] += 1e-3
-    return profile
 
 
-def _config(name, value):
-    def change(model, tokenizer, profile):
-        setattr(model.config, name, value)
-        return profile
-
-    return change
-
-
-def _profile(**changes):
-    return lambda model, tokenizer, profile: dataclasses.replace(profile, **changes)
-
-
-def _cut_on_the_left(model, tokenizer, profile):
-    tokenizer.truncation_side = "left"
-    return profile
+CHANGES = {
+    "a weight": change_a_weight,
+    "activation": lambda model, tokenizer: setattr(model.config, "hidden_act", "relu"),
+    "epsilon": lambda model, tokenizer: setattr(model.config, "layer_norm_eps", 1e-3),
+    "decoder": lambda model, tokenizer: setattr(model.config, "is_decoder", True),
+    "side of the cut": lambda model, tokenizer: setattr(tokenizer, "truncation_side", "left"),
+    "one more token": lambda model, tokenizer: tokenizer.add_tokens(["<one_more>"]),
+    "an adapter": lambda model, tokenizer: add_lora(model, LoraOptions(lora_r=2)),
+}
 
 
-def _another_token(model, tokenizer, profile):
-    tokenizer.add_tokens(["<one_more>"])
-    return profile
-
-
-def _adapter(model, tokenizer, profile):
-    pytest.importorskip("peft")
-    from soft_trainer.encoders.adapters import add_lora
-    from soft_trainer.options.model import LoraOptions
-
-    add_lora(model, LoraOptions(lora_r=2))
-    return profile
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_model_or_tokenizer_changes_the_identity(model, tokenizer, profile, change):
+    before = encoder_identity(model, tokenizer, profile)
+    tokenizer = copy.deepcopy(tokenizer)
+    assert encoder_identity(model, tokenizer, profile) == before
+    CHANGES[change](model, tokenizer)
+    assert encoder_identity(model, tokenizer, profile) != before
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        _another_weight,
-        _config("hidden_act", "relu"),
-        _config("layer_norm_eps", 1e-3),
-        _config("is_decoder", True),
-        _profile(code_length=31),
-        _profile(query_length=15),
-        _profile(code_prefix="code: "),
-        _profile(pooling="cls"),
-        _profile(include_prompt=False),
-        _profile(normalize=True),
-        _cut_on_the_left,
-        _another_token,
-        _adapter,
+        {"code_length": 31},
+        {"query_length": 15},
+        {"code_prefix": "code: "},
+        {"pooling": "cls"},
+        {"include_prompt": False},
+        {"normalize": True},
     ],
+    ids=str,
 )
-def test_whatever_changes_an_embedding_changes_the_identity(model, tokenizer, profile, change):
-    before = encoder_identity(model, tokenizer, profile)
-    tokenizer = copy.deepcopy(tokenizer)
-    assert encoder_identity(model, tokenizer, profile) == before
-    changed = change(model, tokenizer, profile)
-    assert encoder_identity(model, tokenizer, changed) != before
+def test_a_change_of_the_profile_changes_the_identity(model, tokenizer, profile, change):
+    changed = dataclasses.replace(profile, **change)
+    assert encoder_identity(model, tokenizer, changed) != encoder_identity(model, tokenizer, profile)
 
 
 def test_the_settings_of_an_adapter_count(model, tokenizer, profile):
-    _adapter(model, tokenizer, profile)
+    add_lora(model, LoraOptions(lora_r=2))
     before = encoder_identity(model, tokenizer, profile)
     model.peft_config["default"].lora_alpha *= 2
     assert encoder_identity(model, tokenizer, profile) != before

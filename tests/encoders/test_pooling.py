@@ -55,13 +55,10 @@ def test_prompts_follow_the_special_tokens_of_the_prefix():
     assert profile.code_prefix == PROFILES["unixcoder"].code_prefix
     assert profile.with_prompts("").query_prefix == PROFILES["unixcoder"].query_prefix
     assert EncoderProfile(query_prefix="query: ").with_prompts("search: ").query_prefix == "search: "
-
-
-def test_codes_with_data_flow_take_no_prompt():
-    profile = PROFILES["graphcodebert"]
-    assert profile.with_prompts("find: ").query_prefix == "find: "
+    graphs = PROFILES["graphcodebert"]
+    assert graphs.with_prompts("find: ").query_prefix == "find: "
     with pytest.raises(UserError, match="^code_prompt='code: ': codes .* data flow take no prompt$"):
-        profile.with_prompts(code="code: ")
+        graphs.with_prompts(code="code: ")
 
 
 @pytest.fixture
@@ -138,15 +135,12 @@ def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, 
     trainer.train()
 
 
-def test_a_users_collator_knows_no_prompts(prompted, dataset, tmp_path):
+def test_prompts_that_cannot_be_left_out_are_refused(prompted, dataset, tmp_path):
+    for values in ({"pooling": "pooler"}, {"data_flow_length": 8}):
+        with pytest.raises(UserError, match="^include_prompt=False: .*use pooling mean or cls$"):
+            EncoderProfile(include_prompt=False, **values)
     model, tokenizer, profile = prompted
     args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
     given = {"train_dataset": dataset, "processing_class": tokenizer, "encoder": profile}
     with pytest.raises(UserError, match="^data_collator: does not know which tokens are the prompt's"):
         SoftInfoNCETrainer(model, args, data_collator=lambda features: {}, **given)
-
-
-@pytest.mark.parametrize("values", [{"pooling": "pooler"}, {"data_flow_length": 8}])
-def test_prompts_that_cannot_be_left_out_are_refused(values):
-    with pytest.raises(UserError, match="^include_prompt=False: .*use pooling mean or cls$"):
-        EncoderProfile(include_prompt=False, **values)

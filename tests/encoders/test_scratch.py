@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, pad, tokenize
@@ -12,20 +13,17 @@ from soft_trainer.errors import UserError
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 
 
-def test_a_size():
-    assert parse_size("256x4") == (256, 4)
-
-
 @pytest.mark.parametrize("size", ["256", "x4", "256x", "256x0", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"])
 def test_what_is_no_size_is_refused_with_an_example(size):
     with pytest.raises(UserError, match="HIDDENxLAYERS, for example 256x4"):
         parse_size(size)
 
 
-@pytest.mark.parametrize("hidden", [32, 64, 96, 128, 160, 192, 224, 288, 352, 384])
-def test_a_multiple_of_32_gives_a_model_of_that_size(tokenizer, profile, hidden):
-    model = small_roberta(f"{hidden}x1", tokenizer, profile)
-    assert (model.config.hidden_size, model.config.num_hidden_layers) == (hidden, 1)
+def test_a_multiple_of_32_gives_a_model_of_that_size(tokenizer, profile):
+    assert parse_size("256x4") == (256, 4)
+    for hidden in (32, 64, 96, 128, 160, 192, 224, 288, 352, 384):
+        config = small_roberta(f"{hidden}x1", tokenizer, profile).config
+        assert (config.hidden_size, config.num_hidden_layers) == (hidden, 1)
 
 
 def test_the_tokenizer_has_robertas_special_tokens(tokenizer):
@@ -49,11 +47,12 @@ def test_one_name_in_several_spellings_has_one_spelling_in_tokens(tokenizer):
     assert tokenizer("readlines")["input_ids"] != spellings[0]
 
 
-def test_the_tokenizer_learns_from_its_texts(profile):
+def test_the_tokenizer_learns_from_its_texts(rows, profile):
     texts = ["quicksort quicksort quicksort"] * 50
     learned, other = train_tokenizer(texts, profile, 400), train_tokenizer(["unrelated words"], profile, 400)
     assert len(learned("quicksort")["input_ids"]) == 3 < len(other("quicksort")["input_ids"])
     assert learned.get_vocab() == train_tokenizer(texts, profile, 400).get_vocab()
+    assert len(train_tokenizer((row["code"] for row in rows), profile, 300)) == 300  # no more than asked for
 
 
 def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
@@ -68,10 +67,6 @@ def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
     assert len(calls) == 1
     assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
     assert again.init_kwargs == first.init_kwargs
-    assert again("<encoder-only> read", add_special_tokens=False)["input_ids"] == [
-        first.convert_tokens_to_ids("<encoder-only>"),
-        *first("read", add_special_tokens=False)["input_ids"],
-    ]
     kept(texts=[*texts, "one more"]), kept(profile=UNIXCODER.replace(code_prefix="<other>")), kept(size=301)
     assert len(calls) == 4
     (tmp_path / "file").write_text("in the way")
@@ -84,23 +79,12 @@ def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
     assert not [file for file in (tmp_path / "kept").iterdir() if file.name.startswith(".")]
 
 
-def test_the_vocabulary_is_no_larger_than_asked(rows, profile):
-    texts = [row["code"] for row in rows]
-    assert len(train_tokenizer(texts, profile, 300)) == 300
-
-
-def test_a_special_token_of_a_prefix_is_one_token(rows):
+def test_a_special_token_of_a_prefix_is_one_token_and_stays_one_after_saving(tmp_path, rows):
     tokenizer = train_tokenizer([row["code"] for row in rows], UNIXCODER, 400)
     [ids] = tokenize(tokenizer, ["def f"], UNIXCODER.code_prefix, 12)
     start = tokenizer.convert_tokens_to_ids(["<s>", "<encoder-only>", "</s>"])
     assert ids == [*start, *tokenizer("def f", add_special_tokens=False)["input_ids"], start[-1]]
     assert len(set(start)) == 3
-
-
-def test_the_tokenizer_is_the_same_after_saving(tmp_path, rows):
-    from transformers import AutoTokenizer
-
-    tokenizer = train_tokenizer([row["code"] for row in rows], UNIXCODER, 400)
     tokenizer.save_pretrained(tmp_path)
     texts = [UNIXCODER.code_prefix + row["docstring"] for row in rows]
     assert AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"] == tokenizer(texts)["input_ids"]

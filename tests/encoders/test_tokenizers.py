@@ -47,10 +47,12 @@ def decoder(decoder_tokenizer):
 PROFILE = EncoderProfile(pooling="last_token", query_length=8, code_length=12)
 
 
-def test_the_end_token_survives_the_cut_and_is_what_is_pooled(decoder_tokenizer):
-    ids, lengths = tokenize_with_lengths(decoder_tokenizer, TEXTS, "", 8)
-    assert [row[-1] for row in ids] == [1, 1, 1] and len(ids[2]) == 8
-    assert lengths == [4, 2, 46]
+def test_the_end_token_survives_the_cut(decoder_tokenizer):
+    for side in ("right", "left"):
+        decoder_tokenizer.truncation_side = side
+        ids, lengths = tokenize_with_lengths(decoder_tokenizer, TEXTS, "", 8)
+        assert [row[-1] for row in ids] == [1, 1, 1] and [len(row) for row in ids] == [4, 2, 8]
+        assert lengths == [4, 2, 46]
 
 
 def test_a_tokenizer_without_a_padding_token_takes_its_end_token(decoder, decoder_tokenizer, tmp_path):
@@ -69,10 +71,12 @@ def test_a_tokenizer_without_a_padding_token_takes_its_end_token(decoder, decode
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-def test_a_tokenizer_without_any_special_token_is_refused():
+def test_a_tokenizer_that_cannot_work_is_refused(decoder_tokenizer):
     words = Tokenizer(models.WordLevel({"a": 0}, "a"))
     with pytest.raises(UserError, match="no padding token, and no special token .*set tokenizer.pad_token"):
         add_padding_token(PreTrainedTokenizerFast(tokenizer_object=words))
+    with pytest.raises(UserError, match="query_prompt: its 10 tokens .* query_length=8: shorten it"):
+        prepare_tokenizer(decoder_tokenizer, PROFILE.with_prompts("find " * 9))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -91,17 +95,6 @@ def test_the_side_of_padding_and_cut_changes_no_embedding_of_ours(decoder, decod
     assert AutoTokenizer.from_pretrained(tmp_path).padding_side == "right"
     expected = torch.tensor(theirs.encode_query(TEXTS))
     torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
-
-
-def test_lengths_before_a_cut_on_the_left(decoder_tokenizer):
-    decoder_tokenizer.truncation_side = "left"
-    ids, lengths = tokenize_with_lengths(decoder_tokenizer, TEXTS, "", 8)
-    assert lengths == [4, 2, 46] and [len(row) for row in ids] == [4, 2, 8]
-
-
-def test_a_prompt_that_fills_the_length_is_refused(decoder_tokenizer):
-    with pytest.raises(UserError, match="query_prompt: its 10 tokens .* query_length=8: shorten it"):
-        prepare_tokenizer(decoder_tokenizer, PROFILE.with_prompts("find " * 9))
 
 
 # ---- Tokenizers written in Python ----

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from server import WRITE_TOKEN
 
 from soft_trainer.options.parse import as_argv
 from soft_trainer.terminal import exit_on_user_error
@@ -18,7 +19,6 @@ from soft_trainer.terminal import exit_on_user_error
 SERVER = Path(__file__).with_name("server.py")
 ROOT = SERVER.parents[2]
 SCRIPT = ROOT / "run_codesearch.py"
-TOKEN = "hf_loopbackWriteTokenOfAnn"
 TINY = {
     "language": "python", "from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32,
     "per_device_train_batch_size": 8, "num_train_epochs": 3, "use_cpu": True, "disable_tqdm": True, "lexical": False,
@@ -166,7 +166,7 @@ def train(script_module, here, data_dir, tmp_path, monkeypatch, capfd, caplog):
     """Runs the script in this process with the loopback Hub and a token that may write to it."""
     import datasets
 
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here.home / "datasets")
     return Train(script_module, here, tmp_path / "out", data_dir, capfd, caplog)
 

@@ -16,7 +16,6 @@ import re
 import sys
 import threading
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -26,6 +25,7 @@ FINE_TOKEN = "hf_loopbackFineGrainedTokenOfAnn"
 FINE_REPO = "ann/fine"
 ROLES = {WRITE_TOKEN: "write", READ_TOKEN: "read", FINE_TOKEN: "fineGrained"}
 NAMESPACES = ("ann", "lab")
+DATE = "2026-01-01T00:00:00.000Z"
 LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".pkl", ".gz", ".npy", ".npz", ".parquet", ".png")
 REPO = r"(?P<kind>models|datasets|spaces)/(?P<id>[^/]+/[^/]+)"
 FILES = r"/(?P<kind>datasets/|spaces/|)(?P<id>[^/]+/[^/]+?)"
@@ -144,11 +144,8 @@ class Hub(BaseHTTPRequestHandler):
     def answer(self, value, status: int = 200, headers: dict[str, str] | None = None):
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {
-            "Content-Type": "application/json",
-            "Content-Length": len(content),
-            **(headers or {}),
-        }.items():
+        usual = {"Content-Type": "application/json", "Content-Length": len(content)}
+        for name, text in (usual | (headers or {})).items():
             self.send_header(name, str(text))
         self.end_headers()
         if self.command != "HEAD":
@@ -281,11 +278,9 @@ class Hub(BaseHTTPRequestHandler):
         repo = self.repo(kind, id)
         sha = repo.resolve(revision or "main")
         siblings = [{"rfilename": path} for path in repo.commits[sha]]
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-        facts = {"id": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": [], "lastModified": now}
-        self.answer(
-            facts | {"author": id.split("/")[0], "downloads": 0, "likes": 0, "disabled": False, "gated": False}
-        )
+        facts = {"id": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": [], "lastModified": DATE}
+        known = {"author": id.split("/")[0], "downloads": 0, "likes": 0, "disabled": False, "gated": False}
+        self.answer(facts | known)
 
     def tree(self, kind, id, revision, folder=None):
         repo = self.repo(kind, id)
@@ -309,15 +304,7 @@ class Hub(BaseHTTPRequestHandler):
         repo = self.repo(kind, id)
         listing, sha = [], repo.resolve(revision)
         while sha:
-            listing.append(
-                {
-                    "id": sha,
-                    "title": repo.titles[sha],
-                    "message": "",
-                    "authors": [],
-                    "date": "2026-01-01T00:00:00.000Z",
-                }
-            )
+            listing.append({"id": sha, "title": repo.titles[sha], "message": "", "authors": [], "date": DATE})
             sha = repo.parents[sha]
         self.answer(listing)
 
@@ -364,12 +351,8 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(LOG)
 
     def holding(self, text):
-        texts = [
-            (path, blob.content)
-            for repo in REPOS.values()
-            for at in repo.commits.values()
-            for path, blob in at.items()
-        ]
+        commits = [files for repo in REPOS.values() for files in repo.commits.values()]
+        texts = [(path, blob.content) for files in commits for path, blob in files.items()]
         contents = [*texts, *OBJECTS.items(), *((line, line.encode()) for line in LOG[:-1])]
         self.answer([name for name, content in contents if text.encode() in content])
 

@@ -1,21 +1,18 @@
 """Runs that push an adapter, or an encoder with its adapter merged, to the loopback Hub."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard, hf_hub_download
+from server import WRITE_TOKEN
 from transformers import AutoModel
 
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
-
-sys.path.append(str(Path(__file__).parent))
-from server import WRITE_TOKEN
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +59,8 @@ def test_an_adapter_then_the_merged_encoder_are_pushed_and_load_by_name(train, b
     weights = {"adapter_config.json", "adapter_model.safetensors"}
     others = {"tokenizer_config.json", "sentence_bert_config.json"}
     assert on_the_hub() - others == weights
-    assert (
-        json.loads(Path(hf_hub_download(REPO, "adapter_config.json")).read_text())["base_model_name_or_path"] == BASE
-    )
+    config = json.loads(Path(hf_hub_download(REPO, "adapter_config.json")).read_text())
+    assert config["base_model_name_or_path"] == BASE
     check_loaded_by_name(train.folder)
     card = ModelCard.load(train.folder / "README.md")
     assert (card.data.base_model, card.data.to_dict()["base_model_relation"]) == (BASE, "adapter")

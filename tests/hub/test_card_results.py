@@ -52,19 +52,13 @@ def test_only_model_index_changes_and_a_second_evaluation_replaces_its_own(tmp_p
     assert card.read_bytes().decode() == content
 
 
-def test_a_result_from_elsewhere_on_the_same_data_is_kept(tmp_path):
-    card = tmp_path / "README.md"
-    card.write_text("---\nlicense: mit\n---\n")
-    add_eval_results(card, [result(0.5, source_name=None, source_url=None)])
-    add_eval_results(card, [result(0.7)])
-    assert [entry.metric_value for entry in ModelCard.load(card).data.eval_results] == [0.5, 0.7]
-
-
-def test_a_card_without_a_header_gets_one(tmp_path):
+def test_a_card_without_a_header_gets_one_and_keeps_results_from_elsewhere_on_the_same_data(tmp_path):
     card = tmp_path / "README.md"
     card.write_text("# Mine\n")
-    add_eval_results(card, [result(0.5)])
+    add_eval_results(card, [result(0.5, source_name=None, source_url=None)])
     assert values(card) == {("set", "test"): 0.5} and card.read_text().endswith("---\n# Mine\n")
+    add_eval_results(card, [result(0.7)])
+    assert [entry.metric_value for entry in ModelCard.load(card).data.eval_results] == [0.5, 0.7]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """The real clients against the loopback Hub: processes of their own with an empty home, and `load_encoder`."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
+from server import READ_TOKEN, WRITE_TOKEN
 
 import soft_trainer
 from soft_trainer.data.codesearchnet import load_folder
@@ -17,9 +17,6 @@ from soft_trainer.hub.data import write_data
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments
-
-sys.path.append(str(Path(__file__).parent))
-from server import READ_TOKEN, WRITE_TOKEN
 
 REPO = "ann/encoder"
 TEXTS = ["read a file line by line", "def f(x): return x", "much too long " * 30]
@@ -96,12 +93,10 @@ def test_a_run_as_a_process_pushes_what_every_library_loads_online_and_offline(h
     expected = here.encode_queries(TEXTS).tolist()
     hub.fault(cut_download=1)
     loaded = hub.run("-c", EVERY_LIBRARY, json.dumps(TEXTS), REPO)
-    loaded_there = json.loads(loaded.stdout.splitlines()[0]) if loaded.returncode == 0 else pytest.fail(loaded.stderr)
-    assert loaded_there["missing"] == [] and loaded.stdout.count("tensor(") == 3
-    assert loaded_there["queries"][0] == expected and close(loaded_there["queries"][1], expected)
-    assert close(loaded_there["codes"][0], loaded_there["codes"][1]) and close(
-        loaded_there["codes"][0], here.encode_codes(TEXTS).tolist()
-    )
+    there = json.loads(loaded.stdout.splitlines()[0]) if loaded.returncode == 0 else pytest.fail(loaded.stderr)
+    assert there["missing"] == [] and loaded.stdout.count("tensor(") == 3
+    assert there["queries"][0] == expected and close(there["queries"][1], expected)
+    assert all(close(codes, here.encode_codes(TEXTS).tolist()) for codes in there["codes"])
 
     hub.stop()
     (known, unknown) = output_of(hub.run("-c", LOAD, json.dumps(TEXTS), REPO, "ann/other", HF_HUB_OFFLINE="1"))
@@ -141,19 +136,16 @@ def test_warm_cache_loads_when_the_hub_is_down(here, encoder, folder, monkeypatc
 def test_datasets_and_evaluate_load_what_is_pushed(here, data_dir, rows, tmp_path):
     """Mined codebases have empty lists of tokens, and a reader cannot tell the type of an empty list."""
     data = load_folder(data_dir)
-    blank = data["codebase"].map(
-        lambda row: {"docstring": "", "docstring_tokens": []}, features=data["codebase"].features
-    )
-    data["codebase"] = blank
+    blank, features = {"docstring": "", "docstring_tokens": []}, data["codebase"].features
+    data["codebase"] = data["codebase"].map(lambda row: blank, features=features)
     arguments = DataArguments(language="python", push_data_to_hub="ann/rows")
     push_folder(write_data(data, arguments, tmp_path / "rows"), "ann/rows", WRITE_TOKEN, repo_type="dataset")
     push_folder(Path(soft_trainer.__file__).parent / "metrics/mrr", "ann/mrr", WRITE_TOKEN, repo_type="space")
     process = here.run("-c", ROWS_AND_METRIC)
     assert process.returncode == 0, process.stderr
     lines = process.stdout.splitlines()
-    for line, (split, count, first) in zip(
-        lines, (("train", 16, 0), ("validation", 4, 16), ("test", 4, 20), ("codebase", 24, 0)), strict=False
-    ):
+    splits = (("train", 16, 0), ("validation", 4, 16), ("test", 4, 20), ("codebase", 24, 0))
+    for line, (split, count, first) in zip(lines, splits, strict=False):
         tokens = [] if split == "codebase" else rows[first]["docstring_tokens"]
         assert line == f"{split} {count} True {rows[first]['url']} {tokens}"
     assert lines[-1] == "{'mrr': 0.75, 'queries': 2, 'pool_size': 9}"

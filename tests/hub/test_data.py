@@ -2,34 +2,25 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import datasets
 import pytest
 from huggingface_hub import DatasetCard
+from refusals import refused
+from server import READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
-from soft_trainer.data.codesearchnet import load_folder, load_hub
+from soft_trainer.data.codesearchnet import SPLITS, load_folder, load_hub
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
 from soft_trainer.hub.data import write_data
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments
 
-sys.path.append(str(Path(__file__).parent))
-from server import READ_TOKEN, WRITE_TOKEN
-
 REPO = "ann/rows"
-SPLITS = ("train", "valid", "test", "codebase")
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    """Keeps the cache out of the home folder."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
@@ -68,12 +59,8 @@ def test_negatives_of_a_row_are_pushed_and_read_again(here, arguments, data_dir,
 def test_the_card_says_what_the_rows_are(arguments, data_dir, tmp_path):
     card = DatasetCard.load(write_data(load_folder(data_dir), arguments, tmp_path / "rows") / "README.md")
     assert card.data.language == ["code"] and {"python", "code-search"} <= set(card.data.tags)
-    assert [part["split"] for part in card.data.configs[0]["data_files"]] == [
-        "train",
-        "validation",
-        "test",
-        "codebase",
-    ]
+    splits = [part["split"] for part in card.data.configs[0]["data_files"]]
+    assert splits == ["train", "validation", "test", "codebase"]
     for words in (
         "| train    |     16 |",
         "| codebase |     24 |",
@@ -88,15 +75,17 @@ def test_the_card_says_what_the_rows_are(arguments, data_dir, tmp_path):
 
 
 @pytest.mark.parametrize("compressed", [True, False], ids=["as pushed by a run", "a folder pushed as it is"])
-def test_a_data_set_of_ours_by_name(here, arguments, data_dir, tmp_path, compressed):
+def test_a_data_set_of_ours_by_name_is_read_with_a_token(here, arguments, data_dir, tmp_path, monkeypatch, compressed):
     data = load_folder(data_dir)
     folder = write_data(data, arguments, tmp_path / "rows") if compressed else data_dir
-    push_folder(folder, REPO, WRITE_TOKEN, repo_type="dataset")
+    push_folder(folder, REPO, WRITE_TOKEN, private=True, repo_type="dataset")
     named = DataArguments(language="python", dataset_name=REPO)
-    loaded = load_data(named, EncoderProfile(), tmp_path / "mined")
-    assert same_rows(loaded, data)
+    with refused("HF_TOKEN"):
+        load_hub(REPO, "python")
+    monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
+    assert same_rows(load_data(named, EncoderProfile(), tmp_path / "mined"), data)
     assert named.paper_language is None and named.rows_name == REPO
-    with pytest.raises(UserError, match="ann/rows: train has no row in go, only python"):
+    with refused("ann/rows: train has no row in go, only python"):
         load_hub(REPO, "go")
 
 
@@ -109,14 +98,6 @@ def test_rows_of_one_language_out_of_several(here, data_dir, tmp_path):
     push_folder(folder, REPO, WRITE_TOKEN, repo_type="dataset")
     assert {split: len(rows) for split, rows in load_hub(REPO, "go").items()} == dict.fromkeys(SPLITS, 1)
     assert len(load_hub(REPO, "python")["train"]) == 15
-
-
-def test_a_private_data_set_wants_a_token(here, data_dir, monkeypatch):
-    push_folder(data_dir, REPO, WRITE_TOKEN, private=True, repo_type="dataset")
-    with pytest.raises(UserError, match="HF_TOKEN"):
-        load_hub(REPO, "python")
-    monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
-    assert len(load_hub(REPO, "python")["train"]) == 16
 
 
 @pytest.mark.parametrize(

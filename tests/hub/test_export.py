@@ -27,79 +27,53 @@ def export(encoder, folder):
 
 
 @pytest.mark.parametrize("profile", EXPORTED.values(), ids=EXPORTED.keys())
-def test_sentence_transformer_gives_our_ids_and_embeddings(profile, encoder_of, tmp_path):
+def test_a_folder_gives_the_same_back_and_sentence_transformer_our_ids_and_embeddings(profile, encoder_of, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     ours = encoder_of(profile)
     theirs = SentenceTransformer(str(export(ours, tmp_path)), device="cpu")
     queries, codes = ours.encode_queries(TEXTS), ours.encode_codes(TEXTS)
+    loaded = load_encoder(tmp_path, device="cpu")
+    assert loaded.profile == profile
+    assert torch.equal(loaded.encode_queries(TEXTS), queries) and torch.equal(loaded.encode_codes(TEXTS), codes)
     torch.testing.assert_close(torch.tensor(theirs.encode_query(TEXTS)), queries, atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.tensor(theirs.encode_document(TEXTS)), codes, atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        theirs.similarity(queries, codes) * profile.score_scale, ours.score(queries, codes), atol=1e-5, rtol=1e-5
-    )
+    scores = theirs.similarity(queries, codes) * profile.score_scale
+    torch.testing.assert_close(scores, ours.score(queries, codes), atol=1e-5, rtol=1e-5)
     for task, prefix, length in (
         ("query", profile.query_prefix, profile.query_length),
         ("document", profile.code_prefix, profile.code_length),
     ):
         features = theirs.preprocess(TEXTS, prompt=theirs.prompts[task], task=task)
-        ids_there = [
-            ids[mask.bool()].tolist()
-            for ids, mask in zip(features["input_ids"], features["attention_mask"], strict=True)
-        ]
+        masked = zip(features["input_ids"], features["attention_mask"].bool(), strict=True)
         expected = ours.tokenizer([prefix + text for text in TEXTS], truncation=True, max_length=length)["input_ids"]
-        assert ids_there == expected
+        assert [ids[mask].tolist() for ids, mask in masked] == expected
 
 
-@pytest.mark.parametrize("profile", EXPORTED.values(), ids=EXPORTED.keys())
-def test_load_encoder_gives_back_what_was_exported(profile, encoder_of, tmp_path):
-    ours = encoder_of(profile)
-    loaded = load_encoder(export(ours, tmp_path), device="cpu")
-    assert loaded.profile == profile
-    assert torch.equal(loaded.encode_queries(TEXTS), ours.encode_queries(TEXTS))
-    assert torch.equal(loaded.encode_codes(TEXTS), ours.encode_codes(TEXTS))
-
-
-def test_auto_model_loads_every_weight(encoder_of, tmp_path):
+def test_auto_classes_load_every_weight_and_the_tokens_of_the_prefix(encoder_of, tmp_path):
     ours = encoder_of(EXPORTED["unixcoder"])
-    model, report = AutoModel.from_pretrained(
-        export(ours, tmp_path), add_pooling_layer=False, output_loading_info=True
-    )
+    folder = export(ours, tmp_path)
+    model, report = AutoModel.from_pretrained(folder, add_pooling_layer=False, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     for name, weight in ours.model.state_dict().items():
         assert torch.equal(model.state_dict()[name], weight), name
-
-
-def test_unixcoder_prefix_is_two_tokens_and_survives_the_cut(encoder_of, tmp_path):
-    ours = encoder_of(EXPORTED["unixcoder"])
-    tokenizer = AutoTokenizer.from_pretrained(export(ours, tmp_path))
-    prefix = ours.profile.code_prefix
+    tokenizer, prefix = AutoTokenizer.from_pretrained(folder), ours.profile.code_prefix
     assert tokenizer(prefix + "f").tokens() == ["<s>", "<encoder-only>", "</s>", "f", "</s>"]
     cut = tokenizer(prefix + TEXTS[2], truncation=True, max_length=10).tokens()
     assert cut[:3] == ["<s>", "<encoder-only>", "</s>"] and cut[-1] == "</s>" and len(cut) == 10
 
 
-def test_no_length_of_the_last_call_is_saved(encoder_of, tmp_path):
+def test_nothing_pickled_nothing_left_aside_and_no_length_of_the_last_call(encoder_of, tmp_path):
     ours = encoder_of(EXPORTED["one length"])
     ours.tokenizer(TEXTS, truncation=True, max_length=5, padding="max_length")
-    saved = json.loads((export(ours, tmp_path) / "tokenizer.json").read_text())
-    assert saved["truncation"] is None and saved["padding"] is None
-
-
-def test_nothing_pickled_and_nothing_left_aside(encoder_of, tmp_path):
-    folder = export(encoder_of(EXPORTED["one length"]), tmp_path / "new")
+    folder = export(ours, tmp_path / "new")
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "modules.json",
-        "sentence_bert_config.json",
-        "config_sentence_transformers.json",
-        "1_Pooling/config.json",
-        PROFILE_FILE,
-    }
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modules.json",
+        "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", PROFILE_FILE,
+    }  # fmt: skip
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    assert saved["truncation"] is None and saved["padding"] is None
 
 
 def test_given_state_dict_is_what_is_saved(encoder_of, tmp_path):

@@ -19,20 +19,16 @@ PROFILES_IN_CARDS = {
     "normalised": EncoderProfile(normalize=True, query_length=20, code_length=30, score_scale=20.0),
     "last token": EncoderProfile(pooling="last_token", query_length=20, code_length=20),
     "prompt not pooled": EncoderProfile(query_prefix="say: ", include_prompt=False, query_length=20, code_length=20),
-    "first after the prompt": EncoderProfile(
-        pooling="cls", query_prefix="say: ", include_prompt=False, query_length=20, code_length=20
-    ),
 }
+PROFILES_IN_CARDS["first after the prompt"] = PROFILES_IN_CARDS["prompt not pooled"].replace(pooling="cls")
+CODEBERT = PROFILES_IN_CARDS["codebert"]
 
 
 @pytest.fixture
 def record():
     return {
-        "model_id": None,
-        "revision": None,
-        "base_model": "microsoft/unixcoder-base",
-        "dataset": "code-search-net/code_search_net",
-        "languages": ["ruby", "go"],
+        "model_id": None, "revision": None, "base_model": "microsoft/unixcoder-base",
+        "dataset": "code-search-net/code_search_net", "languages": ["ruby", "go"],
         "loss": {"loss": "soft_info_nce", "estimator": "bm25", "alpha": 1.5, "beta": 0.5, "cancel": None},
         "training": {"batch per process": 32, "codes a query meets (N)": 64, "learning rate": 2e-5, "seed": 1234},
         "results": {
@@ -40,7 +36,18 @@ def record():
         },
         "statistics": {"train": {"rows": 24_927, "query": SIDE, "code": SIDE}},
         "environment": environment(),
-    }
+    }  # fmt: skip
+
+
+@pytest.fixture
+def card_of(encoder_of, record, tmp_path):
+    """Exports an encoder with a profile, writes its card from a record, and returns header and body."""
+
+    def write(profile, **changes):
+        folder = exported(encoder_of(profile), tmp_path / "encoder")
+        return header_and_body(write_model_card(folder, record | changes))
+
+    return write
 
 
 def exported(encoder, folder):
@@ -68,7 +75,10 @@ def test_the_card_of_a_t5_takes_the_encoder_of_what_auto_model_loads(encoder_of,
 
 def check_snippets(folder, record, capsys, profile) -> str:
     """Runs the snippets of a card, compares their embeddings and returns the card."""
-    _, body = header_and_body(write_model_card(folder, record))
+    card = write_model_card(folder, record)
+    text = card.read_text()
+    assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and text.endswith("```\n")
+    _, body = header_and_body(card)
     snippets = re.findall(r"```python\n(.*?)```", body, re.S)
     assert len(snippets) == 3
     embeddings = []
@@ -85,12 +95,8 @@ def check_snippets(folder, record, capsys, profile) -> str:
     return body
 
 
-def test_header_is_what_the_hub_reads(encoder_of, record, tmp_path):
-    base = tmp_path / "base"
-    base.mkdir()
-    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
-    header, _ = header_and_body(write_model_card(folder, record | {"model_id": "ann/ruby-go"}))
+def test_header_is_what_the_hub_reads(card_of):
+    header, _ = card_of(CODEBERT, model_id="ann/ruby-go")
     assert header["base_model"] == "microsoft/unixcoder-base"
     assert header["datasets"] == ["code-search-net/code_search_net"]
     assert header["language"] == ["code"] and {"ruby", "go", "code-search"} <= set(header["tags"])
@@ -108,62 +114,40 @@ def test_header_is_what_the_hub_reads(encoder_of, record, tmp_path):
     }
 
 
-def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(encoder_of, record, tmp_path):
+def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(card_of, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
-    header, _ = header_and_body(write_model_card(folder, record | {"base_model": str(base), "dataset": "our rows"}))
+    header, _ = card_of(CODEBERT, base_model=str(base), dataset="our rows")
     assert "base_model" not in header and "datasets" not in header
     assert header["license"] == "apache-2.0"
     assert header["model-index"][0]["results"][0]["dataset"]["type"] == "code-search"
 
 
-def test_a_base_from_the_cache_of_the_hub_has_its_published_name(encoder_of, record, tmp_path):
+def test_a_base_from_the_cache_of_the_hub_has_its_published_name(card_of, tmp_path):
     base = tmp_path / "models--microsoft--unixcoder-base" / "snapshots" / "5604af"
     base.mkdir(parents=True)
-    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
-    header, body = header_and_body(write_model_card(folder, record | {"base_model": f"{base}/"}))
+    header, body = card_of(CODEBERT, base_model=f"{base}/")
     assert header["base_model"] == "microsoft/unixcoder-base"
-    assert "`microsoft/unixcoder-base`" in body and str(tmp_path) not in body.replace(str(folder), "")
+    assert "`microsoft/unixcoder-base`" in body and str(tmp_path) not in body.replace(str(tmp_path / "encoder"), "")
 
 
-def test_no_line_of_the_template_is_left_in_the_card(encoder_of, record, tmp_path):
-    for profile in PROFILES_IN_CARDS.values():
-        folder = exported(encoder_of(profile), tmp_path / "encoder")
-        text = write_model_card(folder, record).read_text()
-        assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and text.endswith("```\n")
-
-
-def test_body_says_what_the_record_says(encoder_of, record, tmp_path):
-    folder = exported(encoder_of(PROFILES_IN_CARDS["unixcoder"]), tmp_path / "encoder")
-    _, body = header_and_body(write_model_card(folder, record))
-    for expected in (
-        "0.712",
-        "0.200",
-        "0.300",
-        "loss: soft_info_nce",
-        "learning rate: 2e-05",
-        "24,927",
-        "12.5%",
-        "4,360",
-        "torch",
-    ):
-        assert expected in body, expected
+def test_body_says_what_the_record_says(card_of):
+    _, body = card_of(PROFILES_IN_CARDS["unixcoder"])
+    figures = ["0.712", "0.200", "0.300", "24,927", "12.5%", "4,360", "loss: soft_info_nce", "learning rate: 2e-05"]
+    assert not [said for said in (*figures, "torch") if said not in body]
     assert "cancel" not in body
     assert "cut to 12 tokens and codes to 20" in body
 
 
-def test_card_before_training_has_no_results(encoder_of, record, tmp_path):
-    folder = exported(encoder_of(PROFILES_IN_CARDS["codebert"]), tmp_path / "encoder")
-    header, body = header_and_body(write_model_card(folder, record | {"results": {}, "base_model": None}))
+def test_card_before_training_has_no_results(card_of):
+    header, body = card_of(CODEBERT, results={}, base_model=None)
     assert "model-index" not in header and "## Results" not in body
     assert "random weights" in body
 
 
-def test_data_flow_is_said_to_be_ours_alone(encoder_of, record, tmp_path):
-    profile = PROFILES["graphcodebert"].replace(query_length=12, code_length=20)
-    _, body = header_and_body(write_model_card(exported(encoder_of(profile), tmp_path), record))
+def test_data_flow_is_said_to_be_ours_alone(card_of):
+    _, body = card_of(PROFILES["graphcodebert"].replace(query_length=12, code_length=20))
     assert "data flow" in body and 'language="python"' in body
 
 

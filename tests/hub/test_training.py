@@ -3,12 +3,12 @@
 import json
 import re
 import resource
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
+from server import READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import sources
@@ -19,9 +19,6 @@ from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
 from soft_trainer.trainer import SoftInfoNCETrainer
-
-sys.path.append(str(Path(__file__).parent))
-from server import READ_TOKEN, WRITE_TOKEN
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +73,7 @@ def test_every_strategy_pushes_an_encoder_that_loads_by_name(train, strategy, ch
     assert train.places_of(WRITE_TOKEN) == []
 
 
-def test_private_and_on_a_branch(train):
+def test_private_on_a_branch_and_without_a_card(train):
     assert train(**PUSH, hub_private_repo=True, hub_revision="dev", hub_token=WRITE_TOKEN) == (0, "")
     check_whole(train.folder, "dev")
     assert pushed() == set()
@@ -84,10 +81,8 @@ def test_private_and_on_a_branch(train):
         HfApi(token=False).model_info(REPO)
     assert ModelCard.load(train.folder / "README.md").text.count('("ann/tiny", revision="dev"') == 4
     assert train.places_of(WRITE_TOKEN) == []
-
-
-def test_without_a_card(train):
-    assert train(**PUSH, model_card=False, max_steps=1) == (0, "")
+    (train.folder / "README.md").unlink()
+    assert train(**PUSH, model_card=False, max_steps=1, overwrite=True) == (0, "")
     assert COMPLETE <= pushed() and "README.md" not in pushed()
 
 

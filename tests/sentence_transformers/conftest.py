@@ -57,9 +57,8 @@ def tuples(pairs):
     """The pairs with two negatives each: codes of other rows, and the code of no row."""
     codes = pairs["positive"][:]
     first = [codes[(row + 1) % len(codes)] for row in range(len(codes))]
-    second = [
-        codes[(row * 7 + 5) % len(codes)] if row % 3 else f"def other(): return {row}" for row in range(len(codes))
-    ]
+    further = [f"def other(): return {row}" for row in range(len(codes))]
+    second = [codes[(row * 7 + 5) % len(codes)] if row % 3 else further[row] for row in range(len(codes))]
     return pairs.add_column("negative_1", first).add_column("negative_2", second)
 
 

@@ -66,18 +66,9 @@ def step(folder: Path, name: str, rank: int, world_size: int) -> dict:
 def run(folder: Path, output: Path, world_size: int) -> list[float]:
     """The losses that the trainer of sentence-transformers logs, weights by the model as it starts."""
     model, dataset = load(folder)
-    args = SentenceTransformerTrainingArguments(
-        output_dir=str(output),
-        per_device_train_batch_size=8 // world_size,
-        max_steps=3,
-        logging_steps=1,
-        learning_rate=1e-2,
-        batch_sampler=in_order,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    options = {"per_device_train_batch_size": 8 // world_size, "max_steps": 3, "logging_steps": 1, "use_cpu": True}
+    options |= {"learning_rate": 1e-2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    args = SentenceTransformerTrainingArguments(output_dir=str(output), batch_sampler=in_order, **options)
     estimator = SentenceTransformerEstimator(batch_size=5)
     loss = SoftInfoNCELoss(model, estimator, dataset, gather_across_devices=True, weighting="positive_aware")
     trainer = SentenceTransformerTrainer(model, args, dataset, loss=loss)

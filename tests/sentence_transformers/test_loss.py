@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.util import dot_score
@@ -13,6 +12,7 @@ from sentence_transformers.util import dot_score
 from soft_trainer import BM25Estimator, Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.sentence_transformers import (
     CachedSoftInfoNCELoss,
@@ -25,11 +25,22 @@ ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with both pairs of twins
 BM25 = {"document_column": "code_tokens"}
 
 
+@pytest.fixture
+def still(sentence_transformer):
+    """The tiny encoder without dropout."""
+    return without_dropout(sentence_transformer)
+
+
 def without_dropout(model):
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     return model
+
+
+def loss_of(model, rows, kind=SoftInfoNCELoss, **options):
+    """A loss with weights by BM25 of queries against codes."""
+    return kind(model, BM25Estimator(document_column="code_tokens"), rows, **options)
 
 
 def gradients(model) -> dict[str, torch.Tensor]:
@@ -62,19 +73,11 @@ def trainer_step(encoder_folder, long_profile, tmp_path):
 
     def run(dataset, estimator, **options):
         encoder = load_encoder(encoder_folder, device="cpu")
-        columns = {"anchor": "docstring", "positive": "code"}
-        rows = dataset.rename_columns(columns)
+        usual = {"per_device_train_batch_size": len(dataset), "train_sampling_strategy": "sequential", "use_cpu": True}
         trainer = SoftInfoNCETrainer(
             model=without_dropout(encoder.model),
-            args=SoftInfoNCETrainingArguments(
-                output_dir=str(tmp_path / "out"),
-                per_device_train_batch_size=len(dataset),
-                train_sampling_strategy="sequential",
-                eval_strategy="no",
-                use_cpu=True,
-                **options,
-            ),
-            train_dataset=rows,
+            args=SoftInfoNCETrainingArguments(output_dir=str(tmp_path / "out"), **usual | options),
+            train_dataset=dataset.rename_columns({"anchor": "docstring", "positive": "code"}),
             processing_class=encoder.tokenizer,
             encoder=long_profile,
             callbacks=[EstimatorCallback(estimator)] if estimator else [],
@@ -104,76 +107,64 @@ KINDS = ((SoftInfoNCELoss, {}), (CachedSoftInfoNCELoss, {"mini_batch_size": 3}))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_it_equals_the_trainer_on_pairs(name, pairs, sentence_transformer, features_of, trainer_step):
+def test_it_equals_the_trainer_on_pairs(name, pairs, still, features_of, trainer_step):
     batch = pairs.select(ROWS)
     expected = trainer_step(batch, BM25Estimator(**BM25), **OPTIONS[name])
-    train_dataset, model = with_rows(batch), without_dropout(sentence_transformer)
-    given = features_of(model, train_dataset, range(len(ROWS)))
+    given = features_of(still, with_rows(batch), range(len(ROWS)))
     for kind, size in KINDS:
-        loss = kind(model, BM25Estimator(**BM25), train_dataset, **size, **OPTIONS[name])
-        assert_same(step(loss, *given), expected)
+        assert_same(step(loss_of(still, with_rows(batch), kind, **size, **OPTIONS[name]), *given), expected)
 
 
 @pytest.mark.parametrize("meet", ["own", "all"])
 @pytest.mark.parametrize("name", ["eq4", "positive_aware"])
-def test_it_equals_the_trainer_with_own_negatives(name, meet, tuples, sentence_transformer, features_of, trainer_step):
+def test_it_equals_the_trainer_with_own_negatives(name, meet, tuples, still, features_of, trainer_step):
     batch = tuples.select(ROWS)
     columns = zip(batch["negative_1"], batch["negative_2"], strict=True)
     rows = batch.remove_columns(["negative_1", "negative_2"]).add_column("negatives", [list(c) for c in columns])
     own = {"negatives_per_query": 2, "negatives_meet": meet}
     expected = trainer_step(rows, BM25Estimator(**BM25), **OPTIONS[name], **own)
-    train_dataset = with_rows(batch)
-    model = without_dropout(sentence_transformer)
-    given = features_of(model, train_dataset, range(len(ROWS)))
-    pairs_only = SoftInfoNCELoss(model, BM25Estimator(**BM25), with_rows(batch.select_columns(["anchor", "positive"])))
+    given = features_of(still, with_rows(batch), range(len(ROWS)))
+    pairs_only = loss_of(still, with_rows(batch.select_columns(["anchor", "positive"])))
     assert abs(pairs_only(given[0][:2], given[1]).item() - expected[0]) > 1e-2
     for kind, size in KINDS:
-        loss = kind(model, BM25Estimator(**BM25), train_dataset, negatives_meet=meet, **size, **OPTIONS[name])
+        loss = loss_of(still, with_rows(batch), kind, negatives_meet=meet, **size, **OPTIONS[name])
         assert_same(step(loss, *given), expected)
 
 
-def test_rows_are_found_by_label_whatever_their_order(tuples, sentence_transformer, features_of, trainer_step):
-    model = without_dropout(sentence_transformer)
+def test_rows_are_found_by_label_whatever_their_order(tuples, still, features_of):
     train_dataset = with_rows(tuples)
-    whole = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset)
-    shuffled = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset.shuffle(seed=5))
-    given = features_of(model, train_dataset, ROWS)
-    assert_same(step(shuffled, *given), step(whole, *given), 0)
-    backwards = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset)
-    assert_same(step(backwards, *features_of(model, train_dataset, ROWS[::-1])), step(whole, *given))
+    given = features_of(still, train_dataset, ROWS)
+    whole = step(loss_of(still, train_dataset), *given)
+    assert_same(step(loss_of(still, train_dataset.shuffle(seed=5)), *given), whole, 0)
+    assert_same(step(loss_of(still, train_dataset), *features_of(still, train_dataset, ROWS[::-1])), whole)
 
 
-def test_without_an_estimator_it_is_the_loss_of_sentence_transformers(tuples, sentence_transformer, features_of):
-    model, train_dataset = without_dropout(sentence_transformer), with_rows(tuples)
+def test_without_an_estimator_it_is_the_loss_of_sentence_transformers(tuples, still, features_of):
+    train_dataset = with_rows(tuples)
     # Rows whose texts and negatives all differ: nothing is left out, in either loss.
-    given = features_of(model, train_dataset, [3, 6, 9, 12, 15])
-    expected = step(MultipleNegativesRankingLoss(model), *given)
-    assert_same(step(SoftInfoNCELoss(model, None, train_dataset), *given), expected)
-    dot = {"scale": 0.5, "similarity_fct": dot_score}
-    expected = step(MultipleNegativesRankingLoss(model, **dot), *given)
-    assert_same(step(SoftInfoNCELoss(model, None, train_dataset, **dot), *given), expected, 1e-5)
+    given = features_of(still, train_dataset, [3, 6, 9, 12, 15])
+    for options, tolerance in (({}, 1e-6), ({"scale": 0.5, "similarity_fct": dot_score}, 1e-5)):
+        expected = step(MultipleNegativesRankingLoss(still, **options), *given)
+        assert_same(step(SoftInfoNCELoss(still, None, train_dataset, **options), *given), expected, tolerance)
 
 
 def test_in_an_evaluation_it_is_the_loss_of_sentence_transformers(tuples, sentence_transformer, features_of):
-    sentence_transformer.eval()
-    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator(**BM25), with_rows(tuples))
-    cached = CachedSoftInfoNCELoss(sentence_transformer, BM25Estimator(**BM25), with_rows(tuples), mini_batch_size=3)
-    features, _ = features_of(sentence_transformer, with_rows(tuples), ROWS)
+    model, train_dataset = sentence_transformer.eval(), with_rows(tuples)
+    losses = [loss_of(model, with_rows(tuples), kind, **size) for kind, size in KINDS]
+    features, _ = features_of(model, train_dataset, ROWS)
+    theirs = MultipleNegativesRankingLoss(model)
     with torch.no_grad():
-        expected = MultipleNegativesRankingLoss(sentence_transformer)(features, None)
         for labels in (None, torch.full((8,), 999)):  # the numbers of other rows
-            torch.testing.assert_close(loss(features, labels), expected)
-            torch.testing.assert_close(cached(features, labels), expected)
+            for loss in losses:
+                torch.testing.assert_close(loss(features, labels), theirs(features, None))
         # An evaluation set may have no negatives where the training rows have some.
-        torch.testing.assert_close(
-            loss(features[:2], None), MultipleNegativesRankingLoss(sentence_transformer)(features[:2], None)
-        )
+        torch.testing.assert_close(losses[0](features[:2], None), theirs(features[:2], None))
 
 
 def test_cached_gradients_replay_dropout(tuples, sentence_transformer, features_of):
     model, train_dataset = sentence_transformer.train(), with_rows(tuples)
     features, labels = features_of(model, train_dataset, ROWS)
-    cached = CachedSoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset, mini_batch_size=3)
+    cached = loss_of(model, train_dataset, CachedSoftInfoNCELoss, mini_batch_size=3)
     torch.manual_seed(7)
     found = step(cached, features, labels)
     torch.manual_seed(7)
@@ -219,17 +210,17 @@ def test_the_model_as_it_starts_gives_the_weights(pairs, sentence_transformer, f
     torch.testing.assert_close(loss.estimator.similarity([0, 1], [2, 3]), before)
 
 
-def test_a_trained_encoder_gives_the_weights(encoder_folder, tuples, sentence_transformer, features_of):
-    model, train_dataset = without_dropout(sentence_transformer), with_rows(tuples)
-    given, options = features_of(model, train_dataset, ROWS), {"alpha": 1.3, "beta": 0.7, "temperature": 2.0}
+def test_a_trained_encoder_gives_the_weights(encoder_folder, tuples, still, features_of):
+    train_dataset = with_rows(tuples)
+    given, options = features_of(still, train_dataset, ROWS), {"alpha": 1.3, "beta": 0.7, "temperature": 2.0}
     estimator = TrainedModelEstimator(str(encoder_folder), cache_dir=None)
-    found = step(SoftInfoNCELoss(model, estimator, train_dataset, **options), *given)
-    guide = SentenceTransformerEstimator(type(model)(str(encoder_folder), device="cpu"))
-    assert_same(found, step(SoftInfoNCELoss(model, guide, train_dataset, **options), *given), 1e-5)
+    found = step(SoftInfoNCELoss(still, estimator, train_dataset, **options), *given)
+    guide = SentenceTransformerEstimator(type(still)(str(encoder_folder), device="cpu"))
+    assert_same(found, step(SoftInfoNCELoss(still, guide, train_dataset, **options), *given), 1e-5)
 
 
 def test_the_codes_of_own_negatives_know_the_rows_that_they_are(tuples, sentence_transformer):
-    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator(**BM25), with_rows(tuples))
+    loss = loss_of(sentence_transformer, with_rows(tuples))
     assert loss.rows.code_only == 8 and len(loss.rows.rows) == 32
     # The first negative of row 0 is the code of row 1, and row 22's is that of row 23, which row 1 has first.
     assert loss.rows.negatives[[0, 22], 0].tolist() == [1, 1] and loss.rows.negatives[0, 1] == 24
@@ -258,20 +249,10 @@ def test_a_run_trains_evaluates_and_describes_itself(
 ):
     before = {name: value.clone() for name, value in sentence_transformer.named_parameters()}
     loss = kind(sentence_transformer, BM25Estimator(), train_dataset, alpha=1.2)
-    trainer = train(
-        loss,
-        train_dataset,
-        pairs,
-        batch_sampler="no_duplicates",
-        gradient_accumulation_steps=2,
-        bf16=True,
-        eval_strategy="steps",
-        eval_steps=2,
-        per_device_eval_batch_size=8,
-        prompts={"anchor": "query: ", "positive": "code: "},
-        learning_rate=1e-3,
-    )
-    history = trainer.state.log_history
+    options = {"batch_sampler": "no_duplicates", "gradient_accumulation_steps": 2, "bf16": True, "eval_steps": 2}
+    options |= {"eval_strategy": "steps", "per_device_eval_batch_size": 8, "learning_rate": 1e-3}
+    prompts = {"anchor": "query: ", "positive": "code: "}
+    history = train(loss, train_dataset, pairs, prompts=prompts, **options).state.log_history
     assert len([entry["loss"] for entry in history if "loss" in entry]) == 2
     assert any(entry.get("eval_loss", 0) > 0 for entry in history)
     moved = [name for name, value in sentence_transformer.named_parameters() if not torch.equal(before[name], value)]
@@ -297,7 +278,7 @@ def test_the_script_of_the_documentation_runs(pairs, encoder_folder, tmp_path, m
 
 
 def test_without_a_data_set_it_takes_the_only_one_with_row_numbers(pairs, sentence_transformer):
-    with_rows(pairs)
+    assert with_rows(pairs)["label"][:] == list(range(24)) and "label" not in pairs.column_names
     with_rows(pairs)  # a cell of a notebook that is run twice
     loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator())
     assert loss.rows.rows["docstring"][:] == pairs[pairs.column_names[0]][:]
@@ -322,13 +303,12 @@ def test_a_run_goes_on_from_its_checkpoint(train, train_dataset, sentence_transf
 
 
 @pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
-def test_it_works_inside_matryoshka(kind, tuples, sentence_transformer, features_of):
-    model, train_dataset = without_dropout(sentence_transformer), with_rows(tuples)
-    loss = kind(model, BM25Estimator(**BM25), train_dataset)
-    features, labels = features_of(model, train_dataset, ROWS)
-    found = step(MatryoshkaLoss(model, loss, [32, 16]), features, labels)
-    embeddings = [torch.nn.functional.normalize(model(side)["sentence_embedding"], dim=-1) for side in features]
-    plain = SoftInfoNCELoss(model, BM25Estimator(**BM25), train_dataset)
+def test_it_works_inside_matryoshka(kind, tuples, still, features_of):
+    train_dataset = with_rows(tuples)
+    features, labels = features_of(still, train_dataset, ROWS)
+    found = step(MatryoshkaLoss(still, loss_of(still, train_dataset, kind), [32, 16]), features, labels)
+    embeddings = [torch.nn.functional.normalize(still(side)["sentence_embedding"], dim=-1) for side in features]
+    plain = loss_of(still, train_dataset)
     sides = [[side[:, :width] for side in embeddings] for width in (32, 16)]
     expected = sum(plain.compute_loss_from_embeddings(side, labels).item() for side in sides)
     assert found[0] == pytest.approx(expected, abs=1e-5)
@@ -362,20 +342,11 @@ def test_the_settings_that_have_an_effect_are_named(pairs, sentence_transformer)
     assert config() == {"estimator": None, "loss": "info_nce"} | common
     aware = config(BM25Estimator(**BM25), weighting="positive_aware", cancel="top_k", order_loss_weight=0.1)
     assert aware == common | {
-        "estimator": "BM25Estimator(document_column='code_tokens')",
-        "loss": "soft_info_nce",
-        "weighting": "positive_aware",
-        "margin": 0.0,
-        "temperature": 1.0,
-        "cancel": "top_k",
-        "cancel_k": 3,
-        "order_loss_weight": 0.1,
-        "order_loss_scale": 1.0,
-    }
+        "estimator": "BM25Estimator(document_column='code_tokens')", "loss": "soft_info_nce",
+        "weighting": "positive_aware", "margin": 0.0, "temperature": 1.0, "cancel": "top_k", "cancel_k": 3,
+        "order_loss_weight": 0.1, "order_loss_scale": 1.0,
+    }  # fmt: skip
+    members = "MixtureEstimator(BM25Estimator, BM25Estimator(document_column='code_tokens'))"
+    assert config(MixtureEstimator([BM25Estimator(), BM25Estimator(**BM25)]))["estimator"] == members
     kl = config(BM25Estimator(), loss="kl_regularization", clamp_negative_scores=True)
     assert {"kl_weight", "infonce_weight", "clamp_negative_scores"} <= kl.keys() and "alpha" not in kl
-
-
-def test_a_data_set_without_twins_has_every_column(pairs):
-    assert with_rows(pairs)["label"][:] == list(range(24))
-    assert isinstance(with_rows(pairs), Dataset) and "label" not in pairs.column_names
