@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 import soft_trainer
 import soft_trainer.cli
 from soft_trainer.cli.__main__ import COMMANDS, main, run_command
-from soft_trainer.errors import UserError
 from soft_trainer.options.recipes import RECIPES, read_recipe, recipe_path
 from soft_trainer.studies.grid import read_study
 
@@ -50,14 +50,10 @@ def test_the_table_names_the_modules_of_the_folder():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_has_a_description_and_options_and_runs(name):
+def test_a_command_has_a_description_and_options_and_help(name, capsys):
     command = importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
     assert command.__doc__.strip() and callable(command.run)
     assert hasattr(command, "OPTIONS") != hasattr(command, "add_arguments")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as stopped:
         run_command([name, "--help"])
     printed = capsys.readouterr().out
@@ -83,15 +79,12 @@ def test_help_of_a_light_command_does_not_wait_for_torch(name):
     assert in_a_process(code).strip() == "[]"
 
 
-def test_without_a_command_the_overview_is_printed(capsys):
-    assert run_command([]) == 2
-    assert re.search(r"evaluate +measure an encoder", capsys.readouterr().err)
-
-
-def test_the_version_is_that_of_the_package(capsys):
+def test_the_version_and_without_a_command_the_overview(capsys):
     with pytest.raises(SystemExit):
         run_command(["--version"])
     assert capsys.readouterr().out == f"soft-trainer {soft_trainer.__version__}\n"
+    assert run_command([]) == 2
+    assert re.search(r"evaluate +measure an encoder", capsys.readouterr().err)
 
 
 # ---- Wrong words ----
@@ -130,35 +123,29 @@ def test_a_wrong_word_is_one_line_and_exit_code_2(words, says, monkeypatch, caps
     assert error_of(words, monkeypatch, capsys).startswith(says)
 
 
-def test_a_full_disk_is_one_line_too(monkeypatch, capsys):
+def test_what_the_disk_refuses_is_one_line_too(monkeypatch, capsys, tmp_path):
+    words = ["mine", "x", "--language", "go", "--output_dir", "x"]
+
     def write(*_):
         raise OSError(errno.ENOSPC, "No space left on device", "train.jsonl.gz")
 
     monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: write())
-    line = error_of(["mine", "x", "--language", "go", "--output_dir", "x"], monkeypatch, capsys)
-    assert "No space left on device" in line
-
-
-def test_a_file_in_place_of_the_output_folder_is_one_line_too(monkeypatch, capsys, tmp_path):
+    assert "No space left on device" in error_of(words, monkeypatch, capsys)
     (tmp_path / "taken").write_text("")
     monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: (tmp_path / "taken").mkdir())
-    line = error_of(["mine", "x", "--language", "go", "--output_dir", "x"], monkeypatch, capsys)
+    line = error_of(words, monkeypatch, capsys)
     assert "File exists" in line and "taken" in line
 
 
 # ---- Recipes by name ----
 
 
-def test_a_recipe_has_a_name(monkeypatch, tmp_path):
+def test_a_recipe_has_a_name_and_a_path_wins_over_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("quickstart", "quickstart.yaml", "paper/unixcoder/base"):
         assert recipe_path(name).parent.is_relative_to(RECIPES)
     assert read_recipe(recipe_path("paper/unixcoder/base"))["num_train_epochs"] == 30  # of its base
     assert len(read_study(recipe_path("paper/seeds")).chosen()) == 13
-
-
-def test_a_path_wins_over_a_name(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").write_text("seed: 5\n")
     assert recipe_path("quickstart") == Path("quickstart")
     (tmp_path / "quickstart").unlink()
@@ -166,23 +153,17 @@ def test_a_path_wins_over_a_name(monkeypatch, tmp_path):
     assert recipe_path("quickstart") == RECIPES / "quickstart.yaml"
 
 
-@pytest.mark.parametrize(
-    "name, says",
-    [
-        ("quikstart", "did you mean quickstart."),
-        ("unixcoder", "did you mean smoke/unixcoder or paper/unixcoder/base."),
-        ("nothing-like-it", "there are encoders/base, "),
-        ("accelerate/fspd", "neither a file nor the name of a recipe"),
-    ],
-)
-def test_a_name_that_no_recipe_has_lists_those_near_it(name, says):
-    with pytest.raises(UserError, match=f"{name}: neither a file.*{says}|{says}"):
-        recipe_path(name)
-
-
-@pytest.mark.parametrize("command", ["train", "study"])
-def test_commands_take_names_of_recipes(command, monkeypatch, capsys):
-    assert "did you mean quickstart?" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
+def test_a_name_that_no_recipe_has_lists_those_near_it(monkeypatch, capsys):
+    for name, words in {
+        "quikstart": "did you mean quickstart?",
+        "unixcoder": "did you mean smoke/unixcoder or paper/unixcoder/base?",
+        "nothing-like-it": "there are encoders/base, ",
+        "accelerate/fspd": "neither a file nor the name of a recipe",
+    }.items():
+        with refused(f"{name}: neither a file", words):
+            recipe_path(name)
+    for command in ("train", "study"):
+        assert "did you mean quickstart?" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
 
 
 # ---- Completion ----

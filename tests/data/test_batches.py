@@ -112,20 +112,15 @@ class TwoEach:
     """Negatives of the rows' own: two a row, and four for the row 5."""
 
     def columns(self, rows, epoch):
-        codes = np.concatenate([[(row + n) % ROWS for n in range(1, 5 if row == 5 else 3)] for row in rows]).astype(
-            int
-        )
-        return codes, np.ones((len(rows), len(codes)), dtype=bool)
+        codes = [(row + n) % ROWS for row in rows for n in range(1, 5 if row == 5 else 3)]
+        return np.array(codes, int), np.ones((len(rows), len(codes)), dtype=bool)
 
 
 @pytest.mark.parametrize("gather", [True, False])
 def test_processes_with_negatives_of_their_own_make_equal_passes(tokens, gather):
-    shares = [
-        TrainBatches(
-            tokens, PairCollator(0, largest_chunk=2), gather=gather, own_negatives=TwoEach(), rank=rank, world_size=2
-        ).__getitems__([5, 1, 2, 3])
-        for rank in range(2)
-    ]
+    collator, options = PairCollator(0, largest_chunk=2), {"gather": gather, "own_negatives": TwoEach()}
+    batches = [TrainBatches(tokens, collator, rank=rank, world_size=2, **options) for rank in range(2)]
+    shares = [batch.__getitems__([5, 1, 2, 3]) for batch in batches]
     assert len({len(batch.code.chunks) for batch in shares}) == 1
     assert len({batch.code_sizes for batch in shares}) == 1
     assert [batch.code_sizes[rank] for rank, batch in enumerate(shares)] == [len(b.code.order) for b in shares]

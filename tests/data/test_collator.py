@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.collator import PairCollator
@@ -56,11 +55,3 @@ def test_no_chunk_is_larger_than_asked():
     batch = PairCollator(PAD, ChunkCost(), largest_chunk=3)(features)
     assert max(len(chunk["input_ids"]) for side in batch.values() for chunk in side.chunks) <= 3
     assert [len(ids) for ids in restored(batch["code"])] == [7, 30, 7, 200, 30, 7, 7]
-
-
-def test_order_indexes_the_joined_embeddings():
-    features = [feature(2, length) for length in (100, 5, 90, 6)]
-    side = PairCollator(PAD, ChunkCost(overhead=1.0))(features)["code"]
-    joined = torch.cat([chunk["attention_mask"].sum(1) for chunk in side.chunks])
-    assert joined[side.order].tolist() == [100, 5, 90, 6]
-    assert len(side.chunks) > 1

@@ -23,6 +23,8 @@ def test_rows_come_once_and_the_last_short_batch_is_left_out():
     rows = [row for batch in found for row in batch]
     assert len(set(rows)) == 18 and set(rows) <= set(range(20))
     assert rows != sorted(rows)
+    # Other rows are left out in other epochs.
+    assert {row for epoch in range(20) for batch in batches(epoch=epoch) for row in batch} == set(range(20))
 
 
 def test_the_short_batch_where_it_is_asked_for():
@@ -37,16 +39,8 @@ def test_seed_and_epoch_alone_decide():
     assert batches(epoch=3, seed=7) == batches(epoch=3, seed=7)
     assert batches(epoch=3, seed=7) != batches(epoch=4, seed=7)
     assert batches(epoch=3, seed=7) != batches(epoch=3, seed=8)
-
-
-def test_every_row_is_left_out_in_some_epoch_only():
-    seen = {row for epoch in range(20) for batch in batches(epoch=epoch) for row in batch}
-    assert seen == set(range(20))
-
-
-def test_sequential_keeps_the_order_in_every_epoch():
-    wanted = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
-    assert batches(strategy="sequential") == batches(epoch=1, strategy="sequential") == wanted
+    in_order = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
+    assert batches(strategy="sequential") == batches(epoch=1, strategy="sequential") == in_order
 
 
 def test_the_loader_passes_the_epoch_on():
@@ -58,14 +52,19 @@ def test_the_loader_passes_the_epoch_on():
     assert epochs[0] == epochs[2] == batches() and epochs[1] == batches(epoch=1)
 
 
-def test_too_few_rows_name_both_numbers_and_a_way_out():
-    with pytest.raises(UserError, match="5 training rows do not fill one batch of 6.*dataloader_drop_last false"):
-        GlobalBatchSampler(5, 6)
-
-
-def test_an_unknown_strategy_lists_the_known():
-    with pytest.raises(UserError, match="train_sampling_strategy='sorted'.*random, sequential"):
-        GlobalBatchSampler(20, 6, strategy="sorted")
+@pytest.mark.parametrize(
+    "rows, options, words",
+    [
+        (5, {}, "5 training rows do not fill one batch of 6.*dataloader_drop_last false"),
+        (20, {"strategy": "sorted"}, "train_sampling_strategy='sorted'.*random, sequential"),
+        (13, {"strategy": "one_language", "languages": ["ruby"] * 8 + ["go"] * 5},
+         "5 go training rows do not fill one batch of 6"),
+        (13, {"strategy": "one_language"}, "no column 'language'"),
+    ],
+)  # fmt: skip
+def test_what_gives_no_batches_is_refused(rows, options, words):
+    with pytest.raises(UserError, match=words):
+        GlobalBatchSampler(rows, 6, **options)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -76,13 +75,6 @@ def test_one_language_in_a_batch_and_all_languages_in_an_epoch(drop_last):
     assert {languages[batch[0]] for batch in found} == {"ruby", "go"}
     assert sorted(map(len, found)) == ([6, 6, 6] if drop_last else [1, 2, 6, 6, 6])
     assert found != batches(epoch=1, rows=21, strategy="one_language", languages=languages, drop_last=drop_last)
-
-
-def test_one_language_says_which_one_is_too_small_and_needs_the_column():
-    with pytest.raises(UserError, match="5 go training rows do not fill one batch of 6"):
-        GlobalBatchSampler(13, 6, strategy="one_language", languages=["ruby"] * 8 + ["go"] * 5)
-    with pytest.raises(UserError, match="no column 'language'"):
-        GlobalBatchSampler(13, 6, strategy="one_language")
 
 
 def repeated(rows: int, share: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
@@ -123,17 +115,11 @@ def test_no_text_occurs_twice_in_a_batch(texts, drop_last):
     assert found == batches(**options) != batches(epoch=1, **options)
 
 
-def test_as_many_rows_as_possible_are_placed():
-    def placed(texts: str) -> int:
-        found = batches(rows=600, strategy="no_duplicates", text_ids=TEXTS[texts])
-        return sum(map(len, found))
-
-    assert [placed(texts) for texts in ("pairs", "a tenth", "a text in every batch", "one text")] == [
-        600,
-        600,
-        600,
-        100,
-    ]
+@pytest.mark.parametrize(
+    "texts, placed", [("pairs", 600), ("a tenth", 600), ("a text in every batch", 600), ("one text", 100)]
+)
+def test_as_many_rows_as_possible_are_placed(texts, placed):
+    assert sum(map(len, batches(rows=600, strategy="no_duplicates", text_ids=TEXTS[texts]))) == placed
 
 
 @pytest.mark.parametrize("common", [0.0, 0.1])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from refusals import refused
 
 from soft_trainer.data.negative_files import (
     TrainingRows,
@@ -21,13 +22,7 @@ from soft_trainer.errors import UserError
 # Rows 0 and 3 share a query, rows 1 and 4 a code; row 2 has no url, row 4 that of row 0.
 TEXTS = (
     ["sort a list", "read a file", "send mail", "sort a list", "load a file"],
-    [
-        "def sort(xs): pass",
-        "def read(path): pass",
-        "def send(mail): pass",
-        "def order(xs): pass",
-        "def read(path):  pass",
-    ],
+    [f"def {name} pass" for name in ("sort(xs):", "read(path):", "send(mail):", "order(xs):", "read(path): ")],
     ["u/0", "u/1", None, "u/3", "u/0"],
 )
 ROWS = TrainingRows(*TEXTS)
@@ -63,13 +58,8 @@ def test_the_first_line_says_what_the_file_is_and_codes_go_by_url(tmp_path):
     path = tmp_path / "negatives.jsonl"
     write_negatives(path, mined(), ROWS, "bm25")
     head, code_only, first, second, *_ = map(json.loads, path.read_text().splitlines())
-    assert head == {
-        "soft_trainer_negatives": 1,
-        "estimator": "bm25",
-        "fingerprint": ROWS.fingerprint,
-        "rows": 5,
-        "code_only": 1,
-    }
+    expected = {"estimator": "bm25", "fingerprint": ROWS.fingerprint, "rows": 5, "code_only": 1}
+    assert head == {"soft_trainer_negatives": 1} | expected
     assert code_only == FURTHER[0]
     assert first == {"url": "u/0", "positive_score": 9.0, "negatives": ["u/1", "#3"], "scores": [0.33333334, 0.1]}
     # The url of row 4 names row 0, so the row goes by its number.
@@ -80,9 +70,7 @@ def test_a_file_made_for_other_rows_is_refused(tmp_path):
     path = tmp_path / "negatives.jsonl"
     write_negatives(path, mined(), ROWS, "bm25")
     for other in (TrainingRows(*(column[::-1] for column in TEXTS)), TrainingRows(*(column[:4] for column in TEXTS))):
-        with pytest.raises(
-            UserError, match=r"negatives.jsonl: made for other rows \(5 rows .* training set has [45] "
-        ):
+        with refused("negatives.jsonl: made for other rows (5 rows", f"training set has {len(other)} "):
             load_negatives(path, other)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))
@@ -96,10 +84,7 @@ def test_a_file_made_for_other_rows_is_refused(tmp_path):
         ("", "no rows"),
         ("[1]\n", "row 1: expected a JSON object, not list"),
         ("{", "row 1: not valid JSON"),
-        (
-            '{"query": "sort a list", "code": "x"}\n',
-            "row 1: columns query, code: expected a query, a document and then",
-        ),
+        ('{"query": "sort a list", "code": "x"}\n', "row 1: columns query, code: expected a query, a document and t"),
     ],
 )
 def test_files_that_hold_no_negatives_are_named(tmp_path, content, words):
@@ -121,9 +106,7 @@ def test_a_column_names_codes_by_url_or_text():
 
 
 def test_a_url_that_is_no_code_is_named_with_its_row():
-    with pytest.raises(
-        UserError, match="^train.jsonl, row 2: the negative 'u/17' is neither the url of a training row"
-    ):
+    with refused("train.jsonl, row 2: the negative 'u/17' is neither the url of a training row"):
         column_negatives([None, ["u/1", "u/17"], None, None, None], ROWS, place="train.jsonl")
     with pytest.raises(UserError, match="row 1: the negative 'u/far' is neither"):
         column_negatives([["u/far"], None, None, None, None], ROWS)
@@ -162,10 +145,8 @@ def test_tuples_of_sentence_transformers(tmp_path, name, scored):
     table.to_json(tmp_path / "table.jsonl")
     table.save_to_disk(tmp_path / "table")
     of_read = [2, 0] if name == "n-tuple" else [2]
-    for negatives in (
-        tuple_negatives(table, ROWS),
-        *(load_negatives(tmp_path / file, ROWS) for file in ("table.parquet", "table.jsonl", "table")),
-    ):
+    files = [load_negatives(tmp_path / file, ROWS) for file in ("table.parquet", "table.jsonl", "table")]
+    for negatives in (tuple_negatives(table, ROWS), *files):
         of_sort = [FAR, 1] if scored else [1, FAR]
         assert lists(negatives) == [of_sort, of_read, [], of_sort, []]
         if scored:
@@ -210,14 +191,8 @@ def test_tables_that_sentence_transformers_itself_makes(rows, name, scored):
 
     queries, codes = ([row[name] for row in rows] for name in ("docstring", "code"))
     own = TrainingRows(queries, codes, [None] * len(rows))
-    table = mine_hard_negatives(
-        Dataset.from_dict({"question": queries, "answer": codes}),
-        WordModel(),
-        num_negatives=3,
-        output_format=name,
-        output_scores=scored,
-        verbose=False,
-    )
+    pairs, options = Dataset.from_dict({"question": queries, "answer": codes}), {"output_scores": scored}
+    table = mine_hard_negatives(pairs, WordModel(), num_negatives=3, output_format=name, verbose=False, **options)
     vectors = [WordModel().encode_query(texts) for texts in (queries, codes)]
     scores = vectors[0] @ vectors[1].T
     negatives = tuple_negatives(table, own)

@@ -78,14 +78,16 @@ def test_settings_out_of_range_are_named(number, options, words):
 
 
 def test_limits_that_leave_nothing_and_numbers_that_no_row_has():
-    with pytest.raises(
-        UserError, match=r"^none of \d+ candidate negatives is left by negative_max_score=-99.0: loosen"
+    for choice, words in (
+        (
+            NegativeChoice(1, max_score=-99.0),
+            r"none of \d+ candidate negatives is left by negative_max_score=-99.0: l",
+        ),
+        (NegativeChoice(10), "negatives_per_query=10: no row has more than 9 candidate negatives$"),
+        (NegativeChoice(4, ranks=(2, 5)), "negatives_per_query=4: no row has more than 3 .* by negative_ranks=2,5"),
     ):
-        limited(negatives(), NegativeChoice(1, max_score=-99.0))
-    with pytest.raises(UserError, match="^negatives_per_query=10: no row has more than 9 candidate negatives$"):
-        limited(negatives(), NegativeChoice(10))
-    with pytest.raises(UserError, match="^negatives_per_query=4: no row has more than 3 .* by negative_ranks=2,5"):
-        limited(negatives(), NegativeChoice(4, ranks=(2, 5)))
+        with pytest.raises(UserError, match=f"^{words}"):
+            limited(negatives(), choice)
 
 
 @pytest.mark.parametrize("option", ["max_score", "margin", "ratio", "temperature"])
@@ -112,9 +114,8 @@ def test_a_draw_is_a_function_of_seed_epoch_and_row(temperature):
     assert [drawn(table, choice, [row], seed=1, epoch=2)[0] for row in rows] == whole
     for row in rows:
         candidates = table.codes[table.starts[row] : table.starts[row + 1]].tolist()
-        assert len(whole[row]) == len(set(whole[row])) == min(3, len(candidates)) and set(whole[row]) <= set(
-            candidates
-        )
+        assert len(whole[row]) == len(set(whole[row])) == min(3, len(candidates))
+        assert set(whole[row]) <= set(candidates)
     others = drawn(table, choice, rows, seed=1, epoch=3), drawn(table, choice, rows, seed=2, epoch=2)
     assert [other == whole for other in others] == [temperature == 0] * 2
 

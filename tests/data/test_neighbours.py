@@ -88,15 +88,16 @@ def test_fewer_codes_than_asked_for(exact_up_to):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
 def test_vectors_may_lie_in_a_file(tmp_path, exact_up_to):
-    queries, codes = clustered(300)
-    for name, side in (("queries", queries), ("codes", codes)):
-        np.save(tmp_path / f"{name}.npy", side)
-    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("queries", "codes")]
+    sides, mapped = clustered(300), []
+    for number, side in enumerate(sides):
+        np.save(tmp_path / f"{number}.npy", side)
+        mapped.append(np.load(tmp_path / f"{number}.npy", mmap_mode="r"))
     found = nearest_rows(*mapped, 5, exact_up_to=exact_up_to)
-    np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 5, exact_up_to=exact_up_to).rows)
+    np.testing.assert_array_equal(found.rows, nearest_rows(*sides, 5, exact_up_to=exact_up_to).rows)
 
 
-def check_cells(rows: int, width: int):
+@pytest.mark.parametrize("rows, width", [(2_500, 48), pytest.param(20_000, 128, marks=pytest.mark.slow)])
+def test_cells_hold_nine_in_ten_neighbours(rows, width):
     queries, codes = clustered(rows, width)
     found = nearest_rows(queries, codes, 10, exact_up_to=0)
     exact = nearest_rows(queries, codes, 10)
@@ -105,15 +106,6 @@ def check_cells(rows: int, width: int):
     np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 10, exact_up_to=0).rows)
     assert (np.diff(found.scores, axis=1) <= 0).all()
     assert all(len(set(row)) == 10 for row in found.rows.tolist())
-
-
-def test_cells_hold_nine_in_ten_neighbours():
-    check_cells(2_500, 48)
-
-
-@pytest.mark.slow
-def test_cells_hold_nine_in_ten_neighbours_of_twenty_thousand_rows():
-    check_cells(20_000, 128)
 
 
 def test_vectors_of_unlike_length_are_found_too():
@@ -151,7 +143,7 @@ def test_texts_without_a_common_term_are_no_neighbours():
     assert [sorted(row) for row in found.rows.tolist()] == [[-1, 1], [0, 2], [-1, 1], [-1, -1]]
 
 
-def test_kept_on_disk_and_made_once(tmp_path):
+def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
     queries, codes = clustered(60)
     made = []
 
@@ -159,30 +151,23 @@ def test_kept_on_disk_and_made_once(tmp_path):
         made.append(1)
         return nearest_rows(queries, codes, 4)
 
-    key = neighbours_key([queries, codes], k=4)
-    first = cached_neighbours(tmp_path, key, build)
-    again = cached_neighbours(tmp_path, key, build)
+    first = cached_neighbours(tmp_path, "key", build)
+    again = cached_neighbours(tmp_path, "key", build)
     assert len(made) == 1 and isinstance(again.rows, np.memmap)
     for field in ("rows", "scores", "own"):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
-    cached_neighbours(None, key, build)
+    cached_neighbours(None, "key", build)
     assert len(made) == 2
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.parametrize("damage", ["rows", "scores", "own", "json"])
-def test_a_damaged_file_is_made_again(tmp_path, damage):
-    queries, codes = clustered(60)
-    expected = nearest_rows(queries, codes, 4)
-    cached_neighbours(tmp_path, "key", lambda: expected)
-    (path,) = [path for path in tmp_path.iterdir() if damage in path.name]
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-    made = []
-    again = cached_neighbours(tmp_path, "key", lambda: made.append(1) or nearest_rows(queries, codes, 4))
-    assert made == [1]
-    np.testing.assert_array_equal(again.rows, expected.rows)
+    for damage in ("rows", "scores", "own", "json"):
+        made.clear()
+        (path,) = [path for path in tmp_path.iterdir() if damage in path.name]
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+        again = cached_neighbours(tmp_path, "key", build)
+        assert made == [1], damage
+        np.testing.assert_array_equal(again.rows, nearest_rows(queries, codes, 4).rows)
 
 
 def test_the_key_changes_with_any_value_and_setting():
@@ -192,16 +177,9 @@ def test_the_key_changes_with_any_value_and_setting():
     terms = counts(50)
     other_terms = terms.copy()
     other_terms.data[0] += 1
-    keys = [
-        neighbours_key([queries, codes], k=4),
-        neighbours_key([queries, changed], k=4),
-        neighbours_key([codes, queries], k=4),
-        neighbours_key([queries, codes], k=5),
-        neighbours_key([queries], k=4),
-        neighbours_key([terms], k=4),
-        neighbours_key([other_terms], k=4),
-    ]
-    assert len(set(keys)) == len(keys)
+    inputs = ([queries, codes], [queries, changed], [codes, queries], [queries], [terms], [other_terms])
+    keys = [*(neighbours_key(each, k=4) for each in inputs), neighbours_key([queries, codes], k=5)]
+    assert len(set(keys)) == len(keys) == 7
     assert keys[0] == neighbours_key([queries.copy(), codes.copy()], k=4)
 
 

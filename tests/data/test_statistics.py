@@ -19,14 +19,8 @@ PAPER = {
 @pytest.fixture
 def data(dataset):
     """Training has two rows twice."""
-    return DatasetDict(
-        {
-            "train": dataset.select([0, 1, 2, 3, 0, 1]),
-            "valid": dataset.select([16, 17]),
-            "test": dataset.select([20, 21, 22]),
-            "codebase": dataset.select(range(16, 24)),
-        }
-    )
+    parts = {"train": [0, 1, 2, 3, 0, 1], "valid": [16, 17], "test": [20, 21, 22], "codebase": range(16, 24)}
+    return DatasetDict({split: dataset.select(rows) for split, rows in parts.items()})
 
 
 def cells(table: str) -> dict[str, list[str]]:
@@ -35,38 +29,24 @@ def cells(table: str) -> dict[str, list[str]]:
     return {first: others for first, *others in lines}
 
 
-def test_rows_and_duplicates_by_split(data, profile, tokenizer):
+def test_rows_and_duplicates_by_split_on_the_sides_that_are_read(data, profile, tokenizer):
     statistics = data_statistics(data, profile, tokenizer)
-    assert {split: values["rows"] for split, values in statistics.items()} == {
-        "train": 6,
-        "valid": 2,
-        "test": 3,
-        "codebase": 8,
-    }
+    rows = {split: values["rows"] for split, values in statistics.items()}
+    assert rows == {"train": 6, "valid": 2, "test": 3, "codebase": 8}
+    sides = {split: set(values) - {"rows"} for split, values in statistics.items()}
+    assert sides == {"train": {"query", "code"}, "valid": {"query"}, "test": {"query"}, "codebase": {"code"}}
     assert statistics["train"]["query"]["duplicates"] == statistics["train"]["code"]["duplicates"] == 2
     assert statistics["test"]["query"]["duplicates"] == 0
 
 
-def test_a_split_is_measured_on_the_sides_that_are_read(data, profile, tokenizer):
-    sides = {split: set(values) - {"rows"} for split, values in data_statistics(data, profile, tokenizer).items()}
-    assert sides == {"train": {"query", "code"}, "valid": {"query"}, "test": {"query"}, "codebase": {"code"}}
-
-
 def test_lengths_are_before_the_cut(data, profile, tokenizer):
-    short = profile.replace(code_length=20)
-    found = data_statistics(data, short, tokenizer)["codebase"]["code"]
     lengths = sorted(len(tokenizer(" ".join(words))["input_ids"]) for words in data["codebase"]["code_tokens"])
-    assert found["mean"] == pytest.approx(sum(lengths) / 8)
-    assert found["p95"] == pytest.approx(lengths[6] + 0.65 * (lengths[7] - lengths[6]))
-    assert found["cut"] == sum(length > 20 for length in lengths) / 8
-    assert 0 < found["cut"] < 1
-
-
-def test_a_text_that_just_fits_is_not_cut(data, profile, tokenizer):
-    longest = max(len(tokenizer(" ".join(words))["input_ids"]) for words in data["test"]["docstring_tokens"])
-    fits = data_statistics(data, profile.replace(query_length=longest), tokenizer)["test"]["query"]
-    one_less = data_statistics(data, profile.replace(query_length=longest - 1), tokenizer)["test"]["query"]
-    assert fits["cut"] == 0 and one_less["cut"] > 0
+    for longest in (20, lengths[-1] - 1, lengths[-1]):
+        found = data_statistics(data, profile.replace(code_length=longest), tokenizer)["codebase"]["code"]
+        assert found["mean"] == pytest.approx(sum(lengths) / 8)
+        assert found["p95"] == pytest.approx(lengths[6] + 0.65 * (lengths[7] - lengths[6]))
+        assert found["cut"] == sum(length > longest for length in lengths) / 8
+        assert (found["cut"] > 0) == (longest < lengths[-1])
 
 
 @pytest.fixture
@@ -80,16 +60,12 @@ def statistics():
     }
 
 
-def test_the_table_shows_all_that_was_measured(statistics):
+def test_the_table_shows_all_that_was_measured_and_for_codesearchnet_the_papers_counts(statistics):
     shown = cells(statistics_table(statistics))
     assert shown["train"] == ["12,345", "10", "20", "12.5%", "3", "100", "20", "12.5%", "3"]
     assert shown["codebase"] == ["50", "", "", "", "", "10", "20", "12.5%", "3"]
     assert "paper" not in statistics_table(statistics)
-
-
-@pytest.mark.parametrize("language", PAPER)
-def test_codesearchnet_has_the_papers_counts_beside_ours(statistics, language):
-    shown = cells(statistics_table(statistics, language))
-    assert tuple(shown[split][1] for split in ("train", "valid", "test", "codebase")) == PAPER[language]
-    assert shown["train"][0] == "12,345"
-    assert "rows in the paper" in shown["split"]
+    for language, counts in PAPER.items():
+        shown = cells(statistics_table(statistics, language))
+        assert tuple(shown[split][1] for split in ("train", "valid", "test", "codebase")) == counts
+        assert shown["train"][0] == "12,345" and "rows in the paper" in shown["split"]

@@ -1,18 +1,20 @@
 """Token ids of a column whose rows are sliced, joined or selected; their padding; their pickles."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets, load_from_disk
+from refusals import refused
 
 from soft_trainer.data import tokens
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.data.tokens import TokenColumn, column_of, text_column, texts, tokenized
 from soft_trainer.encoders.encoding import pad
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.encoders.scratch import train_tokenizer
 
 
 def lists(column: TokenColumn) -> list[list[int]]:
@@ -22,12 +24,6 @@ def lists(column: TokenColumn) -> list[list[int]]:
 # ---- Ragged columns ----
 
 RAGGED = [[1, 2, 3], [], [4], [5, 6], [7, 8, 9, 10]]
-
-
-def test_a_column_gives_the_ids_of_a_row():
-    column = TokenColumn.from_lists(RAGGED)
-    assert lists(column) == RAGGED
-    assert column.lengths.tolist() == [3, 0, 1, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +57,11 @@ def test_a_column_on_disk_pickles_as_its_path(tmp_path):
         assert lists(copy) == view["ids"][:] and copy.lengths.tolist() == column.lengths.tolist()
 
 
-def test_a_column_in_memory_pickles_with_its_values():
+def test_a_column_in_memory_gives_the_ids_of_a_row_and_pickles_with_them():
     rows = Dataset.from_dict({"ids": RAGGED})
     for column in (TokenColumn.from_lists(RAGGED), TokenColumn.from_dataset(rows, "ids")):
-        assert lists(pickle.loads(pickle.dumps(column))) == RAGGED
+        assert lists(column) == lists(pickle.loads(pickle.dumps(column))) == RAGGED
+        assert column.lengths.tolist() == [3, 0, 1, 2, 4]
 
 
 @pytest.mark.slow
@@ -76,13 +73,12 @@ def test_graphs_on_disk_pickle_as_their_path(write_folder, rows, tokenizer):
     copy = pickle.loads(data)
     assert len(data) < 20_000 and len(copy) == len(many) and copy.lengths.tolist() == graphs.lengths.tolist()
     for row in (0, 700, 2399):
-        assert {name: ids.tolist() for name, ids in copy[row].items()} == {
-            name: ids.tolist() for name, ids in graphs[row].items()
-        }
+        ours, theirs = ({name: ids.tolist() for name, ids in each[row].items()} for each in (copy, graphs))
+        assert ours == theirs
 
 
 def test_code_without_a_language_is_not_parsed(dataset, tokenizer):
-    with pytest.raises(UserError, match="no column 'language', which an encoder with data flow needs"):
+    with refused("no column 'language', which an encoder with data flow needs"):
         column_of(dataset.remove_columns("language"), "code", EncoderProfile(data_flow_length=8), tokenizer)
 
 
@@ -90,32 +86,21 @@ def test_code_without_a_language_is_not_parsed(dataset, tokenizer):
 
 
 def test_padding_is_to_the_longest_on_the_right():
-    batch = pad([[5, 6, 7], [8], [9, 10]], pad_token_id=1)
-    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 1, 1], [9, 10, 1]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    batch = pad([[5, 6, 7], [8], [9, 1]], pad_token_id=1)
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 1, 1], [9, 1, 1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]  # the 1 of a text counts
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
-
-
-def test_a_pad_token_inside_a_text_still_counts():
-    assert pad([[5, 1, 6]], pad_token_id=1)["attention_mask"].tolist() == [[1, 1, 1]]
 
 
 # ---- Which column, which text ----
 
 
-def test_the_first_column_that_exists_is_read():
+def test_the_first_column_that_exists_is_read_and_its_tokens_joined_by_one_space():
     rows = Dataset.from_dict({"docstring": ["a"], "title": ["b"]})
     assert text_column(rows, ("docstring_tokens", "docstring", "title"), "query") == "docstring"
     assert text_column(rows, ("title", "docstring"), "query") == "title"
-
-
-def test_no_such_column_names_those_that_are_there_and_the_option():
-    rows = Dataset.from_dict({"title": ["b"]})
-    with pytest.raises(UserError, match="title.*docstring_tokens or docstring.*--query_columns"):
-        text_column(rows, ("docstring_tokens", "docstring"), "query")
-
-
-def test_tokens_are_joined_by_one_space():
+    with refused("title", "docstring_tokens or summary", "--query_columns"):
+        text_column(rows, ("docstring_tokens", "summary"), "query")
     assert texts([["sort", "a", "list"], "as it  is", [], None]) == ["sort a list", "as it  is", "", ""]
 
 
@@ -124,9 +109,7 @@ def test_tokens_are_joined_by_one_space():
 
 @pytest.mark.parametrize("longest", [6, 12, 200])
 @pytest.mark.parametrize("side, column", [("query", "docstring_tokens"), ("code", "code_tokens")])
-def test_ids_are_those_of_the_tokenizer_and_length_is_before_the_cut(
-    dataset, tokenizer, profile, side, column, longest
-):
+def test_ids_are_the_tokenizers_and_length_is_before_the_cut(dataset, tokenizer, profile, side, column, longest):
     found = tokenized(dataset, side, profile.replace(**{f"{side}_length": longest}), tokenizer)
     for row, words in zip(found, dataset[column], strict=True):
         whole = tokenizer(" ".join(words))["input_ids"]
@@ -159,23 +142,14 @@ def test_a_data_set_on_disk_is_tokenised_once(data_dir, tokenizer, profile, monk
     assert tokenized(load_folder(data_dir)["train"], "query", profile, tokenizer)["ids"][:] == first
 
 
-def test_other_settings_are_not_taken_from_the_cache(data_dir, tokenizer, profile):
+def test_other_settings_and_vocabularies_are_not_taken_from_the_cache(data_dir, tokenizer, profile):
     train = load_folder(data_dir)["train"]
-    first = tokenized(train, "query", profile, tokenizer)["ids"][:]
-    shorter = tokenized(train, "query", profile.replace(query_length=5), tokenizer)["ids"][:]
-    assert max(map(len, first)) > 5 == max(map(len, shorter))
-    prefixed = tokenized(train, "query", profile.replace(query_prefix="read "), tokenizer)["ids"][:]
-    other = tokenized(train, "query", profile.replace(query_columns=("func_name",)), tokenizer)["ids"][:]
-    assert first != prefixed and first != other and prefixed != other
-
-
-def test_another_vocabulary_is_not_taken_from_the_cache(data_dir, tokenizer, profile):
-    from soft_trainer.encoders.scratch import train_tokenizer
-
-    train = load_folder(data_dir)["train"]
-    first = tokenized(train, "query", profile, tokenizer)["ids"][:]
-    smaller = train_tokenizer(["the quick brown fox"], profile, 300)
-    assert tokenized(train, "query", profile, smaller)["ids"][:] != first
+    found = [tokenized(train, "query", profile, tokenizer)["ids"][:]]
+    for changes in ({"query_length": 5}, {"query_prefix": "read "}, {"query_columns": ("func_name",)}):
+        found.append(tokenized(train, "query", profile.replace(**changes), tokenizer)["ids"][:])
+    assert max(map(len, found[0])) > 5 == max(map(len, found[1]))
+    found.append(tokenized(train, "query", profile, train_tokenizer(["the quick brown fox"], profile, 300))["ids"][:])
+    assert all(one != other for one, other in itertools.combinations(found, 2))
 
 
 @pytest.mark.parametrize("setting", [{"truncation_side": "left"}, {"split_special_tokens": True}], ids=str)

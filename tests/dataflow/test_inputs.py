@@ -24,24 +24,17 @@ def word_tokenizer():
     words = ["<s>", "<pad>", "</s>", "<unk>", "@", "a", "b", "f", "=", "(", ")"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, cls_token="<s>", pad_token="<pad>", sep_token="</s>", unk_token="<unk>"
-    )
+    special = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
     torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=400,
-        initializer_range=0.3,  # far from the default's near-linear model, in which a wrong mask hardly shows
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    # Far from the default's near-linear model, in which a wrong mask would not show.
+    config = RobertaConfig(**size, **ids, max_position_embeddings=400, initializer_range=0.3)
     return RobertaModel(config).eval()
 
 
@@ -57,7 +50,7 @@ def encode(model, features, tokenizer):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_features_of_a_hand_drawn_graph(word_tokenizer, language):
+def test_features_and_mask_of_a_hand_drawn_graph(word_tokenizer, language):
     code, places, end = DRAWN[language]
     features = graph_features(code, language, word_tokenizer)
     assert features.keys() == KEYS and all(type(x) is int for column in features.values() for x in column)
@@ -67,12 +60,7 @@ def test_features_of_a_hand_drawn_graph(word_tokenizer, language):
     assert features["node_starts"] == list(places)
     assert features["node_ends"] == [place + 1 for place in places]
     assert list(zip(features["edge_targets"], features["edge_sources"], strict=True)) == [(1, 2), (2, 0)]
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_mask_of_a_hand_drawn_graph(word_tokenizer, language):
-    code, places, end = DRAWN[language]
-    mask = pad_graph_features([graph_features(code, language, word_tokenizer)], 1)["attention_mask"][0]
+    mask = pad_graph_features([features], 1)["attention_mask"][0]
     sees = [set(row.nonzero().flatten().tolist()) for row in mask]
     code_places, nodes = set(range(end + 1)), [end + 1, end + 2, end + 3]
     assert sees[0] == sees[end] == code_places | set(nodes)

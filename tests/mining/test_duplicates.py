@@ -59,7 +59,6 @@ def test_the_same_as_datasketch(monkeypatch):
 
 
 def test_minhash_estimates_the_jaccard_similarity():
-    first = [f"w{number}" for number in range(302)]
-    second = [f"w{number}" for number in range(100, 402)]
+    first, second = ([f"w{number}" for number in range(start, start + 300)] for start in (0, 100))
     assert (minhash(first) == minhash(second)).mean() == pytest.approx(200 / 400, abs=0.12)
     assert (minhash(first) == minhash(first)).all()

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from refusals import refused
 
 from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.errors import UserError
@@ -36,7 +37,7 @@ def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
     ],
 )
 def test_what_a_baseline_cannot_do_is_refused_before_a_model_loads(words, message):
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         command, options = parse_command(["baseline", *HERE, *words])
         command.run(*options)
 

@@ -30,10 +30,8 @@ def patterns(study) -> tuple[str, str]:
 
 def test_runs_are_paired_by_the_text_in_place_of_the_stars(study):
     pooled = compare_patterns(*patterns(study))
-    assert [(each.name, each.seeds, each.differences.shape) for each in pooled.sets] == [
-        ("go/test", 2, (2, 4)),
-        ("ruby/test", 2, (2, 3)),
-    ]
+    sets = [(each.name, each.seeds, each.differences.shape) for each in pooled.sets]
+    assert sets == [("go/test", 2, (2, 4)), ("ruby/test", 2, (2, 3))]
     assert pooled.sets[1].differences.tolist() == [[0, 1 / 4, 0], [1 / 2, 1 / 2, 0]]
     ours = [1, 1, 3 / 4, 1 / 2, 1, 3 / 4, 1 / 4]
     assert pooled.means[0] == pytest.approx(np.mean(ours))
@@ -72,27 +70,17 @@ def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
 def test_corpora_of_equal_size_are_sets_of_their_own(study, write_ranks):
     for method in ("ours", "other"):
         write_ranks(study / f"go/{method}/1/ranks-test-trained.parquet", [1, 1, 1, 2], other=1)
-    assert [(each.name, each.seeds) for each in compare_patterns(*patterns(study)).sets] == [
-        ("go/0/test", 1),
-        ("go/1/test", 1),
-        ("ruby/test", 2),
-    ]
+    sets = [(each.name, each.seeds) for each in compare_patterns(*patterns(study)).sets]
+    assert sets == [("go/0/test", 1), ("go/1/test", 1), ("ruby/test", 2)]
 
 
-def test_one_seed_gives_the_interval_over_queries():
+def test_the_interval_is_over_queries_and_seeds_and_a_larger_set_counts_for_more():
     differences = np.random.default_rng(0).normal(0.1, 1, 300)
     alone = stratified_bootstrap([differences[None]])
     assert np.allclose(alone[:2], paired_bootstrap(differences, np.zeros(300))[:2], atol=0.01)
-
-
-def test_seeds_that_disagree_widen_the_interval():
-    """With equal queries and seeds of +1 and -1 only the seeds vary, so the mean is -1, 0 or 1."""
-    interval = stratified_bootstrap([np.array([[1.0] * 50, [-1.0] * 50])])
-    assert (interval.low, interval.high) == (-1, 1)
-    agreed = stratified_bootstrap([np.array([[1.0] * 50, [1.0] * 50])])
-    assert (agreed.low, agreed.high) == (1, 1)
-
-
-def test_a_larger_set_counts_for_more():
+    # With equal queries and seeds of +1 and -1 only the seeds vary, so the mean is -1, 0 or 1.
+    for second, expected in ((-1.0, (-1, 1)), (1.0, (1, 1))):
+        interval = stratified_bootstrap([np.array([[1.0] * 50, [second] * 50])])
+        assert (interval.low, interval.high) == expected
     interval = stratified_bootstrap([np.full((3, 30), 1.0), np.full((3, 10), 0.0)])
     assert interval.low == interval.high == pytest.approx(0.75)

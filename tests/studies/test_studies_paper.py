@@ -27,19 +27,10 @@ RUNS = {
 }
 # What makes any run small and local; 6 is a batch that BM25's alpha and beta take.
 TINY = {
-    "from_scratch": "32x1",
-    "model_name_or_path": "",
-    "vocabulary_size": 400,
-    "language": "python",
-    "filters": "",
-    "max_steps": 2,
-    "per_device_train_batch_size": 6,
-    "lexical": False,
-    "model_card": False,
-    "no_estimator_cache": True,
-    "use_cpu": True,
-    "disable_tqdm": True,
-}
+    "from_scratch": "32x1", "model_name_or_path": "", "vocabulary_size": 400, "language": "python", "filters": "",
+    "max_steps": 2, "per_device_train_batch_size": 6, "lexical": False, "model_card": False,
+    "no_estimator_cache": True, "use_cpu": True, "disable_tqdm": True,
+}  # fmt: skip
 # The InfoNCE runs keep the recipes' evaluation and checkpoints; the others are about the loss.
 LOSS_ONLY = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no"}
 
@@ -55,35 +46,28 @@ def kinds() -> dict[str, PlannedRun]:
     return found
 
 
-def test_the_studies_are_those_of_the_paper():
-    assert sorted(RUNS) == [path.stem for path in PAPER]
-
-
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
-def test_a_study_has_the_runs_of_its_table_what_is_needed_first(path):
-    names = [run.name for run in read_study(path).chosen()]
+def test_a_study_plans_the_runs_of_its_table_what_is_needed_first(path, capsys):
+    study = read_study(path)
+    names = [run.name for run in study.chosen()]
     assert len(names) == len(set(names)) == RUNS[path.stem]
-    for run in read_study(path).chosen():
+    for run in study.chosen():
         assert all(names.index(needed) < names.index(run.name) for needed in run.needs)
+    only = f"seed=1234,language={'python' if path.stem in ('alpha_beta', 'cancellation') else 'ruby'}"
+    assert run_command(["study", "--config", str(path), "--dry_run", "--only", only]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split("|")[2].strip() for line in lines if line.startswith("|")][2:]
+    assert listed == [run.name for run in study.chosen(only)]
+    assert f"{len(listed)} runs, 0 of them done" in lines[-1]
 
 
-def test_a_run_of_two_studies_is_one_run():
+def test_the_studies_are_those_of_the_paper_and_a_run_of_two_is_one_run():
+    assert sorted(RUNS) == [path.stem for path in PAPER]
     runs: dict[Path, PlannedRun] = {}
     for study in map(read_study, PAPER):
         for run in study.chosen():
             assert runs.setdefault(study.folder(run.name), run) == run
     assert len(runs) == 1 + 216 + 162 + 18 + 21 + 4
-
-
-@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
-def test_a_plan_lists_the_runs(path, capsys):
-    language = "python" if path.stem in ("alpha_beta", "cancellation") else "ruby"
-    only = f"seed=1234,language={language}"
-    assert run_command(["study", "--config", str(path), "--dry_run", "--only", only]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    listed = [line.split("|")[2].strip() for line in lines if line.startswith("|")][2:]
-    assert listed == [run.name for run in read_study(path).chosen(only)]
-    assert f"{len(listed)} runs, 0 of them done" in lines[-1]
 
 
 def test_the_small_study_needs_rows_and_an_encoder_only():

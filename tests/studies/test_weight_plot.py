@@ -1,13 +1,11 @@
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.errors import UserError
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.studies import weight_plot
 from soft_trainer.studies.weight_plot import Estimate, WeightPlotArguments
@@ -73,34 +71,31 @@ def test_weights_are_those_of_training(dataset):
 
 
 def test_mixtures_and_single_names_take_their_models_in_order(encoder_dir):
-    chosen = weight_plot.choose_estimators(
-        WeightPlotArguments(estimators="bm25+simcse,trained_model", estimator_model=f"{encoder_dir},{encoder_dir}")
+    arguments = WeightPlotArguments(
+        estimators="bm25+simcse,trained_model", estimator_model=f"{encoder_dir},{encoder_dir}"
     )
-    assert list(chosen) == ["bm25+simcse", "trained_model"]
-    assert isinstance(chosen["bm25+simcse"], MixtureEstimator)
-    assert type(chosen["trained_model"]).__name__ == "TrainedModelEstimator"
+    chosen = weight_plot.choose_estimators(arguments)
+    kinds = {name: type(estimator).__name__ for name, estimator in chosen.items()}
+    assert kinds == {"bm25+simcse": "MixtureEstimator", "trained_model": "TrainedModelEstimator"}
 
 
 def test_the_batch_is_drawn_by_the_seed(data_dir):
-    drawn = [
-        weight_plot.batch_rows(WeightPlotArguments(data_dir=str(data_dir), batch_size=8, seed=seed))["url"][:]
-        for seed in (0, 0, 1)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 8
+    def drawn(seed):
+        arguments = WeightPlotArguments(data_dir=str(data_dir), batch_size=8, seed=seed)
+        return weight_plot.batch_rows(arguments)["url"][:]
+
+    assert drawn(0) == drawn(0) != drawn(1) and len(set(drawn(0))) == 8
 
 
-def test_the_negatives_shown_are_those_that_some_estimator_finds_similar():
+def test_shown_are_the_query_whose_weights_differ_most_and_negatives_that_some_estimator_finds_similar():
+    similarity = torch.zeros(4, 4)
+    similarity[2, 3] = 5.0
+    assert weight_plot.most_varied_query(estimates(similarity)) == 2
     first, second = torch.zeros(6, 6), torch.zeros(6, 6)
     first[0], second[0] = torch.tensor([9.0, 1, 5, 2, 3, 0]), torch.tensor([9.0, 1, 0, 2, 3, 5])
     assert set(weight_plot.chosen_negatives(estimates(first, second), 0, 2)) == {2, 5}
     assert weight_plot.chosen_negatives(estimates(first), 0, 3) == [2, 4, 3]
     assert 0 not in weight_plot.chosen_negatives(estimates(first, second), 0, 10)
-
-
-def test_the_query_shown_is_where_weights_differ_most():
-    similarity = torch.zeros(4, 4)
-    similarity[2, 3] = 5.0
-    assert weight_plot.most_varied_query(estimates(similarity)) == 2
 
 
 def test_long_texts_and_signs_of_formulas_are_drawn_as_they_are():
@@ -113,9 +108,11 @@ def test_long_texts_and_signs_of_formulas_are_drawn_as_they_are():
     figure.canvas.draw()  # a formula that does not parse raises here
     box = figure.get_tightbbox()
     assert box.width <= figure.get_figwidth() + 0.01 and box.x0 >= -0.01
-    assert r"sets $name to $value \| word" in weight_plot.negatives_table(
-        ["e"], estimates(torch.rand(4, 4)), texts, 1, [0]
-    )
+    table = weight_plot.negatives_table(["e"], estimates(torch.rand(4, 4)), texts, 1, [0])
+    assert r"sets $name to $value \| word" in table
+
+
+PAIRS = ["--pairs", CASE_STUDY]
 
 
 @pytest.mark.parametrize(
@@ -123,32 +120,26 @@ def test_long_texts_and_signs_of_formulas_are_drawn_as_they_are():
     [
         ([], "data_dir and pairs: give one of them"),
         (["--pairs", "no.jsonl"], "no.jsonl: no such file"),
-        (["--pairs", CASE_STUDY, "--query", "8"], "query=8: use 0 to 7"),
-        (["--pairs", CASE_STUDY, "--estimators", "bm26"], "estimator='bm26'"),
-        (["--pairs", CASE_STUDY, "--estimators", "none"], "none gives no weights"),
-        (["--pairs", CASE_STUDY, "--estimators", "bm25,bm25"], "different names"),
-        (["--pairs", CASE_STUDY, "--output", "/proc/w.png"], "cannot be written"),
+        ([*PAIRS, "--query", "8"], "query=8: use 0 to 7"),
+        ([*PAIRS, "--estimators", "bm26"], "estimator='bm26'"),
+        ([*PAIRS, "--estimators", "none"], "none gives no weights"),
+        ([*PAIRS, "--estimators", "bm25,bm25"], "different names"),
+        ([*PAIRS, "--output", "/proc/w.png"], "cannot be written"),
+        (["--data_dir", "DATA"], "16 training rows, batch_size=32"),
+        (["--pairs", "three.jsonl"], "3 rows are too few for bm25: take at least 5"),
+        (["--pairs", "nameless.jsonl"], "no column for the query"),
     ],
 )
-def test_what_is_wrong_is_named(run, options, says):
-    with pytest.raises(UserError, match=says):
-        run(*options)
-
-
-def test_files_with_too_few_or_nameless_rows(run, data_dir, tmp_path):
-    with pytest.raises(UserError, match="16 training rows, batch_size=32"):
-        run("--data_dir", data_dir)
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps({"docstring": f"text {n}", "code": "x"}) + "\n" for n in range(3)))
-    with pytest.raises(UserError, match="3 rows are too few for bm25: take at least 5"):
-        run("--pairs", pairs)
-    pairs.write_text(json.dumps({"code": "x"}) + "\n")
-    with pytest.raises(UserError, match="no column for the query"):
-        run("--pairs", pairs)
+def test_what_is_wrong_is_named(run, options, says, data_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("three.jsonl").write_text("".join(f'{{"docstring": "text {n}", "code": "x"}}\n' for n in range(3)))
+    Path("nameless.jsonl").write_text('{"code": "x"}\n')
+    with refused(says):
+        run(*(data_dir if word == "DATA" else word for word in options))
 
 
 def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UserError, match=r"soft-trainer\[plots\]"):
-        run("--pairs", CASE_STUDY)
-    assert "| => Extracts encoded" in run("--pairs", CASE_STUDY, "--output", "none")
+    with refused("soft-trainer[plots]"):
+        run(*PAIRS)
+    assert "| => Extracts encoded" in run(*PAIRS, "--output", "none")
