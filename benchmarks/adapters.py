@@ -3,9 +3,8 @@
     python benchmarks/adapters.py --data_dir DIR --model ENCODER --output_dir outputs/adapters [--only full,lora]
 
 Every run is one epoch of `run_codesearch.py` with InfoNCE: texts of 48 and 96 tokens unless `--lengths` says
-otherwise, batches of 32, cosine x 20, one seed, one thread. Runs that are finished are not made again. The encoder of
-every run is then evaluated by its first dimensions. Seconds are those of the processor; the MRR is that of the queries
-of test.
+otherwise, batches of 32, cosine x 20, one seed, one thread. Finished runs are not repeated. The encoder of every run
+is then evaluated by its first dimensions. Times are CPU seconds; the MRR is that of the queries of test.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
 def train(name: str, arguments: argparse.Namespace) -> None:
-    """Makes a run in this process, and writes the processor's seconds of a step and the largest memory."""
+    """Makes a run in this process, and writes the CPU seconds per step and the peak memory."""
     torch.set_num_threads(1)
     folder, untouched = arguments.output_dir / name, SoftInfoNCETrainer.train
 
@@ -98,7 +97,7 @@ def mrr(folder: Path, metric: str) -> float:
 
 
 def in_process(function, *given) -> None:
-    """Calls a function in a process of its own, whose memory is its own."""
+    """Calls a function in a separate process, so that its peak memory can be measured."""
     process = multiprocessing.get_context("spawn").Process(target=function, args=given)
     process.start()
     process.join()
@@ -134,7 +133,7 @@ def main() -> None:
         size = sum((folder / file).stat().st_size for file in WEIGHTS if (folder / file).exists()) / 1e6
         values = [mrr(folders[name], metric) for metric in metrics]
         lines.append([RUNS[name][0], *values, cost["steps"], cost["seconds"], cost["peak"], size])
-    header = ["trained", *(f"MRR by {dim}" for dim in DIMS), "steps", "s a step", "peak memory, MiB", "weights, MB"]
+    header = ["trained", *(f"MRR by {dim}" for dim in DIMS), "steps", "s per step", "peak memory, MiB", "weights, MB"]
     print(table(header, lines, floats=".3f"))
 
 

@@ -4,7 +4,7 @@
 
 The first part times a forward and backward pass of the encoder on a grid of rows and lengths. Gradients are added up,
 as they are from chunk to chunk of a batch. The model `a token's time x (overhead + n L (1 + attention L))` is fitted
-to the times by least relative squares and shown beside the constants of `ChunkCost.of`. A second fit has frozen word
+to the times by least relative squares and shown with the constants of `ChunkCost.of`. A second fit has frozen word
 embeddings: the difference is the cost of their gradient, which is as large as the vocabulary, in every chunk.
 
 The second part takes random batches of real rows and splits each side in several ways, in turn: by the constants in

@@ -3,8 +3,8 @@
     python benchmarks/hard_batches.py --data_dir DIR --model ENCODER --output_dir outputs/hard [--only random,similar]
 
 Every run is one epoch of `run_codesearch.py`: texts of 48 and 96 tokens, batches of 32, cosine x 20, learning rate
-2e-5, one seed. Negatives, neighbours and weights come from the encoder before training. Runs that are finished are not
-made again. The table has the MRR over the queries of valid and test together; "unweighted" compares with the same
+2e-5, one seed. Negatives, neighbours and weights come from the encoder before training. Finished runs are not
+repeated. The table has the MRR over the queries of valid and test together; "unweighted" compares with the same
 batches without weights, "random" with random batches, each with a 95 % bootstrap interval.
 """
 
@@ -47,10 +47,10 @@ HARD = NONE | {"cancel": "ratio", "cancel_ratio": 0.95}
 # Name -> batches, weights, options. The first run of a kind of batches is the one without weights.
 RUNS = {
     "random-none": ("random", "none (InfoNCE)", {"estimator": "none"}),
-    "own-none": ("random + 1 of 20 mined negatives a query", "none", NONE | OWN),
-    "own-eq4": ("random + 1 of 20 mined negatives a query", "Eq. 4", EQ4 | OWN),
-    "own-pa": ("random + 1 of 20 mined negatives a query", "positive-aware", AWARE | OWN),
-    "own-hard": ("random + 1 of 20 mined negatives a query", "left out above 95 % of the own code's", HARD | OWN),
+    "own-none": ("random + 1 of 20 mined negatives per query", "none", NONE | OWN),
+    "own-eq4": ("random + 1 of 20 mined negatives per query", "Eq. 4", EQ4 | OWN),
+    "own-pa": ("random + 1 of 20 mined negatives per query", "positive-aware", AWARE | OWN),
+    "own-hard": ("random + 1 of 20 mined negatives per query", "left out above 95 % of the own code's", HARD | OWN),
     "similar-none": ("similar, 4 groups of 8", "none", NONE | SIMILAR),
     "similar-eq4": ("similar, 4 groups of 8", "Eq. 4", EQ4 | SIMILAR),
     "similar-pa": ("similar, 4 groups of 8", "positive-aware", AWARE | SIMILAR),

@@ -4,7 +4,7 @@
 
 Two runs train without a stop, on one process and on two: a small encoder with dropout, three epochs of 160 rows, a
 checkpoint every four steps. For each kill a new run starts, and all its processes get SIGKILL at a random moment: on
-two processes in the second epoch or later, on one process at any time, also while it saves. The run is resumed by
+two processes in the second epoch or later, on one process at any time, even while it saves. The run is resumed by
 `--resume_from_checkpoint last` and must end with the same file of weights.
 """
 

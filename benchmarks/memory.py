@@ -1,13 +1,13 @@
-"""Compares the peak memory of a step: a large batch with gradient caching, and a small batch in one piece.
+"""Compares the peak memory of a step: a large batch with gradient caching, and a small batch in one chunk.
 
     python benchmarks/memory.py --data_dir DIR [--size 256x4] [--lengths 32,64] [--small 64] [--large 4096]
         [--chunk 64] [--repetitions 2]
 
-Every setting trains in a process of its own, with the trainer's loop, and the processes take turns. The large batch
-takes two steps. The small batch takes as many steps as give an eighth of those examples. "peak" is the largest memory
-of the process during its steps, with libraries, memory-mapped rows, weights and optimizer. "beside the start" is the
-peak less the memory before the first step. The time of an example is taken from the steps after the first, without
-collation. Ratios compare with the small batch in one piece. By default a batch is split into chunks of similar length.
+Every setting trains in a separate process, with the trainer's loop, and the processes take turns. The large batch
+takes two steps. The small batch takes enough steps for an eighth of those examples. "peak" is the largest memory of
+the process during its steps, with libraries, memory-mapped rows, weights and optimizer. "growth" is the peak minus the
+memory before the first step. The time per example is that of the steps after the first, without collation. Ratios
+compare with the small batch in one chunk. By default a batch is split into chunks of similar length.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEYS = ("peak", "grown", "example")
 def resident(line: str) -> float:
     """The MiB in a line of this process's status: VmRSS is the present memory, VmHWM the peak.
 
-    A process inherits the maximum of `getrusage` from the process that started it, so that one is of no use.
+    The maximum of `getrusage` is of no use, because a process inherits it from the process that started it.
     """
     values = dict(row.split(":", 1) for row in Path("/proc/self/status").read_text().splitlines())
     return int(values[line].split()[0]) / 1024
@@ -51,7 +51,7 @@ class Probe(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 0:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             self.before = resident("VmRSS")
         self.start = time.perf_counter()
 
@@ -99,7 +99,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, dict]:
     cached = {"gradient_cache_chunk_size": arguments.chunk}
     checkpointed = {"gradient_checkpointing": True}
     return {
-        f"{arguments.small} in one piece": small | {"chunk_by_length": False},
+        f"{arguments.small} in one chunk": small | {"chunk_by_length": False},
         f"{arguments.small}": small,
         f"{arguments.large} in chunks of {arguments.chunk}": large | cached,
         f"{arguments.small}, checkpointing": small | checkpointed,
@@ -133,12 +133,12 @@ def report(arguments: argparse.Namespace, results: dict[str, list[dict]]) -> Non
             [name, cells[0], spread(shares["peak"]), cells[1], spread(shares["grown"])]
             + [f"{statistics.median(columns['example']):.2f}", spread(shares["example"])]
         )
-    headers = ["batch", "peak, MiB", "times", "beside the start, MiB", "times", "ms an example", "times"]
+    headers = ["batch", "peak, MiB", "times", "growth, MiB", "times", "ms per example", "times"]
     print(table(headers, lines))
 
 
 def main() -> None:
-    """Measures every setting in a process of its own. With `--setting` this is such a process."""
+    """Measures every setting in a separate process. With `--setting` this is such a process."""
     parser = parser_of(__doc__)
     add_encoder_options(parser, lengths="32,64")
     parser.add_argument("--small", type=int, default=64)

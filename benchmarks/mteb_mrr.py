@@ -49,7 +49,7 @@ class KeepingEncoder(MtebEncoder):
 
 
 def main():
-    """Print the table of one data set."""
+    """Prints the table of one data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--data_dir", required=True)

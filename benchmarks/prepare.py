@@ -1,12 +1,12 @@
-"""Measures rows a second and memory of the preparations for training: reading, filtering, tokenising, data flow.
+"""Measures the speed and memory of the preparations for training: reading, filtering, tokenising, data flow.
 
     python benchmarks/prepare.py --data_dir DIR [--rows 10000,50000] [--num_proc 2]
 
 The rows are repeated up to `--rows`. Every name and word of four letters or more gets the number of the copy, so no
-copy is a near duplicate, and caches help as little as possible. Each number of rows is measured in a process of its
-own with an empty cache. Twenty times a second the memory of that process and its children is added up. "peak" counts
-all pages, shared ones once. "own" leaves out the pages of memory-mapped files, which the system can take back. "more a
-row" is the own memory that a further row adds, from the smallest number of rows to this one, and about 0 if memory is
+copy is a near duplicate, and caches help as little as possible. Each number of rows is measured in a separate process
+with an empty cache. Twenty times a second the memory of that process and its children is added up. "peak" counts all
+pages, shared ones once. "own" leaves out the pages of memory-mapped files, which the system can take back. "per row"
+is the own memory that a further row adds, from the smallest number of rows to this one, and about 0 if memory is
 constant. Filters keep eight bytes a band to find duplicates. The trainer and BM25 keep the results of the last two
 stages in memory.
 """
@@ -120,7 +120,7 @@ def held(process: psutil.Process) -> tuple[float, float]:
 
 
 def watch(path: Path, arguments: argparse.Namespace) -> list[dict]:
-    """Runs `prepare` in a process of its own. Returns its result, with the memory during each stage."""
+    """Runs `prepare` in a separate process. Returns its result, with the memory during each stage."""
     environment = os.environ | {
         "HF_DATASETS_CACHE": str(path.parent / "cache"),
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -159,12 +159,12 @@ def report(arguments: argparse.Namespace, results: dict[int, list[dict]]) -> Non
             lines[-1] += [round(stage["peak"]), round(stage["own"]), None if more is None else f"{more:.2f} KiB"]
     processes = f"{arguments.num_proc} processes" if arguments.num_proc else "a process a core"
     print(f"## Preparing rows\n\n{machine()}; filters in {processes}, data flow in a process a core\n")
-    headers = ["rows", "stage", "rows in", "rows/s", "time", "peak, MiB", "own, MiB", "more a row"]
+    headers = ["rows", "stage", "rows in", "rows/s", "time", "peak, MiB", "own, MiB", "per row"]
     print(table(headers, lines))
 
 
 def main() -> None:
-    """Measures every number of rows in a process of its own. With `--path` this is such a process."""
+    """Measures every number of rows in a separate process. With `--path` this is such a process."""
     parser = parser_of(__doc__)
     parser.add_argument("--rows", default="10000,50000", help="numbers of rows, the smallest first")
     parser.add_argument("--num_proc", type=int, help="processes of the filters (default: one a core, like load_data)")

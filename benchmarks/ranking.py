@@ -2,11 +2,11 @@
 
     python benchmarks/ranking.py [--queries 14918 --codes 43827 --dim 768] [--repeats 3] [--output FILE.md]
 
-All methods get the same embeddings. Each measurement is a process of its own; methods take turns, and the table holds
-medians. The seconds are those of the call, the peak is that of the process with its libraries and the embeddings. What
-cannot be made equal: faiss and the published way look at the first 1000 codes only, the evaluator at the first 1000
-with metrics beside the MRR; ours ranks every code, with ties, and keeps ten. faiss (`pip install faiss-cpu`) is left
-out if it is not installed.
+All methods get the same embeddings. Each measurement runs in a separate process; methods take turns, and the table
+shows medians. The times are those of the call, the peak is that of the process with its libraries and the embeddings.
+Some differences remain: faiss and the published script look at the first 1000 codes only; so does the evaluator, which
+also computes other metrics than the MRR; ours ranks every code, with ties, and keeps ten. faiss
+(`pip install faiss-cpu`) is left out if it is not installed.
 """
 
 import argparse
@@ -158,7 +158,7 @@ def row(kind: str, method: str, results: list[dict], base: float, wrong: str) ->
 
 
 def main() -> None:
-    """Measures the methods in turn, each in a process of its own, and prints the table."""
+    """Measures the methods in turn, each in a separate process, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=14918)
     parser.add_argument("--codes", type=int, default=43827)

@@ -1,8 +1,8 @@
-"""Time the search of one tree: index, update, change check and queries, beside ripgrep and rank_bm25.
+"""Times the search of one tree: index, update, change check and queries, and compares with ripgrep and rank_bm25.
 
     python benchmarks/search.py --folder DIR [--model NAME] [--rank_bm25]
 
-Times are of the wall; CPU seconds stand beside those of the index, for a machine that others use too.
+Times are wall times; those of the index come with CPU seconds, for a machine that is shared with others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SENTENCES = (
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Measures and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", required=True, help="tree to index; one of its files is touched for the update")
     parser.add_argument("--model", help="encoder for the second half of the table")
@@ -78,7 +78,7 @@ def cpu_seconds() -> float:
 
 
 def update_one(rows: list, index: CodeIndex) -> None:
-    """Change one file, update, and change it back."""
+    """Changes one file, updates the index, and changes the file back."""
     name = index.database.execute("SELECT path FROM files WHERE language = 'python' LIMIT 1").fetchone()[0]
     path = Path(index.folder, name)
     with tempfile.TemporaryDirectory() as scratch:

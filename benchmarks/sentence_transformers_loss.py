@@ -145,10 +145,11 @@ def main() -> None:
     lines = [[step + 1, *(curves[name]["losses"][step] for name in NAMES)] for step in steps]
     print(machine(), end="\n\n")
     print(table(["step", *NAMES.values()], lines, floats=".5f"), end="\n\n")
-    print(table(["", *NAMES.values()], [["CPU s a step", *(curves[name]["seconds"] for name in NAMES)]], floats=".2f"))
+    seconds = ["CPU s per step", *(curves[name]["seconds"] for name in NAMES)]
+    print(table(["", *NAMES.values()], [seconds], floats=".2f"))
     both = zip(curves["loss"]["losses"], curves["trainer"]["losses"], strict=True)
     differences = [abs(ours - trainers) for ours, trainers in both]
-    print(f"\nSoftInfoNCELoss beside SoftInfoNCETrainer: the first step differs by {differences[0]:.1e}, the")
+    print(f"\nSoftInfoNCELoss against SoftInfoNCETrainer: the first step differs by {differences[0]:.1e}, the")
     print(f"largest difference in {arguments.steps} steps is {max(differences):.1e}")
     draw(curves, arguments.output_dir / "curves.png")
 

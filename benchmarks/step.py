@@ -10,7 +10,7 @@ repetitions. Ratios are taken within a repetition.
 
 "ours is faster" divides the time of a way by ours. "without collation" does so without the work of data workers.
 "padding" is the share of padding in the computed tokens. "of the saving" divides the ratio by the one that the fewer
-tokens would give at a constant cost a token. Useful arithmetic is that of tokens that are not padding: 6 W T + 12
+tokens would give at a constant cost per token. Useful arithmetic is that of tokens that are not padding: 6 W T + 12
 layers hidden sum(L^2) operations for W weights without embeddings and T tokens in texts of L each. All arithmetic
 includes the padding. Both are shares of the rate of large matrix products in the same precision.
 

@@ -9,8 +9,8 @@ interleaved, with a bootstrap interval. "in the worker" is the time in which a d
 weights of a batch before the step, "drawing" that in which the sampler draws a batch. "without cache" is the share of
 the step that the estimator would take if it encoded the batch again in every step.
 
-The second table compares a step with one negative of its own for each query with a step of random pairs that has as
-many codes. The third has the seconds of `fit`, which runs once. `--clock cpu` counts the seconds of this process
+The second table compares a step with one extra negative for each query with a step of random pairs that has as many
+codes. The third has the seconds of `fit`, which runs once. `--clock cpu` counts the seconds of this process
 alone, for a machine that is busy with other work.
 """
 
