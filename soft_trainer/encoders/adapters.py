@@ -1,4 +1,4 @@
-"""LoRA adapters of peft: small trainable matrices beside frozen weights, inside a plain `PreTrainedModel`."""
+"""LoRA adapters of peft: small trainable matrices next to frozen weights, inside a plain `PreTrainedModel`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN_NAMES = 12  # modules that a message lists
 
 
 def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str | None = None) -> None:
-    """Adds the adapter at `name_or_path` to its base, ready to be trained on.
+    """Adds the adapter at `name_or_path` to its base, ready for further training.
 
     Raises:
         UserError: peft is missing, or the adapter has no safetensors weights.
@@ -56,7 +56,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
 
 
 def base_name(model: PreTrainedModel) -> str:
-    """Returns the name of an adapter's base: on the Hub, or an absolute path, which holds from every folder."""
+    """Returns the name of an adapter's base: its name on the Hub, or an absolute path, valid from any folder."""
     name = published_name(model.config._name_or_path)
     return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
@@ -84,10 +84,10 @@ def has_adapter(model) -> bool:
 
 
 def plain_encoder(model):
-    """Returns the `PreTrainedModel` with adapter that a `PeftModel` wraps; any other model as it is.
+    """Unwraps the `PreTrainedModel` with its adapter from a `PeftModel`; returns any other model unchanged.
 
     Raises:
-        UserError: its adapter is not inside the model, as that of prompt tuning.
+        UserError: the adapter is not inside the model, as in prompt tuning.
     """
     if isinstance(model, PreTrainedModel) or not hasattr(model, "get_base_model"):
         return model
@@ -103,10 +103,10 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     """Adds a new LoRA adapter to a model and freezes all other weights.
 
     Args:
-        revision: that of the model on the Hub, for the adapter's record.
+        revision: the model's revision on the Hub, recorded in the adapter.
 
     Raises:
-        UserError: peft is missing, the model has an adapter already, or a target module is not in it.
+        UserError: peft is missing, the model already has an adapter, or it lacks a target module.
     """
     peft = import_peft()
     if has_adapter(model):
@@ -125,10 +125,10 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
 
 
 def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[str] | str:
-    """Returns the modules that get LoRA: those named in `wanted`, or else the usual ones of the architecture.
+    """Returns the modules that get LoRA: those named in `wanted`, or the usual ones of the architecture.
 
     Raises:
-        UserError: a name that no linear layer has.
+        UserError: no linear layer has one of the names.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
@@ -154,10 +154,10 @@ def _matches(target: str, names: list[str]) -> bool:
 
 
 def active_adapter(model: PreTrainedModel) -> str:
-    """Returns the name of the one adapter that is active.
+    """Returns the name of the one active adapter.
 
     Raises:
-        UserError: several are.
+        UserError: several adapters are active.
     """
     names = model.active_adapters()
     if len(names) != 1:
@@ -166,7 +166,7 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Returns the weights of the active adapter, by their names without the adapter's.
+    """Returns the active adapter's weights, by their names without the adapter's name.
 
     Args:
         state_dict: the weights of the whole model, if they are not the model's own.
@@ -179,10 +179,10 @@ def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | Non
 
 
 def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], source: str | Path) -> None:
-    """Sets the weights of the active adapter to those of a file.
+    """Sets the active adapter's weights to those of a file.
 
     Raises:
-        UserError: they do not fit; `source` is named.
+        UserError: they do not fit the model; the message names `source`.
     """
     from peft import set_peft_model_state_dict  # peft is optional
 
@@ -204,7 +204,7 @@ def _shape(shape: torch.Size | None) -> str:
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Adds the adapter to the weights, in place: the model is plain and trainable afterwards. Returns it."""
+    """Merges the adapter into the weights, in place, and returns the model, now plain and trainable."""
     from peft.tuners.tuners_utils import BaseTunerLayer  # peft is optional
     from peft.utils import ModulesToSaveWrapper
 

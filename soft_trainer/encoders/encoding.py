@@ -1,4 +1,4 @@
-"""Texts to token ids, token ids to padded batches, and any number of texts to embeddings."""
+"""Turns texts into token ids, token ids into padded batches, and any number of texts into embeddings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from soft_trainer.encoders.profiles import EncoderProfile
 
 
 def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256) -> list[list[int]]:
-    """Returns the token ids of `prefix + text` with special tokens, cut to `max_length` and not padded."""
+    """Returns the token ids of `prefix + text` with special tokens, truncated to `max_length`, without padding."""
     return tokenize_with_lengths(tokenizer, texts, prefix, max_length)[0]
 
 
 def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
-    """Returns the token ids as `tokenize` does, and each text's number of tokens before the cut."""
+    """Returns the token ids as `tokenize` does, and each text's number of tokens before truncation."""
     texts = [prefix + text for text in texts]
     if not tokenizer.is_fast:  # written in Python: it does not say how much it cuts
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
@@ -40,9 +40,9 @@ def tokenize_with_lengths(
 def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
     """Counts the tokens before each text of a side ("query" or "code") that are left out of the pooling.
 
-    It is 0 if `profile.include_prompt`. The count is that of sentence-transformers, so that embeddings are equal: the
-    tokens of the prompt alone, without a special token at their end. Where the prompt ends with a space, many
-    tokenizers join that space to the text's first word, which is then left out too.
+    It is 0 if `profile.include_prompt`. It counts as sentence-transformers does, so that embeddings are equal: the
+    tokens of the prompt alone, without a special token at their end. If the prompt ends with a space, many tokenizers
+    join that space to the text's first word, which is then left out too.
     """
     prefix = getattr(profile, f"{side}_prefix")
     if profile.include_prompt or not prefix:
@@ -73,11 +73,11 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
     """Pads rows on the right to the longest of the batch.
 
     Args:
-        prompt_length: the first tokens of every row that are left out of the pooling.
+        prompt_length: how many tokens at the start of every row are left out of the pooling.
 
     Returns:
         `input_ids` and `attention_mask`, both LongTensor[B, L]; with a prompt length also `pooling_mask`, which is 0
-        on the prompt too. Rows with data flow: see `pad_graph_features`.
+        on the prompt too. For rows with data flow, see `pad_graph_features`.
     """
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id)
@@ -96,22 +96,22 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Computes the embeddings Tensor[B, d] of one padded batch, in float32 or higher in every model precision.
+    """Computes the embeddings Tensor[B, d] of one padded batch, in float32 or higher whatever the model's precision.
 
     Args:
-        inputs: those of `pad`. The model itself does not get `pooling_mask`.
+        inputs: the output of `pad`. `pooling_mask` is not passed to the model.
     """
     if "node_mask" in inputs:
         return _encode_graphs(model, profile, inputs)
     inputs = dict(inputs)
     pooling_mask = inputs.pop("pooling_mask", inputs["attention_mask"])
     outputs = model(**inputs)
-    # The last token is never one of the prompt, unless there is no other.
+    # The last token is part of the prompt only if there is no other token.
     return pool(profile, outputs, inputs["attention_mask"] if profile.pooling == "last_token" else pooling_mask)
 
 
 def _encode_graphs(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Encodes codes with data flow: a plain RoBERTa gets the nodes' vectors and a mask of which token sees which."""
+    """Encodes codes with data flow: gives a plain RoBERTa the nodes' vectors and a mask of which token sees which."""
     plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     outputs = model(
         inputs_embeds=graph_embeddings(plain.get_input_embeddings(), inputs),
@@ -134,13 +134,13 @@ def embed(
 ) -> Tensor:
     """Computes the embeddings Tensor[n, d] of any number of texts, in eval mode and in the order given.
 
-    They are in float32 or higher and on the model's device. The longest texts are encoded first: a batch then has
-    little padding, and a lack of memory shows in the first batch.
+    They are in float32 or higher and on the model's device. The longest texts are encoded first, so that batches have
+    little padding and a lack of memory shows in the first batch.
 
     Args:
         token_ids: the token ids of each text, or its features with data flow.
         progress: the label of a progress bar; None shows no bar.
-        prompt_length: the first tokens of each text that are left out of the pooling (function `prompt_length`).
+        prompt_length: how many tokens at the start of each text are left out of the pooling (see `prompt_length`).
     """
     weights = next(model.parameters())
     order = sorted(range(len(token_ids)), key=lambda row: -token_count(token_ids[row]))
@@ -168,7 +168,7 @@ def embed_sharded(
     progress: str | None = None,
     prompt_length: int = 0,
 ) -> Tensor:
-    """Computes what `embed` does. Each process encodes its shard, and every process gets all of Tensor[n, d]."""
+    """Like `embed`, but each process encodes its shard, and every process gets the whole Tensor[n, d]."""
     rank, processes = distributed.rank_and_world_size()
     # Rows are dealt out by length, so that every process has about as many tokens to encode.
     order = np.argsort(-tokens.lengths, kind="stable")

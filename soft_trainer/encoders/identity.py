@@ -20,9 +20,9 @@ _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "tas
 def encoder_identity(model: nn.Module, tokenizer, profile: EncoderProfile) -> str:
     """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
 
-    Embeddings that were stored under it can be used again with any encoder of the same identity. An adapter counts
-    with its weights and its settings. The score scale and the columns to read are left out: embeddings do not depend
-    on them. It takes about 0.1 s for 1 GB of weights; the caller keeps it for as long as the weights stay the same.
+    Embeddings stored under this hash can be reused with any encoder of the same identity. An adapter's weights and
+    settings are part of it. The score scale and the columns to read are not, since embeddings do not depend on them.
+    Hashing takes about 0.1 s per GB of weights; callers should keep the result while the weights stay the same.
     """
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(model.state_dict().items()):
@@ -45,7 +45,7 @@ def encoder_identity(model: nn.Module, tokenizer, profile: EncoderProfile) -> st
 
 
 def tokenizer_identity(tokenizer) -> str:
-    """Returns a hash that changes with the ids of any text, or with the side that a long text is cut on."""
+    """Returns a hash that changes if any text gets other ids, or if long texts are truncated on the other side."""
     if tokenizer.is_fast:
         # A copy without the truncation and padding of the last call.
         backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
@@ -64,5 +64,5 @@ def _without(settings: dict, unread: set[str]) -> dict:
 
 
 def _plain(value):
-    """A set in one order in every process; anything else that JSON lacks by its text."""
+    """Turns a set into a list in the same order in every process, and anything else that JSON lacks into text."""
     return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)

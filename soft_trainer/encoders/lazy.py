@@ -1,4 +1,4 @@
-"""An encoder by name that is loaded on first use, for those who start without torch and may never need it."""
+"""An encoder that is loaded on first use, for callers that start without torch and may never need it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from soft_trainer.errors import UserError
 
 
 class LazyEncoder:
-    """An encoder of `soft_trainer.encoders`, loaded when it is first needed: that takes seconds.
+    """An encoder of `soft_trainer.encoders` that is loaded when first needed, because loading takes seconds.
 
     Args:
         name: folder or Hub name.
@@ -23,12 +23,12 @@ class LazyEncoder:
 
     @cached_property
     def loaded(self):
-        """The loaded encoder; a UserError where it cannot be loaded."""
+        """The loaded encoder; raises UserError if it cannot be loaded."""
         from transformers.utils import logging
 
         from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
 
-        # a report on its weights is no part of a search's output
+        # a report on the weights does not belong in a search's output
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
@@ -53,7 +53,7 @@ class LazyEncoder:
         """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
         if not self.loaded.profile.data_flow_length:
             return self._comparable(self.loaded.encode_codes(texts))
-        # A text in another language has no data flow: it is read like a broken piece of Python.
+            # Text in another language has no data flow: it is read like Python that does not parse.
         kinds = np.array([language if language in LANGUAGES else "python" for language in languages])
         places = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
         parts = [self.loaded.encode_codes([texts[p] for p in own], language=str(kinds[own[0]])) for own in places]

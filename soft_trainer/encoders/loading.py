@@ -1,4 +1,4 @@
-"""Encoders from a folder or the Hub: model, tokenizer and profile, ready to encode."""
+"""Loads encoders from a folder or the Hub: model, tokenizer and profile, ready to encode."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def load_encoder(
         device: where to run; by default the accelerator if there is one, else the CPU.
         trust_remote_code: run the code that comes with the model. Read it first.
         truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. Default:
-            the number that the files of sentence-transformers have, or all.
+            the number in the sentence-transformers files, or all.
 
     Raises:
         UserError: there is no such folder or repository, no tokenizer or no safetensors weights in it, no profile can
@@ -123,7 +123,7 @@ def load_encoder(
 
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """Returns the number of dimensions that sentence-transformers would keep of every embedding; None for all."""
+    """Returns the number of dimensions that sentence-transformers would keep; None for all."""
     path = repository_file(name_or_path, SETTINGS_FILE, revision, expected=False)
     return read_json(path).get("truncate_dim") if path else None
 
@@ -152,7 +152,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads the weights from safetensors, with a pooler only if `profile` pools with it.
 
-    An adapter is loaded into its base, ready to be trained on.
+    An adapter is loaded into its base, ready for further training.
 
     Args:
         trust_remote_code: run the code that comes with the model.
@@ -188,7 +188,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
         )
-    # If the files are missing, transformers makes a tokenizer that knows its special tokens only.
+        # If the files are missing, transformers makes a tokenizer that only knows its special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UserError(f"{name_or_path}: {no_tokenizer(name_or_path)}")
     prepare_tokenizer(tokenizer, profile)

@@ -19,7 +19,7 @@ class SavedAdapter:
 
     Args:
         folder: the local folder of its files.
-        base, revision: the model that it was trained on.
+        base, revision: the model that the adapter was trained on.
     """
 
     folder: Path
@@ -28,11 +28,10 @@ class SavedAdapter:
 
 
 def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> SavedAdapter | None:
-    """Returns the adapter at `name_or_path`, or None for a model with all its weights.
+    """Returns the adapter at `name_or_path`, or None for a complete model.
 
     Raises:
-        UserError: there is no such folder, repository or revision, or the adapter does not name its base or names
-            itself.
+        UserError: there is no such folder, repository or revision, or the adapter names no base or itself.
     """
     path = repository_file(name_or_path, CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
@@ -47,14 +46,14 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> Save
 
 
 def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
-    """Returns name and revision of an adapter's base; those of any other model as they are."""
+    """Returns the name and revision of an adapter's base; for any other model, returns its own."""
     adapter = saved_adapter(name_or_path, revision)
     return (name_or_path, revision) if adapter is None else (adapter.base, adapter.revision)
 
 
 @contextmanager
 def reading_base(name_or_path: str | Path) -> Iterator[None]:
-    """Says of an error from reading a base that it is the base of an adapter.
+    """Adds to an error from reading a base that this is the base of an adapter.
 
     Args:
         name_or_path: the adapter.

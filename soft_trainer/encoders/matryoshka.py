@@ -13,10 +13,10 @@ from soft_trainer.errors import UserError
 
 
 def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
-    """Reads dimensions such as "768,256,64", or numbers; returns them with the largest first, () for None.
+    """Parses dimensions such as "768,256,64", or numbers; returns them largest first, () for None.
 
     Raises:
-        UserError: they are not different whole numbers above 0.
+        UserError: they are not distinct whole numbers above 0.
     """
     words = [] if value is None else value.split(",") if isinstance(value, str) else value
     try:
@@ -31,10 +31,10 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
-    """Refuses dimensions that an embedding of `hidden_size` does not have; `option` names them.
+    """Refuses dimensions that an embedding of `hidden_size` does not have; the message names `option`.
 
     Raises:
-        UserError: names the smallest and the largest that work.
+        UserError: names the smallest and largest valid number.
     """
     for dim in dims:
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
@@ -44,9 +44,9 @@ def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
-    """Cuts embeddings Tensor[n, d] to their first `dim` dimensions, normalised again if the profile normalises.
+    """Truncates embeddings Tensor[n, d] to their first `dim` dimensions, and normalises them if the profile does.
 
-    None cuts nothing. Cosine scores normalise on their own.
+    None keeps all dimensions. Cosine scores normalise by definition.
     """
     if dim is None or dim >= embeddings.shape[-1]:
         return embeddings

@@ -1,4 +1,4 @@
-"""Token vectors to embeddings, and embeddings to scores."""
+"""Pools token vectors into embeddings, and scores embeddings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from soft_trainer.encoders.profiles import EncoderProfile
 
 
 def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
-    """Computes one embedding for each text, Tensor[B, d] in float32 or higher; padding may stand on either side.
+    """Computes one embedding for each text, Tensor[B, d] in float32 or higher; padding may be on either side.
 
     Args:
         outputs: the model's outputs: `last_hidden_state`, Tensor[B, L, d], and `pooler_output` for "pooler".
-        attention_mask: Tensor[B, L], 1 on the tokens to pool. A text without any has the mean 0.
+        attention_mask: Tensor[B, L], 1 on the tokens to pool. A text without tokens has mean 0.
     """
     if profile.pooling == "pooler":
         embeddings = _at_least_float32(outputs.pooler_output)

@@ -1,4 +1,4 @@
-"""The number of tokens that a model reads at most."""
+"""The maximum number of tokens that a model reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _AFTER_PADDING = ("roberta", "camembert", "data2vec-text", "ibert", "longformer"
 
 
 def most_tokens(config: Mapping) -> int | None:
-    """Returns the number of tokens that a model reads at most, None if its configuration sets no limit.
+    """Returns the maximum number of tokens that a model reads, None if its configuration sets no limit.
 
     Args:
         config: the content of `config.json`.
@@ -29,7 +29,7 @@ def check_lengths(config: Mapping, profile) -> None:
     """Refuses a profile whose texts are longer than the model's positions.
 
     Raises:
-        UserError: names the length and the largest that works.
+        UserError: names the length and the largest valid one.
     """
     most = most_tokens(config)
     for name, length in (

@@ -25,7 +25,7 @@ _HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
 
 @dataclass(frozen=True)
 class EncoderProfile:
-    """The way from a text to token ids, from token vectors to one embedding, and from two embeddings to a score.
+    """How a text becomes token ids, token vectors become one embedding, and two embeddings become a score.
 
     Args:
         name: a key of `PROFILES`, or "auto" for any other encoder.
@@ -37,12 +37,12 @@ class EncoderProfile:
         data_flow_length: data-flow nodes that follow the code tokens (GraphCodeBERT), 0 for none.
         score_function: "dot" or "cosine".
         score_scale: factor on every score (the inverse of a softmax temperature).
-        query_columns, code_columns: columns to read the text from; the first that a data set has is read. A list
+        query_columns, code_columns: columns to read the text from; the first one in the data set is read. A list
             of tokens is joined by single spaces.
-        matryoshka_dims: the numbers of first dimensions that were trained as embeddings, largest first; () for none.
+        matryoshka_dims: the numbers of leading dimensions trained as embeddings, largest first; () for none.
 
     Raises:
-        UserError: a value is none of those named here.
+        UserError: a value other than those named here.
     """
 
     name: str = "auto"
@@ -85,7 +85,7 @@ class EncoderProfile:
         """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing.
 
         Raises:
-            UserError: a prompt for codes whose data flow is read, which have no place for it.
+            UserError: a prompt for codes that are read with data flow, whose input has no place for it.
         """
         if code and self.data_flow_length:
             raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
@@ -103,17 +103,17 @@ class EncoderProfile:
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def save(self, folder: str | Path) -> None:
-        """Writes the profile beside a model, for `EncoderProfile.load`."""
+        """Writes the profile to a model's folder, for `EncoderProfile.load`."""
         write_json(Path(folder) / PROFILE_FILE, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
         """Reads the profile that `save` wrote at `path` (the file, not the folder).
 
-        Keys of a later version are left out.
+        Keys of later versions are ignored.
 
         Raises:
-            UserError: names the file and a value that is wrong, or a key that is nearly a known one.
+            UserError: names the file and a wrong value, or a key that looks like a misspelt one.
         """
         values = read_json(path)
         defaults = {field.name: field.default for field in dataclasses.fields(cls)}
@@ -132,10 +132,10 @@ class EncoderProfile:
 
 
 def check_profile(profile) -> None:
-    """Refuses anything but a profile, or None for the one that is known from the model.
+    """Refuses anything but a profile, or None for the one known from the model.
 
     Raises:
-        UserError: shows a profile.
+        UserError: shows an example of a profile.
     """
     if profile is not None and not isinstance(profile, EncoderProfile):
         raise UserError(f"encoder={profile!r}: must be a profile, such as EncoderProfile(pooling='mean')")
@@ -159,7 +159,7 @@ PROFILES = {
     ),
     # https://huggingface.co/Qwen/Qwen3-Embedding-0.6B: the instruction is its prompt "query". Its tokenizer ends every
     # text with <|endoftext|>, whose state is the embedding. arXiv:2506.05176 gives no temperature; 1/20 is that of
-    # jina-code-embeddings (arXiv:2508.21290), which is trained alike.
+    # jina-code-embeddings (arXiv:2508.21290), which is trained in the same way.
     "qwen3-embedding": _TODAY.replace(
         name="qwen3-embedding",
         pooling="last_token",
@@ -174,7 +174,7 @@ PROFILES = {
     "auto": EncoderProfile(),
 }
 # A published name, or its last part -> the profile. Copies under another owner or in a folder keep the last part. A
-# whole name comes before the repository's own files of sentence-transformers, which say nothing of a temperature.
+# whole name takes precedence over the repository's sentence-transformers files, which give no temperature.
 KNOWN_ENCODERS = {
     "nomic-ai/CodeRankEmbed": "coderankembed",
     "Qwen/Qwen3-Embedding-0.6B": "qwen3-embedding",
@@ -188,7 +188,7 @@ KNOWN_ENCODERS = {
 }
 _NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
 SETTINGS_FILE = "config_sentence_transformers.json"
-# Names of sentence-transformers, those of older releases too -> ours.
+# Names in sentence-transformers, including older releases -> ours.
 _POOLING_NAMES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -227,7 +227,7 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
 
 
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
-    """Translates the files of sentence-transformers into a profile."""
+    """Translates sentence-transformers files into a profile."""
 
     def read(file: str) -> dict:
         path = repository_file(name_or_path, file, revision)
@@ -282,7 +282,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 
 def _pooling(config: dict) -> str:
-    """Reads the configuration of a pooling module: one of `POOLINGS`, or another name as it stands there."""
+    """Reads the pooling from a module's configuration: one of `POOLINGS`, or any other name as written there."""
     modes = config.get("pooling_mode") or [
         key for key, used in config.items() if key.startswith("pooling_mode") and used
     ]

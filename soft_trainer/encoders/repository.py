@@ -1,4 +1,4 @@
-"""Files of a model: in a folder here, or in a repository on the Hub."""
+"""Reads the files of a model from a local folder or a repository on the Hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def published_name(name_or_path: str | Path) -> str:
     """Returns `OWNER/NAME` for a snapshot in the Hub's cache (`.../models--OWNER--NAME/snapshots/HASH`).
 
-    Any other folder or name comes back as it is, without a trailing slash.
+    Any other folder or name is returned unchanged, except for a trailing slash.
     """
     name = Path(name_or_path).as_posix() if name_or_path else ""
     snapshot = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$", name)
@@ -62,7 +62,7 @@ def repository_file(
 
 
 def read_json(path: str | Path, kind: type = dict):
-    """Reads a JSON file whose content is a `kind`: a mapping, or a list.
+    """Reads a JSON file that must hold a `kind`: a mapping or a list.
 
     Raises:
         UserError: it holds something else.
@@ -125,6 +125,6 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
 def no_tokenizer(folder: str | Path) -> str:
     """Says that a model has no tokenizer, and how to give it one."""
     return (
-        "no tokenizer in it (tokenizer.json); save that of its base model beside it: "
+        "no tokenizer in it (tokenizer.json); save its base model's tokenizer there: "
         f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(folder)!r})"
     )

@@ -30,7 +30,7 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
     """Reads `"256x4"` as hidden size 256 and 4 layers.
 
     Raises:
-        UserError: the text has another form, or the hidden size is no multiple of 32 (the size of a head).
+        UserError: the text has another form, or the hidden size is not a multiple of 32 (the size of a head).
     """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
     if not match or int(match[2]) < 1 or int(match[1]) < 32 or int(match[1]) % 32:
@@ -48,7 +48,7 @@ def train_tokenizer(
     It splits identifiers into words and lower-cases them first.
     """
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
-    # A little data does not teach that `readLines`, `read_lines` and "Read lines" are the same words.
+    # From little data, a model does not learn that `readLines`, `read_lines` and "Read lines" are the same words.
     bpe.normalizer = normalizers.Sequence([normalizers.Replace(Regex(WORD_BORDER), " "), normalizers.Lowercase()])
     special_tokens = _special_tokens(profile)
     bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special_tokens, show_progress=False)
@@ -68,7 +68,7 @@ def kept_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Trains a tokenizer on `texts()`, or reads the one that an earlier run kept in `folder`.
 
-    The file's name is a hash of everything that the tokenizer depends on. A file that cannot be read is made again; if
+    The file's name is a hash of everything that the tokenizer depends on. A file that cannot be read is replaced; if
     none can be written, a warning says so and the next run trains again.
     """
     path = Path(folder) / f"{_key(texts(), profile, vocabulary_size)}.json"
@@ -92,12 +92,12 @@ def _key(texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int) ->
 
 
 def _special_tokens(profile: EncoderProfile) -> list[str]:
-    """RoBERTa's special tokens and those of the prefixes."""
+    """Lists RoBERTa's special tokens and those of the prefixes."""
     return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 
 def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokenizerFast:
-    """The tokenizer as `transformers` uses it."""
+    """Wraps the tokenizer for `transformers`."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         **{f"{name}_token": token for name, token in SPECIAL.items()},
@@ -109,7 +109,7 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
 
 
 def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> RobertaModel:
-    """Makes a RoBERTa with random weights, of the size that `from_scratch` names and long enough for the profile."""
+    """Makes a RoBERTa with random weights, of the size in `from_scratch` and long enough for the profile."""
     hidden, layers = parse_size(from_scratch)
     longest = max(profile.query_length, profile.code_length + profile.data_flow_length)
     config = RobertaConfig(

@@ -1,4 +1,4 @@
-"""Tokenizers as training needs them: special tokens of the prefixes, a padding token, cuts that keep the prompt."""
+"""Prepares tokenizers for training: special tokens of prefixes, a padding token, truncation that keeps the prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from soft_trainer.errors import UserError
 
 
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
-    """Changes a tokenizer for `profile`: prefix tokens, padding token, sides of padding and cut. No id is added.
+    """Adapts a tokenizer to `profile`: prefix tokens, padding token, side of padding and truncation; adds no id.
 
     Raises:
         UserError: the vocabulary lacks a prefix token, there is no token to pad with, or a prompt fills the length.
@@ -22,7 +22,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
         prefix, length = getattr(profile, f"{side}_prefix"), getattr(profile, f"{side}_length")
         if not prefix:
             continue
-        # A cut on the left would take the prompt away. The saved tokenizer cuts on the right too.
+        # Truncation on the left would remove the prompt. The saved tokenizer also truncates on the right.
         tokenizer.truncation_side = "right"
         tokens = len(tokenizer(prefix, verbose=False)["input_ids"])
         if tokens >= length:
@@ -33,12 +33,12 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives a tokenizer without a padding token another token to pad with, usually the one that ends a text.
+    """Gives a tokenizer without a padding token another one to pad with, usually the end token.
 
     Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size.
 
     Raises:
-        UserError: the tokenizer has no special token at all.
+        UserError: the tokenizer has no special tokens.
     """
     if tokenizer.pad_token_id is not None:
         return

@@ -1,4 +1,4 @@
-"""The model behind an encoder: from a configuration to the class and the weights that are loaded."""
+"""Loads the model behind an encoder: chooses the class by the configuration, and loads the weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_transformer(
     attn_implementation: str | None,
     dtype: str | None,
 ) -> PreTrainedModel:
-    """Loads the weights from safetensors; of a T5 those of the encoder alone.
+    """Loads the weights from safetensors; for a T5, only those of the encoder.
 
     Args:
         dtype: one of `DTYPES`. None means float32, or higher where the weights are saved in higher precision.
@@ -49,7 +49,7 @@ def load_transformer(
     config = load_config(name_or_path, revision, trust_remote_code)
     check_lengths(config.to_dict(), profile)
     if hasattr(config, "use_cache"):
-        config.use_cache = False  # keys and values of every layer, for a next token that nobody asks for
+        config.use_cache = False  # keys and values of every layer, which only generation needs
     highest = torch.promote_types(config.dtype or torch.float32, torch.float32)
     options = {"attn_implementation": attn_implementation} if attn_implementation else {}
     has_class = type(config) in MODEL_MAPPING
@@ -72,7 +72,7 @@ def load_transformer(
 
 @contextlib.contextmanager
 def _without_report_on_spare_weights() -> Iterator[None]:
-    """Keeps back the table of transformers on weights that an encoder does not need: a pooler, or an output layer."""
+    """Suppresses transformers' table of weights that an encoder does not need, such as a pooler or an output layer."""
 
     def shown(record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -87,7 +87,7 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
 
 def _auto_class(config: PretrainedConfig) -> type:
-    """`AutoModel`, or for models with a decoder that it would load too the class that loads the encoder alone."""
+    """Returns `AutoModel`; for models whose decoder it would load too, the class that loads only the encoder."""
     kind = type(config)
     encoder_alone = kind in MODEL_FOR_TEXT_ENCODING_MAPPING and kind in MODEL_MAPPING
     if encoder_alone and MODEL_FOR_TEXT_ENCODING_MAPPING[kind] is not MODEL_MAPPING[kind]:
@@ -96,7 +96,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _remote_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """The class of a model whose code comes with it; its configuration has been loaded, so the code is trusted."""
+    """Returns the class of a model that ships its code, which is trusted since its configuration has been loaded."""
     reference = getattr(config, "auto_map", {}).get("AutoModel")
     if reference is None:
         raise UserError(f"{name_or_path}: its code has no class for AutoModel, so it is not an encoder")
@@ -119,14 +119,14 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     """Refuses a model that cannot be read with `profile`.
 
     Raises:
-        UserError: too long texts, no pooler to pool with, a decoder beside the encoder, or an attention that has no
-            place for data flow.
+        UserError: the texts are too long, there is no pooler, the model also has a decoder, or its attention cannot
+            take data flow.
     """
     config, kind = model.config, type(model)
     check_lengths(config.to_dict(), profile)
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
-        raise UserError(f"model: {kind.__name__} has a decoder beside the encoder; pass {encoder} in its place")
+        raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
     if profile.pooling == "pooler" and getattr(model, "pooler", None) is None:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
     if profile.data_flow_length and "flash" in str(getattr(config, "_attn_implementation", "")):
@@ -136,7 +136,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
-    """Returns lines about settings of a profile that work with the model, but hardly as intended."""
+    """Returns warnings about settings that work with the model but probably not as intended."""
     warnings = []
     if profile.pooling == "cls" and is_causal(model):
         warnings.append(

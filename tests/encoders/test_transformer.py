@@ -169,7 +169,7 @@ def test_a_model_that_does_not_fit_is_refused(model):
         (DistilBertModel(DISTILBERT), {"pooling": "pooler"},
          "pooling=pooler: DistilBertModel has no pooler; use cls, mean or last_token"),
         (T5Model(T5Config(vocab_size=9, **T5)), {},
-         "model: T5Model has a decoder beside the encoder; pass T5EncoderModel in its place"),
+         "model: T5Model also has a decoder; pass T5EncoderModel instead"),
         (model, {"query_length": 8, "code_length": 8, "data_flow_length": 8},
          "flash_attention_2: takes no mask for data flow; use sdpa or eager"),
     ):  # fmt: skip
