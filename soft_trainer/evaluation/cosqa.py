@@ -21,7 +21,7 @@ from soft_trainer.terminal import print_on_main
 
 _QUERIES = r"cosqa-retrieval-(dev|test)\b.*\.json(\.gz)?"
 _CODES = r"code_idx_map\.(txt|json)(\.gz)?"
-# Queries, codes and pairs. Of the pairs the first that is there is read: the right ones alone are the smaller file.
+# Queries, codes and pairs. The first pairs file that exists is read: the one with only the right pairs is smaller.
 _PLUS_NAMES = (
     ("test_agent_query", "test_agent_codebase", ("test_agent_pairs_true", "test_agent_pairs")),
     (
@@ -42,10 +42,10 @@ def is_cosqa(folder: Path) -> bool:
 
 
 def cosqa_sets(folder: Path) -> Iterator[tuple[str, tuple[Dataset, Dataset]]]:
-    """Yields "dev" and "test", those that exist, each with its queries and the corpus.
+    """Yields "dev" and "test", if they exist, each with its queries and the corpus.
 
     Raises:
-        UserError: a file that is missing or wrong.
+        UserError: a file is missing or malformed.
     """
     queries, codes = matching_files(folder, _QUERIES), matching_files(folder, _CODES)
     if not (queries and codes):
@@ -89,7 +89,7 @@ def is_cosqa_plus(folder: Path) -> bool:
 
 
 def _plus_files(folder: Path) -> list[list[list[Path]]]:
-    """The files with queries, codes and pairs that are there, for each of the two sets of names."""
+    """Finds the existing files with queries, codes and pairs, for each of the two sets of names."""
     return [
         [
             matching_files(folder, rf"{queries}\.json(\.gz)?"),
@@ -101,14 +101,14 @@ def _plus_files(folder: Path) -> list[list[list[Path]]]:
 
 
 def cosqa_plus_set(folder: Path) -> tuple[Dataset, Dataset]:
-    """Returns the queries, a row for every right code of each, and the corpus.
+    """Returns the queries, with one row for each right code, and the corpus.
 
-    A query without a right code is left out, and a message says how many there are.
+    Queries without a right code are left out; a message says how many.
 
     Raises:
-        UserError: a file that is missing or wrong.
+        UserError: a file is missing or malformed.
     """
-    # The set of names of which most are there; the later names if both are whole.
+    # The set of names with the most files; the later names if both sets are complete.
     sets = list(zip(_plus_files(folder), _PLUS_NAMES, strict=True))
     files, (queries_name, codes_name, (pairs_name, _)) = max(sets, key=lambda item: sum(map(bool, item[0])))
     names = (queries_name, codes_name, pairs_name)
@@ -129,7 +129,7 @@ def cosqa_plus_set(folder: Path) -> tuple[Dataset, Dataset]:
 
 
 def _texts(path: Path, name: str) -> dict[int, str]:
-    """The text of each number, from a list of {"NAME-idx": number, NAME: text}."""
+    """Maps numbers to texts, from a list of {"NAME-idx": number, NAME: text}."""
     texts = dict(pairs := _rows(path, lambda row: (int(row[f"{name}-idx"]), row[name])))
     if len(texts) < len(pairs):
         raise UserError(f"{path}: two entries have the same {name}-idx")
@@ -137,7 +137,7 @@ def _texts(path: Path, name: str) -> dict[int, str]:
 
 
 def _right_codes(path: Path, queries: dict[int, str], codes: dict[int, str]) -> dict[int, list[int]]:
-    """The right codes of each query that has some, in the order of the queries. A pair may be listed twice."""
+    """Returns the right codes of each query that has any, in the order of the queries. Pairs may be listed twice."""
     pairs = _rows(path, lambda row: (int(row["query-idx"]), int(row["code-idx"]), int(row["label"])))
     # Pairs of training and dev queries are in the same file.
     right = [(query, code) for query, code, label in pairs if label and query in queries]

@@ -1,4 +1,4 @@
-"""Metrics of Matryoshka embeddings: the MRR by the first dimensions, as `mrr_256`, beside `mrr` by all of them."""
+"""Metrics of Matryoshka embeddings: the MRR by the first dimensions, such as `mrr_256`, in addition to `mrr`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _PREFIX = "mrr_"
 
 
 def shorter_metric(dim: int) -> str:
-    """The name of the MRR by the first `dim` dimensions."""
+    """Returns the name of the MRR by the first `dim` dimensions."""
     return f"{_PREFIX}{dim}"
 
 
 def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
-    """The MRRs by first dimensions among the names of `metrics`, the most dimensions first, with their titles."""
+    """Finds the MRRs by first dimensions among `metrics`; returns name -> title, most dimensions first."""
     dims = {int(name.removeprefix(_PREFIX)) for name in metrics if is_shorter_metric(name)}
     return {shorter_metric(dim): f"MRR by {dim} dimensions" for dim in sorted(dims, reverse=True)}
 
@@ -26,7 +26,7 @@ def is_shorter_metric(name: str) -> bool:
 
 
 def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
-    """The MRR of each ranking, keyed by the number of dimensions that ranked a corpus of `pool_size` codes."""
+    """Computes the MRR of each ranking of `pool_size` codes; the rankings are keyed by their number of dimensions."""
     return {
         shorter_metric(dim): retrieval_metrics(ranking.ranks, pool_size)["mrr"] for dim, ranking in rankings.items()
     }

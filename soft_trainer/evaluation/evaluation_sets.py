@@ -1,4 +1,4 @@
-"""Further evaluation sets of a run: published human queries, or rows of another project.
+"""Additional evaluation sets of a run: published human queries, or rows of another project.
 
 A folder of `--eval_data_dir` holds one or more of
 
@@ -47,7 +47,7 @@ class EvaluationSet:
     Args:
         name: the name of its results.
         queries: rows with `url` and a query. With graded relevance there is a row for every query and relevant code,
-            with `query_number` (from 0) and `relevance` (above 0). The rows of a query stand together.
+            with `query_number` (from 0) and `relevance` (above 0). The rows of a query are adjacent.
         codebase: the corpus, rows with `url` and a code.
     """
 
@@ -79,11 +79,11 @@ def load_evaluation_sets(
 
     Args:
         codebase: the run's own corpus, for judged queries whose folder has none.
-        names: those of other sets, which no set may have.
+        names: names that are already taken by other sets.
 
     Raises:
         UserError: a folder without any set, a file that cannot be read (names file and row), rows that cannot be
-            used (see `check_rows`), or two sets of the same name.
+            used (see `check_rows`), or two sets with the same name.
     """
     sets: list[EvaluationSet] = []
     taken = {*names, *SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
@@ -111,7 +111,7 @@ def load_evaluation_sets(
 def _sets_of(
     folder: Path, languages: Sequence[str], codebase: Dataset | None
 ) -> Iterator[tuple[str, tuple[Dataset, Dataset]]]:
-    """The sets of a folder: a name for each, its queries and its corpus."""
+    """Yields the sets of a folder: the name, queries and corpus of each."""
     if is_cosqa(folder):
         yield from cosqa_sets(folder)
     if is_cosqa_plus(folder):

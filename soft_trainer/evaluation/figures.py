@@ -1,4 +1,4 @@
-"""Figures with matplotlib, which is imported when the first is drawn."""
+"""Draws figures with matplotlib, which is imported when the first one is drawn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_figure(width: float, height: float):
 
 
 def save_png(figure, path: str | Path) -> Path:
-    """Writes the figure as a whole file, at 150 dots per inch.
+    """Writes the figure atomically, at 150 dots per inch.
 
     Raises:
         UserError: the file cannot be written.
@@ -43,7 +43,7 @@ def save_png(figure, path: str | Path) -> Path:
 
 
 def data_uri(figure) -> str:
-    """Returns the figure as a PNG in a `data:` address, for a page that is one file."""
+    """Returns the figure as a PNG in a `data:` URI, for a self-contained page."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""Lexical retrieval with BM25 over the same corpus: the baseline of a trained encoder."""
+"""Lexical retrieval with BM25 over the same corpus: the baseline for a trained encoder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def lexical_ranks(
     """Ranks the corpus for every query with BM25 on the words of its tokens.
 
     Both sides are split into words in the same way (`split_identifiers`). A word's weight is Lucene's
-    `ln(1 + (C - n + 0.5) / (n + 0.5))`, where n of C codes hold it; it is never negative. A word that occurs twice in
-    a query counts twice. Ties count against the query's own code, also those with codes that hold none of its words.
-    Scores are float64, and codes with the same words score the same to the last bit.
+    `ln(1 + (C - n + 0.5) / (n + 0.5))`, where n of C codes contain it; it is never negative. A word that occurs twice
+    in a query counts twice. Ties count against the query's own code, even ties with codes that share no word with the
+    query. Scores are float64, and codes with the same words score the same to the last bit.
 
     Args:
         queries: tokens of each query's text, its docstring.
@@ -41,7 +41,7 @@ def lexical_ranks(
         top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
 
     Raises:
-        UserError: no code with a word, or queries and targets of different number.
+        UserError: no code contains a word, or there are not as many targets as queries.
     """
     targets = torch.as_tensor(targets).numpy()
     if len(targets) != len(queries):

@@ -1,4 +1,4 @@
-"""Reads the files that evaluation sets are published as, plain or gzipped, and makes rows of them."""
+"""Reads the published files of evaluation sets, plain or gzipped, and turns them into rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from soft_trainer.errors import UserError
 
 
 def matching_files(folder: Path, pattern: str) -> list[Path]:
-    """Returns the files of a folder whose whole name matches the regular expression, in order of their names."""
+    """Returns the files of a folder whose whole name matches the regular expression, sorted by name."""
     return sorted(path for path in folder.iterdir() if re.fullmatch(pattern, path.name))
 
 
@@ -20,7 +20,7 @@ def read_text(path: Path) -> str:
     """Returns the text of a file, which may be gzipped.
 
     Raises:
-        UserError: it cannot be read as UTF-8.
+        UserError: the file cannot be read as UTF-8.
     """
     try:
         content = path.read_bytes()
@@ -30,10 +30,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, kind: type):
-    """Returns the content of a JSON file, which must be a `list` or a `dict`, as `kind` says.
+    """Returns the content of a JSON file, which must be a `kind`: `list` or `dict`.
 
     Raises:
-        UserError: it cannot be read, or holds something else.
+        UserError: the file cannot be read, or holds something else.
     """
     try:
         value = json.loads(read_text(path))
@@ -46,7 +46,7 @@ def read_json(path: Path, kind: type):
 
 
 def code_row(code: str, url: str, language: str) -> dict:
-    """Returns a row of a corpus in CodeSearchNet's columns. Tokens are split at white space."""
+    """Returns a corpus row in CodeSearchNet's columns. Tokens are split at white space."""
     return {"code": code, "code_tokens": code.split(), "original_string": code, "language": language, "url": url}
 
 

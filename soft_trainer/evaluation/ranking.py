@@ -92,18 +92,18 @@ def rank_codes(
 
 
 def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None) -> dict[str, float]:
-    """Mean reciprocal rank and recall.
+    """Computes the mean reciprocal rank and recall.
 
     Args:
         ranks (`LongTensor[Q]`): 1 is best.
         pool_size (`int`): number of codes in the corpus.
-        max_rank (`int`, *optional*): a rank beyond it counts 0; the published scripts cut at 1000.
+        max_rank (`int`, *optional*): ranks beyond it count 0; the published scripts use 1000.
 
     Returns:
         `dict`: `mrr`, `recall@1`, `recall@5`, `recall@10`, `pool_size`, `queries`.
 
     Raises:
-        UserError: no ranks.
+        UserError: there are no ranks.
     """
     ranks = torch.as_tensor(ranks)
     if len(ranks) == 0:
@@ -136,7 +136,7 @@ def _check(
 
 
 def _near_one(side: str, rows: Tensor) -> tuple[Tensor, float]:
-    """Brings very large and very small numbers near 1, by a power of two, which rounds nothing."""
+    """Scales very large or very small numbers to near 1, by a power of two, so that nothing is rounded."""
     low, high = rows.aminmax()
     largest = float(torch.maximum(-low, high))
     if not math.isfinite(largest):
@@ -147,13 +147,13 @@ def _near_one(side: str, rows: Tensor) -> tuple[Tensor, float]:
 
 
 def _centre(rows: Tensor) -> Tensor:
-    """The mean of some rows: every centre gives the same ranks, a near one gives them faster."""
+    """Returns the mean of some rows: any centre gives the same ranks, a close one gives them faster."""
     return rows[:: -(-len(rows) // _SAMPLE)].double().mean(0).float()
 
 
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Keeps autocast, TF32 and bfloat16 out of the matrix products: the bound is that of float32."""
+    """Keeps autocast, TF32 and bfloat16 out of the matrix products, since the error bound assumes float32."""
     since_2_9 = hasattr(torch.backends, "fp32_precision")  # reading the old switch raises once the new ones are set
     switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if since_2_9 else ()
     before = [switch.fp32_precision for switch in switches] or torch.get_float32_matmul_precision()
@@ -174,7 +174,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 
 
 def _map_in_threads(function, threads: int, *arguments) -> list:
-    """Maps over blocks. A thread takes whole blocks: the NumPy operations would leave all others waiting."""
+    """Maps over blocks. Each thread takes whole blocks: during the NumPy operations all others would wait."""
     if threads == 1:
         return list(map(function, *arguments))
     try:
@@ -197,11 +197,11 @@ class _Corpus:
 
     @cached_property
     def copies(self) -> Tensor:
-        """A number for each code that only identical codes share, LongTensor[C]."""
+        """A number for each code, shared only by identical codes, LongTensor[C]."""
         return self.rows.unique(dim=0, return_inverse=True)[1]
 
     def block(self, index: slice) -> Tensor:
-        """Centred codes and their offsets, float32[N, d + 1]; codes of score -inf complete the last chunk."""
+        """Returns centred codes and their offsets, float32[N, d + 1]; codes of score -inf pad the last chunk."""
         rows = self.rows[index]
         block = torch.zeros(
             -(-len(rows) // _CHUNK) * _CHUNK, rows.shape[1] + 1, dtype=torch.float32, device=rows.device
@@ -212,7 +212,7 @@ class _Corpus:
         return block
 
     def bounds(self, queries: Tensor, centred: Tensor, own_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Float32 scores outside these bounds are surely below or above the own code's, float32[B] each.
+        """Returns bounds, float32[B] each: scores outside them are certainly below or above the own code's.
 
         In any order of summation a dot product of n numbers is off by at most n u |x| |y| (1 + O(n u)), where u is
         the unit roundoff; a few u more for centring, for the offset and for the bounds themselves.
@@ -229,7 +229,7 @@ class _Corpus:
 def _rank_block(
     corpus: _Corpus, top_k: int, size: int, queries: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranks, top rows and top scores of one block of queries."""
+    """Computes ranks, top rows and top scores of one block of queries."""
     rows = torch.arange(len(queries), device=queries.device)
     own_scores = _pair_scores(queries, corpus.rows, rows, targets)
     centred = (queries - corpus.query_centre).float()
@@ -268,7 +268,7 @@ def _rank_block(
 
 
 def _multiply(codes: Tensor, queries: Tensor, buffer: Tensor) -> Tensor:
-    """Products of all codes and queries in the buffer, by chunks of codes: Tensor[N / chunk, chunk, B]."""
+    """Multiplies all codes and queries into the buffer, by chunks of codes: Tensor[N / chunk, chunk, B]."""
     scores = buffer[: len(codes)]
     steps = -(-(queries.shape[1] - 1) // _STEP)  # the offset joins the last
     for step, (code, query) in enumerate(zip(codes.chunk(steps, 1), queries.chunk(steps, 1), strict=True)):
@@ -277,13 +277,13 @@ def _multiply(codes: Tensor, queries: Tensor, buffer: Tensor) -> Tensor:
 
 
 def _maxima(scores: Tensor) -> Tensor:
-    """The largest score in each chunk, Tensor[N / chunk, B]."""
+    """Returns the largest score in each chunk, Tensor[N / chunk, B]."""
     # On the CPU, NumPy needs half of torch's time for this, and a third for the counts below.
     return torch.from_numpy(scores.numpy().max(1)) if scores.device.type == "cpu" else scores.amax(1)
 
 
 def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
-    """The number of scores in each chunk that are "greater" or "less" than a query's bound: Tensor[N / chunk, B]."""
+    """Counts the scores in each chunk that are "greater" or "less" than a query's bound: Tensor[N / chunk, B]."""
     if scores.device.type != "cpu":
         return getattr(torch, compare)(scores, bounds).sum(1, dtype=torch.uint8)
     scores, bounds, compare = scores.numpy(), bounds.numpy(), getattr(np, compare)
@@ -297,7 +297,7 @@ def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
 
 
 def _pick(scores: Tensor, chunks: Tensor, low: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, code and score of all scores from `low` on in these chunks, [P] each, in order of a query's codes."""
+    """Returns query, code and score of all scores of at least `low` in these chunks, [P] each, by query and code."""
     chunk, row = chunks.nonzero(as_tuple=True)
     values = scores[chunk, :, row]
     pair, offset = (values >= low[row, None]).nonzero(as_tuple=True)
@@ -305,7 +305,7 @@ def _pick(scores: Tensor, chunks: Tensor, low: Tensor, start: int) -> tuple[Tens
 
 
 def _best(row: Tensor, code: Tensor, score: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The `number` best codes of each query, the lower code where scores tie: queries and codes, in order of both."""
+    """Finds the `number` best codes of each query, lower codes first on ties; returns queries and codes, sorted."""
     order = score.argsort(descending=True, stable=True)
     order = order[row[order].argsort(stable=True)]
     counts = row.bincount()
@@ -315,7 +315,7 @@ def _best(row: Tensor, code: Tensor, score: Tensor, number: int) -> tuple[Tensor
 
 
 def _pair_scores(queries: Tensor, codes: Tensor, query_rows: Tensor, code_rows: Tensor) -> Tensor:
-    """Float64 scores of P pairs. The upper half of the products is added to the lower half until one number is left.
+    """Computes float64 scores of P pairs by adding the upper half of the products to the lower until one is left.
 
     `sum` would add in an order that depends on the device and on the number of pairs.
     """

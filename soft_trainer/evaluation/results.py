@@ -40,7 +40,7 @@ def save_ranks(
 ) -> None:
     """Writes a Parquet file with `url`, `rank` (1 is best), and the urls and scores of the top codes of each query.
 
-    With the names of text columns (the first that exists is read) the file also holds `query`, its own `code`, and
+    If text columns are named (the first that exists is read), the file also holds `query`, its own `code`, and
     `top_codes`, the first three: one line each of at most 300 characters, so that a report needs no data set.
     """
     urls = codebase["url"][:]
@@ -61,7 +61,7 @@ def save_ranks(
 
 
 def _codes_to_read(dataset: Dataset, codebase: Dataset, ranking: Ranking, column: str) -> dict[str, list]:
-    """`code` and `top_codes` of every query. Only the rows of the corpus that are shown are read."""
+    """Returns `code` and `top_codes` of every query, reading only those rows of the corpus."""
     own, top = target_rows(dataset, codebase).tolist(), ranking.top_indices[:, :_SHOWN].tolist()
     rows = sorted({*own, *(row for rows in top for row in rows)})
     lines = {row: _line(text, _WIDTH) for row, text in zip(rows, codebase[rows][column], strict=True)}
@@ -92,21 +92,21 @@ class RankedQueries:
 
     @property
     def pool_size(self) -> int | None:
-        """The number of codes in the corpus, None where the file does not say."""
+        """The number of codes in the corpus, None if the file does not say."""
         size = (self.rows.schema.metadata or {}).get(b"pool_size")
         return size and int(size)
 
     @property
     def corpus(self) -> bytes | None:
-        """A hash of the ids in the corpus, None where the file does not say."""
+        """A hash of the ids in the corpus, None if the file does not say."""
         return (self.rows.schema.metadata or {}).get(b"corpus")
 
     def query(self, row: int) -> str:
-        """The text of a query, or the url of its own code where the file has no texts."""
+        """Returns the text of a query, or its code's url if the file has no texts."""
         return self._read("query", row) or self.urls[row]
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """The first three codes of a query, best first: True for its own code, and the code's text or url."""
+        """Returns a query's top three codes, best first: whether it is the query's own, and its text or url."""
         urls = self._read("top_urls", row)[:_SHOWN]
         codes = self._read("top_codes", row) or urls
         return [(url == self.urls[row], code or url) for url, code in zip(urls, codes, strict=True)]
@@ -116,10 +116,10 @@ class RankedQueries:
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
-    """Reads a file of `save_ranks`.
+    """Reads a file written by `save_ranks`.
 
     Raises:
-        UserError: no such file, or a file of another kind.
+        UserError: there is no such file, or it is of another kind.
     """
     path = Path(path)
     try:
@@ -136,7 +136,7 @@ def load_ranks(path: str | Path) -> RankedQueries:
 
 
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
-    """Turns `{split: {system: metrics}}` into a Markdown table, a row for each system on each split."""
+    """Formats `{split: {system: metrics}}` as a Markdown table with a row for each system on each split."""
     measured = [
         (split, labels[system], systems[system])
         for split, systems in results.items()
@@ -152,7 +152,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
 def examples(
     dataset: Dataset, codebase: Dataset, ranking: Ranking, number: int, query_column: str, code_column: str
 ) -> str:
-    """The first `number` queries, each with its top three functions; `=>` marks its own."""
+    """Formats the first `number` queries, each with its top three functions; `=>` marks its own."""
     blocks = []
     queries = dataset.select(range(min(number, len(dataset))))
     for query, rank, rows in zip(queries, ranking.ranks, ranking.top_indices, strict=False):
@@ -166,5 +166,5 @@ def examples(
 
 
 def _line(text: str | Sequence[str], width: int) -> str:
-    """A text, or a list of tokens, as one line of at most `width` characters."""
+    """Shortens a text or a list of tokens to one line of at most `width` characters."""
     return shorten(*texts([text]), width, placeholder="…")

@@ -42,7 +42,7 @@ class GradedRanking:
     Args:
         ranking: one rank for each of Q queries, that of its best relevant code.
         pairs (`LongTensor[Q]`): the (query, code) pair that holds this code.
-        ndcg (`float64[Q]`): normalised discounted cumulative gain of the first k places, from 0 to 1.
+        ndcg (`float64[Q]`): normalised discounted cumulative gain of the first k ranks, from 0 to 1.
     """
 
     ranking: Ranking
@@ -53,7 +53,7 @@ class GradedRanking:
 def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: int = 10) -> GradedRanking:
     """Turns the ranks of all (query, relevant code) pairs into one rank and one nDCG@k for each query.
 
-    A grade g in place p gains (2^g - 1) / log2(p + 1). The sum is divided by that of the best order of the query's
+    A grade g at rank p gains (2^g - 1) / log2(p + 1). The sum is divided by that of the best order of the query's
     relevant codes. Ties count against the query: among codes that score the same, the irrelevant ones come first, then
     those of lower grades.
 
@@ -61,7 +61,7 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
         ranking: the ranking of P pairs from `rank_codes`.
         queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
         grades (`float[P]`): the relevance of each pair's code, above 0.
-        k (`int`, *optional*, defaults to 10): number of places that count.
+        k (`int`, *optional*, defaults to 10): number of ranks that count.
 
     Raises:
         UserError: arrays that do not fit, a grade that is not above 0, or a query number without a pair.
@@ -84,13 +84,13 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
 
 
 def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
-    """Average precision of each query, float64[Q]: the mean over its relevant codes of the precision at their places.
+    """Computes each query's average precision, float64[Q]: the mean precision at the ranks of its relevant codes.
 
-    Its mean over queries is MAP. Ties are broken against us: among codes that score the same, the irrelevant ones come
-    first.
+    The mean over queries is MAP. Ties count against the query: among codes that score the same, the irrelevant ones
+    come first.
 
     Args:
-        ranking: of the P pairs, as `graded_ranking` takes it.
+        ranking: the ranking of the P pairs, as for `graded_ranking`.
         queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
 
     Raises:
@@ -108,14 +108,14 @@ def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
 
 
 def _places(ranks: np.ndarray, queries: np.ndarray, grades: np.ndarray) -> np.ndarray:
-    """The place of each pair's code, int64[P]. Relevant codes that score the same share a rank, that of the last."""
+    """Returns the place of each pair's code, int64[P]; in `ranking`, relevant codes that tie share the last rank."""
     order = np.lexsort((-grades, ranks, queries))
     tie = np.unique(np.stack([queries, ranks]), axis=1, return_inverse=True)[1].reshape(-1)
     return ranks - _running(order, tie)
 
 
 def _running(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """The number of earlier members of the same group, int64[P]. `order` keeps groups together."""
+    """Counts the earlier members of the same group, int64[P]. `order` keeps groups together."""
     sorted_groups = groups[order]
     begins = np.flatnonzero(np.r_[True, sorted_groups[1:] != sorted_groups[:-1]])
     counts = np.diff(np.r_[begins, len(order)])
@@ -125,13 +125,13 @@ def _running(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def _gain(places: np.ndarray, queries: np.ndarray, grades: np.ndarray, k: int) -> np.ndarray:
-    """Discounted cumulative gain of each query, float64[Q]."""
+    """Computes the discounted cumulative gain of each query, float64[Q]."""
     gains = np.where(places <= k, (np.exp2(grades) - 1) / np.log2(places + 1), 0.0)
     return np.bincount(queries, gains)
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """The mean over the sets of every metric that all of them have, counts and times left out."""
+    """Averages over the sets every metric that all of them have, leaving out counts and times."""
     names = [name.removeprefix(f"{prefix}_{keys[0]}_") for name in metrics if name.startswith(f"{prefix}_{keys[0]}_")]
     left_out = ("pool_size", "queries", "runtime", "per_second")
     means = {}
