@@ -1,4 +1,4 @@
-"""Merging at the end of a training: what is kept, what is merged, how the ratio is chosen, and what is refused."""
+"""`--merge_ratio`: what is kept, what is merged, how the ratio is chosen, and what is refused."""
 
 import json
 
