@@ -27,7 +27,7 @@ from soft_trainer.options.declared import Values, effective_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
-from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of, only_labelled
+from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.hard_batches import check_code_only
 from soft_trainer.weights import Weigher
@@ -63,7 +63,7 @@ class SoftInfoNCELoss(nn.Module):
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)` or
             `SentenceTransformerEstimator()`, the model before training. None: InfoNCE. The loss fits a copy of it.
         train_dataset: the data set that `with_rows` gives, with the texts of queries, of codes, and then of own
-            negatives. The trainer gets the same one. None: the only one that `with_rows` has made.
+            negatives. The trainer gets the same one.
         scale: the factor on similarities.
         similarity_fct: Tensor[B, d] and Tensor[N, d] -> Tensor[B, N].
         gather_across_devices: take the codes of all processes as negatives.
@@ -79,7 +79,7 @@ class SoftInfoNCELoss(nn.Module):
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
-        >>> loss = SoftInfoNCELoss(model, BM25Estimator())
+        >>> loss = SoftInfoNCELoss(model, BM25Estimator(), train_dataset)
         >>> trainer = SentenceTransformerTrainer(model, args, train_dataset, loss=loss)
     """
 
@@ -87,7 +87,7 @@ class SoftInfoNCELoss(nn.Module):
         self,
         model: SentenceTransformer,
         estimator,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset,
         *,
         scale: float = 20.0,
         similarity_fct: Callable[[Tensor, Tensor], Tensor] = cos_sim,
@@ -103,7 +103,7 @@ class SoftInfoNCELoss(nn.Module):
         _check_estimator(estimator)
         self.estimator = _own_estimator(estimator, model)
         self.loss_settings = resolve_loss(self.options, self.estimator)
-        self.rows = LabelledRows.of(only_labelled() if train_dataset is None else train_dataset)
+        self.rows = LabelledRows.of(train_dataset)
         if self.loss_settings.needs_similarity:
             check_code_only(self.estimator, self.rows.code_only)
             EstimatorCallback(self.estimator).fit(self.rows.rows)
@@ -221,7 +221,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         self,
         model: SentenceTransformer,
         estimator,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset,
         *,
         mini_batch_size: int = 32,
         mini_batch_num_tokens: int | None = None,

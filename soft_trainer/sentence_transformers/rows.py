@@ -21,7 +21,6 @@ LABEL = "label"
 # sentence-transformers takes the first of these that a data set has as labels; all other columns are texts.
 LABEL_COLUMNS = (LABEL, "labels", "score", "scores")
 NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
-_LABELLED: dict[str, Dataset] = {}  # what `with_rows` has returned, by the fingerprint of what it was given
 
 
 def with_rows(train_dataset: Dataset) -> Dataset:
@@ -32,41 +31,17 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     Raises:
         UserError: it is not one `Dataset`, or it has labels or scores already.
     """
-    if isinstance(train_dataset, Mapping):
-        raise UserError(
-            "with_rows: one Dataset is expected, not a dict of them: call it for each, and give the trainer a dict of "
-            "losses, one for each data set"
-        )
     if not isinstance(train_dataset, Dataset):
         raise UserError(
-            f"with_rows: a datasets.Dataset is expected, not {type(train_dataset).__name__}: rows of a stream have no "
-            "numbers, collect them first"
+            f"with_rows: one datasets.Dataset is expected, not {type(train_dataset).__name__}: call it for each of a "
+            "dict, and collect the rows of a stream first"
         )
-    taken = [name for name in LABEL_COLUMNS if name in train_dataset.column_names]
-    if taken:
+    if taken := [name for name in LABEL_COLUMNS if name in train_dataset.column_names]:
         raise UserError(
             f"with_rows: the data set has a column {taken[0]!r} already; the loss takes row numbers in its place: "
             f"train_dataset.remove_columns({taken[0]!r})"
         )
-    labelled = train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
-    _LABELLED[train_dataset._fingerprint] = labelled
-    return labelled
-
-
-def only_labelled() -> Dataset:
-    """The data set that `with_rows` has made in this process.
-
-    Raises:
-        UserError: it has made none, or several.
-    """
-    if len(_LABELLED) != 1:
-        if _LABELLED:
-            raise UserError(
-                "SoftInfoNCELoss: with_rows has made several data sets: name the one of this loss: "
-                "SoftInfoNCELoss(..., train_dataset=train_dataset)"
-            )
-        raise UserError("SoftInfoNCELoss: with_rows has made no data set: train_dataset = with_rows(train_dataset)")
-    return next(iter(_LABELLED.values()))
+    return train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
 
 
 @dataclass(frozen=True)
@@ -115,16 +90,11 @@ class LabelledRows:
         Raises:
             UserError: no labels, or labels that are not row numbers of the training rows.
         """
-        if labels is None:
+        whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
+        if not whole or labels.shape != (batch_size,):
             raise UserError(
-                "SoftInfoNCELoss: the batch has no labels; it finds weights by row number: train_dataset = "
-                "with_rows(train_dataset)"
-            )
-        if labels.shape != (batch_size,) or labels.is_floating_point() or labels.dtype == torch.bool:
-            raise UserError(
-                f"SoftInfoNCELoss: labels of type {str(labels.dtype).removeprefix('torch.')} and shape "
-                f"{tuple(labels.shape)} are no row numbers of {batch_size} rows: train_dataset = "
-                "with_rows(train_dataset)"
+                f"SoftInfoNCELoss: the batch of {batch_size} rows has no row numbers as labels, by which it finds "
+                "weights: train_dataset = with_rows(train_dataset)"
             )
         numbers = labels.numpy(force=True).astype(np.int64)
         places = np.searchsorted(self.labels, numbers).clip(max=len(self.labels) - 1)
@@ -166,23 +136,12 @@ def _texts_of(dataset: Dataset, name: str) -> list[str]:
 
 def _labels_of(dataset: Dataset) -> np.ndarray:
     """The labels of a data set, int64[n], checked to be distinct whole numbers."""
-    if not isinstance(dataset, Dataset):
-        raise UserError(
-            f"train_dataset: the datasets.Dataset that with_rows gives is expected, not {type(dataset).__name__}; for "
-            "several data sets make a loss for each"
-        )
-    if LABEL not in dataset.column_names:
-        raise UserError(
-            f"train_dataset: no column {LABEL!r} of row numbers among {', '.join(dataset.column_names)}: "
-            "train_dataset = with_rows(train_dataset)"
-        )
-    labels = np.asarray(dataset[LABEL][:])
-    if not len(labels):
-        raise UserError("train_dataset: it has no rows")
+    names = getattr(dataset, "column_names", ())
+    labels = np.asarray(dataset[LABEL][:] if LABEL in names else [])
     if labels.dtype.kind not in "iu" or len(np.unique(labels)) != len(labels):
         raise UserError(
-            f"train_dataset: column {LABEL!r} does not hold row numbers, each once: remove it, and then train_dataset "
-            "= with_rows(train_dataset)"
+            f"train_dataset: it has no column {LABEL!r} with a number for each of its rows: train_dataset = "
+            "with_rows(train_dataset), and a loss for each of several data sets"
         )
     return labels.astype(np.int64)
 

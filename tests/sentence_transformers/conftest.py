@@ -8,13 +8,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.sentence_transformers import rows, with_rows
-
-
-@pytest.fixture(autouse=True)
-def nothing_labelled(monkeypatch):
-    """Every test is a program of its own for `with_rows`."""
-    monkeypatch.setattr(rows, "_LABELLED", {})
+from soft_trainer.sentence_transformers import with_rows
 
 
 @pytest.fixture(scope="session")

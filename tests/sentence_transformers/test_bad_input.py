@@ -21,9 +21,9 @@ def data(**columns) -> Dataset:
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (DatasetDict(train=data()), "with_rows: one Dataset is expected, not a dict of them"),
-        ({"a": data()}, "give the trainer a dict of losses"),
-        (data().to_iterable_dataset(), "not IterableDataset: rows of a stream have no numbers"),
+        (DatasetDict(train=data()), "with_rows: one datasets.Dataset is expected, not DatasetDict"),
+        ({"a": data()}, "not dict: call it for each of a dict"),
+        (data().to_iterable_dataset(), "not IterableDataset"),
         (data(score=[0.1, 0.2]), "with_rows: the data set has a column 'score' already"),
         (with_rows(data()), "with_rows: the data set has a column 'label' already"),
     ],
@@ -36,15 +36,15 @@ def test_what_cannot_be_numbered(dataset, words):
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (data(), "no column 'label' of row numbers among anchor, positive: train_dataset = with_rows(train_dataset)"),
-        (data(label=[0.0, 1.0]), "column 'label' does not hold row numbers, each once"),
-        (data(label=[1, 1]), "column 'label' does not hold row numbers, each once"),
-        (data(label=["0", "1"]), "column 'label' does not hold row numbers"),
-        (data(label=[0, 1]).select([]), "train_dataset: it has no rows"),
+        (data(), "no column 'label' with a number for each of its rows: train_dataset = with_rows"),
+        (data(label=[0.0, 1.0]), "no column 'label' with a number for each"),
+        (data(label=[1, 1]), "no column 'label' with a number for each"),
+        (data(label=["0", "1"]), "no column 'label' with a number for each"),
+        (data(label=[0, 1]).select([]), "no column 'label' with a number for each"),
         (data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: two columns of texts are expected"),
         (data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
         (data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
-        ({"a": data(label=[0, 1])}, "for several data sets make a loss for each"),
+        ({"a": data(label=[0, 1])}, "a loss for each of several data sets"),
     ],
 )
 def test_a_data_set_without_usable_row_numbers(dataset, words, sentence_transformer):
@@ -109,9 +109,9 @@ def test_two_losses_of_one_estimator_keep_their_own_rows(sentence_transformer):
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (None, "the batch has no labels; it finds weights by row number: train_dataset = with_rows(train_dataset)"),
-        (torch.tensor([0.5, 1.0, 0.0, 3.0]), "labels of type float32 and shape (4,) are no row numbers of 4 rows"),
-        (torch.tensor([[0, 1, 2, 3]]), "labels of type int64 and shape (1, 4)"),
+        (None, "the batch of 4 rows has no row numbers as labels"),
+        (torch.tensor([0.5, 1.0, 0.0, 3.0]), "the batch of 4 rows has no row numbers as labels"),
+        (torch.tensor([[0, 1, 2, 3]]), "the batch of 4 rows has no row numbers as labels"),
         (torch.tensor([0, 1, 2, 24]), "label 24 is no row number of the train_dataset that it was made with (24 rows"),
         (torch.tensor([-1, 1, 2, 3]), "label -1 is no row number"),
     ],

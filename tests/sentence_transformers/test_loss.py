@@ -11,7 +11,6 @@ from sentence_transformers.util import dot_score
 
 from soft_trainer import BM25Estimator, Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.errors import UserError
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.sentence_transformers import (
@@ -277,14 +276,8 @@ def test_the_script_of_the_documentation_runs(pairs, encoder_folder, tmp_path, m
     assert (tmp_path / "out" / "final" / "model.safetensors").exists()
 
 
-def test_without_a_data_set_it_takes_the_only_one_with_row_numbers(pairs, sentence_transformer):
+def test_row_numbers_are_a_new_column(pairs):
     assert with_rows(pairs)["label"][:] == list(range(24)) and "label" not in pairs.column_names
-    with_rows(pairs)  # a cell of a notebook that is run twice
-    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator())
-    assert loss.rows.rows["docstring"][:] == pairs[pairs.column_names[0]][:]
-    with_rows(pairs.select(range(12)))
-    with pytest.raises(UserError, match=r"several data sets: name .*\(\.\.\., train_dataset=train_dataset"):
-        SoftInfoNCELoss(sentence_transformer, BM25Estimator())
 
 
 @pytest.mark.slow
