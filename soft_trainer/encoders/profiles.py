@@ -25,7 +25,7 @@ _HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
 
 @dataclass(frozen=True)
 class EncoderProfile:
-    """How a text becomes token ids, token vectors become one embedding, and two embeddings become a score.
+    """Settings that turn a text into token ids, token vectors into an embedding, and two embeddings into a score.
 
     Args:
         name: a key of `PROFILES`, or "auto" for any other encoder.
