@@ -1,4 +1,4 @@
-"""Puts results into `model-index` of an existing card and leaves the rest of it as it is."""
+"""Adds results to the `model-index` of an existing card and leaves the rest unchanged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _KEY = "model-index"
 
 
 def add_eval_results(card: str | Path, results: Sequence[EvalResult]) -> None:
-    """Adds results to a card, in place of earlier ones from the same source on the same data.
+    """Adds results to a card, replacing earlier ones from the same source on the same data.
 
-    The other keys of the header keep their values and order, but lose their comments. The text below the header stays
-    byte for byte. The card is written as a whole file.
+    The other keys of the header keep their values and order, but lose their comments. The text below the header is
+    preserved byte for byte. The card is written atomically.
 
     Raises:
-        UserError: the card is not UTF-8, its header is not YAML, its `model-index` has another form, or the card
-            cannot be written.
+        UserError: the card is not UTF-8, its header is not YAML, its `model-index` is malformed, or the card cannot be
+            written.
     """
     path = Path(card)
     header = _header(path)
@@ -39,13 +39,13 @@ def check_card(card: str | Path) -> None:
     """Makes sure that results can be added to a card.
 
     Raises:
-        UserError: they cannot; see `add_eval_results`.
+        UserError: they cannot be added; see `add_eval_results`.
     """
     _header(Path(card))
 
 
 def _header(path: Path) -> dict:
-    """Reads the header of a card, whose `model-index` must have the form that the Hub reads."""
+    """Reads the header of a card; its `model-index` must have the form that the Hub reads."""
     try:
         header = metadata_load(path) or {}
         _ = [_identity(result) for model in header.get(_KEY) or [] for result in model["results"]]
@@ -56,7 +56,7 @@ def _header(path: Path) -> dict:
 
 
 def _merged(index: list[dict] | None, new: dict) -> list[dict]:
-    """Puts the new results into the first model of `index`, in place of earlier ones of the same identity."""
+    """Adds the new results to the first model of `index`, replacing earlier ones with the same identity."""
     if not index:
         return [new]
     replaced = {_identity(result) for result in new["results"]}
@@ -65,7 +65,7 @@ def _merged(index: list[dict] | None, new: dict) -> list[dict]:
 
 
 def _identity(result: dict) -> tuple:
-    """Identifies a measurement: two results of one identity replace each other."""
+    """Identifies a measurement: a new result replaces an earlier one with the same identity."""
     dataset = result["dataset"]
     source = (result.get("source") or {}).get("name")
     return (source, result["task"]["type"], *(dataset.get(name) for name in ("name", "config", "split")))

@@ -1,4 +1,4 @@
-"""The rows of a run as a data set on the Hub: the same folder that `--data_dir` reads, with a card."""
+"""Pushes the rows of a run to the Hub as a data set: the folder that `--data_dir` reads, with a card."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_data_push(arguments: DataArguments, args: TrainingArguments) -> None:
     """Makes sure, before anything is mined, that the push of `--push_data_to_hub` can succeed.
 
     Raises:
-        UserError: the rows are on the Hub already, or `check_push` refuses.
+        UserError: the rows are already on the Hub, or `check_push` refuses.
     """
     if not arguments.push_data_to_hub:
         return
@@ -46,7 +46,7 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
     """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given.
 
     Raises:
-        UserError: the push failed for good. The folder is whole, and the message says how to push it later.
+        UserError: the push failed for good. The folder is complete, and the message says how to push it later.
     """
     name = arguments.push_data_to_hub
     if not name or distributed.rank_and_world_size()[0] != 0:
@@ -61,7 +61,7 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
     """Writes `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
 
-    Where a split has `source` or `negatives`, all of them get the column.
+    If any split has `source` or `negatives`, all splits get the column.
 
     Raises:
         UserError: the disk is full or the folder cannot be written.
@@ -75,18 +75,18 @@ def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) 
 
 
 def _features(data: DatasetDict) -> Features:
-    """The columns of the files."""
+    """Returns the columns of the files."""
     given = {name for rows in data.values() for name in rows.column_names}
     return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
 
 
 def _complete(rows: Dataset, columns: Iterable[str]) -> Iterator[dict]:
-    """Yields the rows with every one of the columns; a missing one is None."""
+    """Yields the rows with all of the columns; missing values are None."""
     return ({name: row.get(name) for name in columns} for row in rows)
 
 
 def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
-    """Fills the card: a header that tells `datasets.load_dataset` the splits and columns, and a text for people."""
+    """Fills in the card: a header that tells `datasets.load_dataset` the splits and columns, and text for people."""
     split, rows = next(iter(data.items()))
     repositories = Counter(rows["repo"][:] if "repo" in rows.column_names else [])
     return DatasetCard.from_template(

@@ -16,7 +16,7 @@ from soft_trainer.encoders.transformer import pooling_layer
 from soft_trainer.files import reporting_disk_errors, write_json
 from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
 
-MERGED_ADAPTER = "adapter"  # the folder of an adapter whose merged encoder stands beside it
+MERGED_ADAPTER = "adapter"  # the subfolder for the adapter when the merged encoder is in the folder itself
 FORMS = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 _LEGACY_POOLING = {
     "mean": "pooling_mode_mean_tokens",
@@ -36,14 +36,14 @@ def export_encoder(
 ) -> Path:
     """Writes weights, configuration, tokenizer, profile and the files of sentence-transformers into `folder`.
 
-    A model with an adapter is written as the adapter, which needs its base to load; or merged, and the adapter into
-    the folder `adapter` beside it.
+    For a model with an adapter, this writes the adapter, which needs its base to load; or the merged model, with the
+    adapter in the subfolder `adapter`.
 
-    Everything is first written into a directory inside `folder`, then each file is renamed into place. A full disk or
-    an interruption while writing leaves the earlier files as they were.
+    Everything is first written into a directory inside `folder`, then each file is renamed into place. If the disk is
+    full or writing is interrupted, the earlier files stay as they were.
 
     Args:
-        state_dict: weights to save in place of the model's own; sharded training gathers them first.
+        state_dict: weights to save instead of the model's own; sharded training gathers them first.
         merge: merge the adapter.
 
     Returns:
@@ -71,7 +71,7 @@ def export_encoder(
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
-    # Under the names that the model itself has for its weights: Trainer resumes by them.
+    # Under the model's own names for its weights, by which Trainer resumes.
     if not has_adapter(model):
         model.save_pretrained(aside, state_dict=state_dict, save_original_format=False)
     elif merge:
@@ -91,9 +91,9 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, m
 
 
 def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile) -> dict[str, object]:
-    """Returns the files that `SentenceTransformer` reads beside the model: name -> JSON content.
+    """Returns the files that `SentenceTransformer` reads in addition to the model: name -> JSON content.
 
-    `encode_query` and `encode_document` cut to `query_length` and `code_length`, the plain `encode` to the longer of
+    `encode_query` and `encode_document` truncate to `query_length` and `code_length`, plain `encode` to the longer of
     the two. A pooler is an output of the model itself, so a profile that pools with it has no pooling module.
     """
     transformer = {"max_seq_length": max(profile.query_length, profile.code_length), "do_lower_case": False}

@@ -1,4 +1,4 @@
-"""The model card of a run. It is filled from the run's own record, so that the two cannot disagree.
+"""Writes the model card of a run. It is filled in from the run's record, so that the two cannot disagree.
 
 The record is a dict that JSON can hold:
 
@@ -13,7 +13,7 @@ The record is a dict that JSON can hold:
     statistics      from `data.statistics.data_statistics`
     environment     a table {name: version} from `environment()`
 
-The card leaves out settings that are None and sections without content. The profile comes from the folder.
+The card omits settings that are None and sections without content. The profile comes from the folder.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
 
 
 def model_card(folder: str | Path, record: Mapping) -> ModelCard:
-    """Fills the card of the encoder in `folder`: a header that the Hub reads, and a text for people."""
+    """Fills in the card of the encoder in `folder`: a header that the Hub reads, and text for people."""
     folder, base, results = Path(folder), record["base_model"], record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
@@ -101,14 +101,14 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 
 def _adapter(folder: Path) -> str | None:
-    """Says in which form a folder has an adapter: "adapter", "merged", or None for none."""
+    """Returns the form of a folder's adapter: "adapter", "merged", or None if it has none."""
     if (folder / CONFIG).is_file():
         return "adapter"
     return "merged" if (folder / MERGED_ADAPTER / CONFIG).is_file() else None
 
 
 def _config(folder: Path) -> dict:
-    """Reads the model's `config.json`, of an adapter that of its base; empty where there is none."""
+    """Reads the model's `config.json`, or that of an adapter's base; empty if there is none."""
     name, revision = base_of(folder)
     path = repository_file(name, "config.json", revision)
     return json.loads(path.read_text(encoding="utf-8")) if path else {}
@@ -136,7 +136,7 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
-    """Lists the metrics of the trained encoder; each name says the size of the corpus."""
+    """Lists the metrics of the trained encoder; each name states the size of the corpus."""
     languages = record["languages"]
     own_splits = {f"{split}{part}" for split in ("valid", "test") for part in ("", *(f"-{n}" for n in languages))}
     own = {
@@ -148,7 +148,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
         EvalResult(
             task_type="text-retrieval",
             task_name="Code search",
-            # A set of --eval_data_dir has a name of its own.
+            # A set of --eval_data_dir is named after its folder.
             **(own if split in own_splits else {"dataset_type": split, "dataset_name": split}),
             dataset_split=split,
             metric_type=metric,
@@ -163,13 +163,13 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def _hub_name(name: str | None) -> str | None:
-    """Returns the name on the Hub, or None for a folder or a path that is no snapshot of the Hub."""
+    """Returns the name on the Hub, or None for a folder that is not a snapshot of the Hub."""
     name = published_name(name or "")
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None
 
 
 def _shown_name(name: str) -> str:
-    """Returns the name of an encoder as a card shows it: a folder without the path to it."""
+    """Returns an encoder's name for the card: a folder is shown without its path."""
     return f"`{_hub_name(name) or Path(name).name}`"
 
 

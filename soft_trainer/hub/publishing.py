@@ -1,4 +1,4 @@
-"""Pushes during training, in the background; every failure is logged, and pushed again at the end."""
+"""Pushes in the background during training; failed pushes are logged and retried at the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Publisher:
     """Pushes the folders of one run to its repository on the Hub, one after the other.
 
     Args:
-        args: the arguments of the run; those that begin with `hub_` are read.
+        args: the arguments of the run, of which those that begin with `hub_` are read.
 
     Raises:
         UserError: the repository cannot be pushed to. Nothing has been trained yet.
@@ -69,7 +69,7 @@ class Publisher:
     def push_in_background(self, folder: str | Path, message: str, paths: tuple[str | None, ...] = (None,)) -> None:
         """Pushes `folder` in the background, to each of `paths` in the repository.
 
-        Does nothing while another push is under way, unless `hub_always_push` is set.
+        Does nothing while another push is in progress, unless `hub_always_push` is set.
         """
         if not all(push.done() for push in self._pushes) and not self.args.hub_always_push:
             return
@@ -81,7 +81,7 @@ class Publisher:
             self._pushes.append(self._executor.submit(self._push_staged, staged, folder, message, paths))
 
     def push_checkpoint(self, folder: str | Path, step: int) -> None:
-        """Pushes a checkpoint in the background, to the places that `hub_strategy` says."""
+        """Pushes a checkpoint in the background, to where `hub_strategy` says."""
         strategy = self.args.hub_strategy
         if strategy != HubStrategy.END:
             places = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(folder).name}
@@ -89,7 +89,7 @@ class Publisher:
             self.push_in_background(folder, f"Step {step}", paths)
 
     def finish(self) -> None:
-        """Waits for the pushes that are under way."""
+        """Waits for pushes in progress."""
         wait(self._pushes)
 
     def conclude(self, message: str) -> str:
@@ -119,7 +119,7 @@ class Publisher:
             self._fail(error, folder, message, paths)
 
     def _fail(self, error: BaseException, folder: str | Path, message: str, paths: tuple[str | None, ...]) -> None:
-        """Logs a push that failed and remembers it for the end."""
+        """Logs a failed push and records it, to be retried at the end."""
         # The UserError names a command with links that are gone by now, so only its cause is logged.
         cause = reason(error.__cause__ or error)
         logger.warning(f"Pushing {folder} during training failed; it is pushed again at the end: {cause}")
@@ -127,7 +127,7 @@ class Publisher:
 
 
 def _staged(folder: str | Path, output_dir: str) -> tempfile.TemporaryDirectory:
-    """Links the files of a checkpoint into a folder of their own: training may delete them while they are sent."""
+    """Links a checkpoint's files into a separate folder, since training may delete them while they are uploaded."""
     staged = tempfile.TemporaryDirectory(prefix=".push-", dir=output_dir)
     try:
         shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)

@@ -19,7 +19,7 @@ from soft_trainer.files import write_text
 logger = logging.getLogger(__name__)
 
 REPO_TYPES = ("model", "dataset", "space")
-# Pickles run code when loaded, and Trainer's `training_args.bin` holds the token. The other files are temporary.
+# Pickles run code when loaded, and Trainer's `training_args.bin` contains the token. The other files are temporary.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 # The weights of an encoder, as patterns: all of them, or an adapter. A repository has one of the two.
@@ -40,11 +40,11 @@ def check_push(
 
     Args:
         hub_model_id: `USER/NAME`.
-        token: the token to push with; None takes the one of `HF_TOKEN` or `hf auth login`.
+        token: the token to push with; None uses the one from `HF_TOKEN` or `hf auth login`.
         private: the visibility of a new repository.
 
     Raises:
-        UserError: the name is not valid, there is no token, the token is not valid or may not write there, or the Hub
+        UserError: the name is invalid, there is no token, the token is invalid or may not write there, or the Hub
             cannot be reached.
     """
     _check_name(hub_model_id, repo_type)
@@ -77,23 +77,22 @@ def push_folder(
 ) -> str:
     """Pushes the files of `folder` in one commit; creates the repository and the branch if they are missing.
 
-    Weights of the other form (an adapter, or a whole encoder) that an earlier push left there are deleted.
+    If an earlier push left weights of the other form (an adapter, or a whole encoder), they are deleted.
 
-    A failure that may pass (see `is_retryable`) is tried again after `WAITS`. Files that have not changed are not sent
-    again.
+    A transient failure (see `is_retryable`) is retried after `WAITS`. Unchanged files are not uploaded again.
 
     Args:
         token, private: as in `check_push`.
         revision: the branch to push to; None is `main`.
         repo_type: one of `REPO_TYPES`.
-        path_in_repo: the folder of the repository that the files go into.
+        path_in_repo: the folder of the repository to push to.
 
     Returns:
         The address of the commit.
 
     Raises:
-        UserError: there is nothing to push, one of the files contains the token, or the push failed for good. The
-            message then has the command that pushes later.
+        UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case
+            the message has the command that pushes later.
     """
     _check_name(hub_model_id, repo_type)
     folder, token = Path(folder), _token(token)
@@ -128,7 +127,7 @@ def push_folder(
 
 
 def retry(push: Callable[[], str], repo_id: str) -> str:
-    """Calls `push` until it returns, waiting `WAITS` in between; raises an error that is final or lasts too long."""
+    """Calls `push` until it succeeds, waiting `WAITS` in between; raises errors that are final or persist."""
     # `huggingface_hub.utils.http_backoff` repeats single requests. The client uses it for uploads, but not for the
     # commit: a 500 there, or a commit by someone else in between, ends `upload_folder`.
     waits = iter(WAITS)
@@ -136,7 +135,7 @@ def retry(push: Callable[[], str], repo_id: str) -> str:
         try:
             return push()
         except (HTTPError, OSError, RuntimeError) as error:
-            # The client wraps a failed upload into a RuntimeError.
+            # The client wraps a failed upload in a RuntimeError.
             cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
             wait = next(waits, None)
             if wait is None or not is_retryable(cause):
@@ -146,7 +145,7 @@ def retry(push: Callable[[], str], repo_id: str) -> str:
 
 
 def is_retryable(error: Exception) -> bool:
-    """True if another try may succeed: after no answer, too many requests, a conflict or a fault of the server."""
+    """True if a retry may succeed: after no response, too many requests, a conflict or a server error."""
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
         return status >= 500 or status in (408, 409, 412, 429)
@@ -171,7 +170,7 @@ def later_command(
 
 
 def load_arguments(repo_id: str, revision: str | None = None) -> str:
-    """Returns the arguments, as Python code, that load a repository or one of its branches."""
+    """Returns, as Python code, the arguments that load a repository or one of its branches."""
     return f'"{repo_id}"' + (f', revision="{revision}"' if revision else "")
 
 
@@ -212,7 +211,7 @@ def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Says in one line, for a person, what went wrong."""
+    """Explains in one line what went wrong."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     status, message = error.response.status_code, error.server_message or error.response.reason_phrase
