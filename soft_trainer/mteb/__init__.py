@@ -1,4 +1,4 @@
-"""Encoders and rows of this package in mteb, the benchmark of embeddings. Needs the extra `mteb`.
+"""Evaluates encoders and rows of this package with mteb, the embedding benchmark. Needs the extra `mteb`.
 
 import mteb
 from soft_trainer.mteb import MtebEncoder

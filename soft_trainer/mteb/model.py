@@ -1,4 +1,4 @@
-"""An encoder of `load_encoder` as a model of mteb."""
+"""Makes an encoder of `load_encoder` a model of mteb."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MtebEncoder:
 
     Documents of a task are encoded as codes. Queries, and the texts of tasks without queries, are encoded as queries.
     An encoder with data flow needs the language of the code, which it takes from the task. If a task names no language
-    or several, its code is read as plain tokens, as many as code and data flow have together.
+    or several, its code is read as plain tokens, up to the combined length of code and data flow.
 
     Args:
         encoder: what `load_encoder` returned, or the folder or Hub name to load.
@@ -36,7 +36,7 @@ class MtebEncoder:
         **options: further options of `load_encoder`.
 
     Raises:
-        UserError: that of `load_encoder`.
+        UserError: as for `load_encoder`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MtebEncoder:
 
         Args:
             inputs: a `DataLoader` whose batches have the texts in `text`.
-            task_metadata, hf_subset: they say in which language the code is.
+            task_metadata, hf_subset: identify the language of the code.
             prompt_type: `document` for code, otherwise the texts are queries.
         """
         texts = [text for batch in inputs for text in batch["text"]]
@@ -80,7 +80,7 @@ class MtebEncoder:
         return self._comparable(embeddings1) @ self._comparable(embeddings2).T
 
     def similarity_pairwise(self, embeddings1, embeddings2) -> Tensor:
-        """Computes the scores Tensor[n] of pairs: row i of the one, [n, d], with row i of the other."""
+        """Computes the scores Tensor[n] of pairs: row i of the first, [n, d], with row i of the second."""
         return (self._comparable(embeddings1) * self._comparable(embeddings2)).sum(-1)
 
     def _comparable(self, embeddings) -> Tensor:
@@ -108,13 +108,13 @@ def code_language(task_metadata: TaskMetadata, subset: str) -> str | None:
 
 
 def language_code(language: str | None) -> str:
-    """Returns the name that mteb has for a programming language, English for one that it does not know."""
+    """Returns mteb's name for a programming language, or English for one that it does not know."""
     name = {"cpp": "c++", "csharp": "c#", "tsx": "typescript"}.get(language, language)
     return name + _CODE if name in PROGRAMMING_LANGS else "eng-Latn"
 
 
 def _model_meta(name: str, revision: str | None, encoder: Encoder) -> ModelMeta:
-    """The model's name, size and score for mteb's files. mteb wants an owner, so a folder is `local/FOLDER`."""
+    """Describes the model for mteb's files. mteb requires an owner, so a folder becomes `local/FOLDER`."""
     profile, published = encoder.profile, published_name(name)
     on_hub = published.count("/") == 1 and not Path(published).exists()
     known = {

@@ -25,7 +25,7 @@ SOURCE = {"source_name": "mteb", "source_url": "https://github.com/embeddings-be
 
 @dataclass(frozen=True)
 class Measured:
-    """A task's result, and the number of codes that each of its queries was ranked against.
+    """A task's result, and the number of codes that were ranked for each query.
 
     Args:
         task: the task.
@@ -38,7 +38,7 @@ class Measured:
     pool_sizes: dict[tuple[str, str], int]
 
     def scores(self) -> Iterator[tuple[str, str, dict]]:
-        """Yields subset, split and scores by name."""
+        """Yields each subset and split with its scores by name."""
         for split, subsets in self.result.scores.items():
             for scores in subsets:
                 yield scores["hf_subset"], split, scores
@@ -55,7 +55,7 @@ def measure(model: MtebEncoder, task: AbsTask, batch_size: int = 64, progress: b
     if isinstance(task, AbsTaskRetrieval):
         task.convert_v1_dataset_format_to_v2(None)
         parts = ((subset, *part) for subset, splits in task.dataset.items() for part in splits.items())
-        # With `top_ranked`, a query is ranked against its own few candidates.
+        # With `top_ranked`, only a few candidates are ranked for each query.
         sizes = {(subset, split): len(data["corpus"]) for subset, split, data in parts if data["top_ranked"] is None}
     results = mteb.evaluate(
         model,
@@ -72,7 +72,7 @@ def measure(model: MtebEncoder, task: AbsTask, batch_size: int = 64, progress: b
 
 
 def write_result(measured: Measured, model: MtebEncoder, folder: str | Path) -> Path:
-    """Writes mteb's own file of a result, where `mteb.ResultCache(folder)` looks for it.
+    """Writes a result in mteb's own format, where `mteb.ResultCache(folder)` looks for it.
 
     Returns:
         Its path, `folder/results/MODEL/REVISION/TASK.json`.
@@ -110,7 +110,7 @@ def results_table(results: Sequence[Measured]) -> str:
 
 
 def eval_results(results: Iterable[Measured]) -> list[EvalResult]:
-    """Returns the entries of a model card; the name of a metric says how large the corpus was."""
+    """Returns the entries for a model card; each metric's name states the size of the corpus."""
     entries = []
     for measured in results:
         metadata = measured.task.metadata

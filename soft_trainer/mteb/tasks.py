@@ -1,4 +1,4 @@
-"""Finds tasks of mteb by name, loads their data, and turns evaluation sets of ours into tasks."""
+"""Finds mteb tasks by name, loads their data, and turns our evaluation sets into tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_tasks(names: Iterable[str]) -> list[AbsTask]:
     tasks: dict[str, AbsTask] = {}
     for name in names:
         for task in _named(name):
-            # An aggregate, such as the mean over several years of a task, has no data of its own.
+            # An aggregate, such as the mean over several years of a task, has no data.
             for part in task.metadata.tasks if task.is_aggregate else [task]:
                 if set(part.metadata.modalities) != {"text"}:
                     kinds = ", ".join(part.metadata.modalities)
@@ -70,7 +70,7 @@ def load(task: AbsTask) -> None:
         task.load_data()
     except UserError:
         raise
-    except Exception as error:  # no network, no access, a changed data set: each library has errors of its own
+    except Exception as error:  # no network, no access, a changed data set: each library raises its own errors
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise UserError(
             f"{task.metadata.name}: mteb cannot load {task.metadata.dataset['path']} ({reason}); it needs the network "
@@ -79,9 +79,9 @@ def load(task: AbsTask) -> None:
 
 
 def check_data(tasks: Iterable[AbsTask]) -> None:
-    """Loads the data of every task once, so that what is missing shows before the model is loaded.
+    """Loads the data of every task once, so that missing data is reported before the model is loaded.
 
-    The data stay on the disk, in the cache of the Hub, not in memory.
+    The data stays in the Hub's cache on disk, not in memory.
 
     Raises:
         UserError: the data of a task cannot be loaded.
@@ -92,7 +92,7 @@ def check_data(tasks: Iterable[AbsTask]) -> None:
 
 
 class EvaluationSetTask(AbsTaskRetrieval):
-    """An evaluation set as a retrieval task of mteb: every query against the whole corpus, without the network.
+    """An evaluation set as a retrieval task of mteb: ranks the whole corpus for every query, without the network.
 
     Args:
         evaluation_set: queries and corpus, such as `EvaluationSet("test", data["test"], data["codebase"])`.
@@ -101,8 +101,8 @@ class EvaluationSetTask(AbsTaskRetrieval):
         language: the programming language, for rows that have no column `language`.
 
     Raises:
-        UserError: missing columns, grades that are not whole numbers, which mteb needs, or the name of one of its
-            own tasks.
+        UserError: columns are missing, grades are not whole numbers (which mteb needs), or the name is that of one of
+            mteb's own tasks.
     """
 
     def __init__(
