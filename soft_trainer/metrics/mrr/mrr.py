@@ -75,13 +75,13 @@ class MRR(evaluate.Metric):
 
 
 def _rank_of_id(ids, right):
-    """The place of the right id, infinity where it is missing."""
+    """Returns the rank of the right id, infinity if it is missing."""
     ids = list(ids)
     return ids.index(right) + 1 if right in ids else np.inf
 
 
 def _rank_of_score(row, scores, right):
-    """The rank of the right code. Others with the same score come first."""
+    """Returns the rank of the right code. Others with the same score come first."""
     scores = np.asarray(scores)
     if not 0 <= right < len(scores):
         raise ValueError(f"references[{row}] is {right}, but predictions[{row}] holds {len(scores)} scores.")
@@ -91,7 +91,7 @@ def _rank_of_score(row, scores, right):
 
 
 def _checked_ranks(ranks, pools):
-    """The ranks, if each lies inside its corpus."""
+    """Returns the ranks if each lies within its corpus."""
     for row, (rank, pool) in enumerate(zip(ranks, pools, strict=True)):
         if not 1 <= rank <= pool:
             raise ValueError(
@@ -102,7 +102,7 @@ def _checked_ranks(ranks, pools):
 
 
 def _mean_size(pools):
-    """The size if all agree, else their mean; None where it is unknown."""
+    """Returns the size if all agree, else their mean; None if it is unknown."""
     sizes = set(pools)
     if None in sizes:
         return None
