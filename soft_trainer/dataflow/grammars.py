@@ -27,14 +27,14 @@ PARSED_LANGUAGES = tuple(_GRAMMARS)
 
 
 def check_language(language: str) -> None:
-    """Raise a UserError unless the data flow of `language` can be extracted."""
+    """Raises a UserError unless the data flow of `language` can be extracted."""
     if language not in LANGUAGES:
         raise UserError(f"language={language!r}: use one of {', '.join(LANGUAGES)}")
 
 
 @cache
 def parser(language: str) -> Parser:
-    """The tree-sitter parser of a language of `PARSED_LANGUAGES`. Each process makes it once.
+    """Returns the tree-sitter parser of a language of `PARSED_LANGUAGES`. Each process makes it once.
 
     Raises:
         UserError: any other language.

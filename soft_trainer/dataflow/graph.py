@@ -5,9 +5,9 @@ the language (`rules.py`) turn the tree into a flat program. The program then ru
 tokens that last gave it a value. Neither step recurses, so the nesting may have any depth. Loops repeat only until
 `_MAX_WORK` is used up, so nested loops do not take exponential time.
 
-Some published rules look odd and are kept: a token whose text is the name of its own node type counts as a sign
-(PHP's `$name`); the body of a Python `for` with an `else` is skipped; JavaScript's plain assignments and `for (let`
-have no rule; text that looks like a comment is removed before the code is parsed (`source.py`).
+Some published rules look odd and are kept: a token whose text equals the name of its node type counts as a sign (PHP's
+`$name`); the body of a Python `for` with an `else` is skipped; JavaScript's plain assignments and `for (let` have no
+rule; text that looks like a comment is removed before the code is parsed (`source.py`).
 
 Some edges differ from those under the grammars of 2020, which did not parse the code as well. They lacked later syntax
 (`??=`, `?.[`, `#private`, PHP's union types). They parsed Java and JavaScript methods without a class only in part, so
@@ -32,7 +32,7 @@ _MAX_PAIRS = 20_000
 
 
 class Edge(NamedTuple):
-    """The value of token `target` comes or is computed from tokens `sources` (none: a first mention)."""
+    """The value of token `target` comes from, or is computed from, tokens `sources` (none: a first mention)."""
 
     target: int
     relation: str
@@ -49,7 +49,7 @@ class DataFlow(NamedTuple):
 def extract_data_flow(code: str, language: str) -> DataFlow:
     """Returns the data-flow graph of `code` by GraphCodeBERT's rules.
 
-    Comments and docstrings are left out. Code with syntax errors gives the graph of the parts that parse.
+    Comments and docstrings are left out. For code with syntax errors, the graph covers the parts that parse.
 
     Args:
         code: one function, or another piece of source.
@@ -163,7 +163,7 @@ class _Flow:
 
 
 def _compile(source: Source) -> list[tuple]:
-    """The tree as a flat program, in the order of the data flow."""
+    """Compiles the tree into a flat program, in the order of the data flow."""
     program, stack, rules = [], [source.root], source.rules
     while stack:
         task = stack.pop()
@@ -195,7 +195,7 @@ def _assign(target: Node, origin: Node, rule: Define | ForEach, source: Source) 
 
 
 def _define(rule: Define, node: Node, source: Source) -> list | None:
-    """A declaration, an assignment or an increment. None if the tree lacks the target."""
+    """Expands a declaration, an assignment or an increment. None if the tree lacks the target."""
     if not rule.target:
         values = source.values(node)
         return [(_Flow.set, values, rule.relation, values, False)]
@@ -208,7 +208,7 @@ def _define(rule: Define, node: Node, source: Source) -> list | None:
 
 
 def _branch(rule: Branch, node: Node, source: Source) -> list:
-    """The arms of a branch. Each starts with the states before the branch."""
+    """Expands the arms of a branch. Each starts with the states before the branch."""
     tasks, armed = [(_Flow.fork,)], False
     kinds = [child.type for child in node.children]
     for child, kind in zip(node.children, kinds, strict=True):
@@ -218,7 +218,7 @@ def _branch(rule: Branch, node: Node, source: Source) -> list:
 
 
 def _loop(rule: Loop, node: Node, source: Source) -> list:
-    """A loop. The rule names the start of its second pass."""
+    """Expands a loop. The rule names the start of its second pass."""
     waiting = bool(rule.again_after)
     tasks = [(_Flow.loop,)] if waiting else [(_Flow.loop,), (_Flow.mark,)]
     for child in node.children:
@@ -233,7 +233,7 @@ def _loop(rule: Loop, node: Node, source: Source) -> list:
 
 
 def _for_each(rule: ForEach, node: Node, source: Source) -> list | None:
-    """A loop over a collection. None if the tree lacks the target or the collection."""
+    """Expands a loop over a collection. None if the tree lacks the target or the collection."""
     if rule.target:
         target, origin = node.child_by_field_name(rule.target), node.child_by_field_name(rule.source)
     else:
@@ -248,12 +248,12 @@ def _for_each(rule: ForEach, node: Node, source: Source) -> list | None:
 
 
 def _first(rule: First, node: Node, source: Source) -> list:
-    """The children of the rule's type, then the others."""
+    """Expands the children of the rule's type, then the others."""
     return sorted(node.children, key=lambda child: child.type != rule.kind)
 
 
 def _label(rule: Label, node: Node, source: Source) -> list | None:
-    """A label and its siblings. None if the label is more than a name."""
+    """Expands a label and its siblings. None if the label is more than a name."""
     label, *rest = node.children
     tokens = source.values(label)
     if label.type != rule.kind or len(tokens) != 1:

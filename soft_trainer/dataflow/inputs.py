@@ -1,4 +1,4 @@
-"""Builds GraphCodeBERT's input: code tokens, the nodes of the data-flow graph, and a mask of who sees whom.
+"""Builds GraphCodeBERT's input: code tokens, the nodes of the data-flow graph, and a mask of which sees which.
 
 `graph_features` prepares a row once, as short lists of integers. `pad_graph_features` makes a batch and its mask. A
 plain `RobertaModel` (attention implementation "sdpa", the default) is then called with
@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from soft_trainer.dataflow.graph import extract_data_flow
 
-# tokenizer -> text of a code token -> ids. Tokenizing takes the most time, and most tokens of a corpus come again.
+# tokenizer -> text of a code token -> ids. Tokenizing takes the most time, and most tokens of a corpus are repeated.
 _IDS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, list[int]]] = WeakKeyDictionary()
 _MAX_IDS = 200_000
 
@@ -39,8 +39,8 @@ def graph_features(
 ) -> dict[str, list[int]]:
     """Returns one function as GraphCodeBERT reads it, truncated as published to `code_length + data_flow_length`.
 
-    A function with fewer than `data_flow_length` nodes has room for more code, and the other way round. Every code
-    token but the first is tokenized as after a space. A node is the tokenizer's unknown token.
+    A function with fewer than `data_flow_length` nodes has room for more code, and vice versa. Every code token but
+    the first is tokenized as if it followed a space. A node is the tokenizer's unknown token.
 
     Args:
         code: one function.
@@ -155,19 +155,19 @@ def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) 
 
 
 def _flat(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
-    """One column of all rows, joined into one LongTensor."""
+    """Joins one column of all rows into one LongTensor."""
     return torch.from_numpy(np.concatenate([np.asarray(row[key], dtype=np.int64) for row in features]))
 
 
 def _place(features: Sequence[dict[str, list[int]]], key: str, where: Tensor, fill: int = 0) -> Tensor:
-    """LongTensor[B, L] with the numbers of one column where `where` is True, `fill` elsewhere."""
+    """Returns LongTensor[B, L] with the numbers of one column where `where` is True, `fill` elsewhere."""
     out = torch.full(where.shape, fill)
     out[where] = _flat(features, key)
     return out
 
 
 def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The ids of each code token: the first as it is, the others as after a space."""
+    """Returns the ids of each code token: the first as it is, the others as if after a space."""
     known = _IDS.setdefault(tokenizer, {})
     if len(known) > _MAX_IDS:
         known.clear()

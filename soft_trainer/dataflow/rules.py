@@ -19,8 +19,8 @@ class Define:
     Args:
         target, source: names of the fields; both are empty if the node is target and source at once (`i++`).
         relation: `COMES_FROM` for a declaration, `COMPUTED_FROM` for an assignment.
-        grouped: True for one edge a target with all sources, False for an edge a pair.
-        pairwise: `a, b = c, d` matches the children of both sides if both sides have equally many.
+        grouped: True for one edge per target with all sources, False for an edge per pair.
+        pairwise: `a, b = c, d` matches the children of both sides if they have the same number.
         declares: a target without a source is a new variable. If False, a node without a source is skipped.
     """
 
@@ -39,7 +39,7 @@ class Branch:
     Args:
         arms: types of the children that are alternatives.
         rest: all children after the first arm are arms too.
-        exhaustive: types of children that make sure that one arm runs. The states before the node then end.
+        exhaustive: types of children that guarantee that one arm runs. The states before the node then end.
     """
 
     arms: frozenset[str]
@@ -103,10 +103,10 @@ class Rules:
 
     Args:
         nodes: node type -> rule. A node without a rule is walked child by child.
-        atoms: nodes that are one token with all that they contain.
+        atoms: nodes that are one token, whatever they contain.
         plain: nodes that are one token if they interpolate nothing.
         comments: comments, which are not tokens.
-        dropped: parts of strings that are leaves now and were not in 2020. They are not tokens.
+        dropped: parts of strings that are leaves now but were not in 2020. They are not tokens.
         text_comments: comments are removed from the text before it is parsed, as GraphCodeBERT does.
         signs: named leaves without a value, like keywords and operators.
         keywords: names that are signs, except after a `$`, which makes them variables.

@@ -10,7 +10,7 @@ from tree_sitter import Node
 from soft_trainer.dataflow.grammars import check_language, parser
 from soft_trainer.dataflow.rules import RULES, Rules
 
-# Frames make a file of a piece of source: (before, opening, closing, after). Opening and closing give no tokens.
+# Frames turn a piece of source into a file: (before, opening, closing, after). Opening and closing give no tokens.
 # A bare method parses inside a class, a nameless JavaScript function inside parentheses.
 _FRAMES = {
     "java": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b"")),
@@ -59,13 +59,13 @@ class Source:
         self._starts = list(self.at)
 
     def values(self, *nodes: Node) -> tuple[int, ...]:
-        """The indices of the names and literals from the first to the last of `nodes`."""
+        """Returns the indices of the names and literals from the first to the last of `nodes`."""
         first = bisect_left(self._starts, nodes[0].start_byte)
         last = bisect_left(self._starts, nodes[-1].end_byte)
         return tuple(i for i in range(first, last) if self.value[i])
 
     def parts(self, node: Node) -> list[list[Node]]:
-        """The members of one side of an assignment. A plain name or a literal has none."""
+        """Returns the members of one side of an assignment. A plain name or a literal has none."""
         if node.type in self.rules.atoms:
             return []
         children, rules = [], self.rules
@@ -101,7 +101,7 @@ def code_tokens(code: str, language: str) -> list[str]:
 
 
 def parses(code: str, language: str) -> bool:
-    """Returns True if `code` is a file, a function or a bare method without a syntax error.
+    """True if `code` is a file, a function or a bare method without a syntax error.
 
     Raises:
         UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
@@ -131,7 +131,7 @@ def remove_comments(code: str, language: str) -> str:
 
 
 def _parse(code: str, language: str) -> tuple[Node, bytes, tuple[range, range]]:
-    """Tree and text of `code` in the first frame without an error, else in the first frame; the hidden bytes."""
+    """Parses `code` in the first frame without an error, else in the first; returns tree, text and hidden bytes."""
     code, parsed = code.encode("utf-8", "replace"), None
     for before, opening, closing, after in _FRAMES.get(language, _FILE):
         text = b"".join((before, opening, code, closing, after))
@@ -146,7 +146,7 @@ def _parse(code: str, language: str) -> tuple[Node, bytes, tuple[range, range]]:
 
 
 def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
-    """The tokens under `root`; the comments and docstrings under it."""
+    """Returns the tokens under `root`, and the comments and docstrings under it."""
     tokens, comments, stack = [], [], [root]
     while stack:
         node = stack.pop()
@@ -169,10 +169,10 @@ _DOCSTRINGS = ("string", "concatenated_string")
 
 
 def _cut_comments(code: str) -> str:
-    """The code without comments of the form // and /* */."""
+    """Removes comments of the form // and /* */."""
     return _cut_blank_lines(_COMMENT_OR_STRING.sub(lambda match: " " if match[0][0] == "/" else match[0], code))
 
 
 def _cut_blank_lines(code: str) -> str:
-    """The code without blank lines."""
+    """Removes blank lines."""
     return "\n".join(line for line in code.split("\n") if line.strip())
