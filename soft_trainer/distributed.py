@@ -1,4 +1,4 @@
-"""Communication between processes. With one process every function returns its input."""
+"""Communication between processes. With a single process every function returns its input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def device() -> torch.device:
 
 
 def use_the_cores() -> None:
-    """Shares the cores of a machine without a GPU among its processes; `accelerate launch` gives each one thread."""
+    """Divides the cores of a machine without a GPU among its processes; `accelerate launch` gives each one thread."""
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched and device().type == "cpu" and torch.get_num_threads() == 1:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -37,7 +37,7 @@ def use_the_cores() -> None:
 
 
 def barrier() -> None:
-    """Waits until every process has come here."""
+    """Waits until every process has reached this point."""
     if _is_distributed():
         dist.barrier()
 
@@ -47,13 +47,13 @@ def close() -> None:
     if dist.is_available() and dist.is_initialized():
         barrier()
         # Gloo's thread still needs the GIL to free the barrier. The destructor of DDP's reducer may hold it while it
-        # waits for that thread: a deadlock, seen with torch 2.13. A sleep gives the GIL away first.
+        # waits for that thread: a deadlock, seen with torch 2.13. Sleeping releases the GIL first.
         time.sleep(0.2)
         dist.destroy_process_group()
 
 
 def shard(length: int, rank: int, processes: int) -> slice:
-    """Returns the contiguous shard of `length` items that a process takes; sizes differ by at most one."""
+    """Returns a process's contiguous shard of `length` items; sizes differ by at most one."""
     size, rest = divmod(length, processes)
     start = rank * size + min(rank, rest)
     return slice(start, start + size + (rank < rest))
@@ -97,12 +97,12 @@ def any_process(flag: bool) -> bool:
 
 
 def gather_numbers(number: int) -> list[int]:
-    """The number that each process has, in the order of the processes."""
+    """Returns each process's number, in the order of the processes."""
     return gather(torch.tensor([number], device=device())).tolist() if _is_distributed() else [number]
 
 
 def largest(numbers: Sequence[int]) -> list[int]:
-    """The largest of each of `numbers` over all processes."""
+    """Returns the largest of each of `numbers` over all processes."""
     if not _is_distributed():
         return list(numbers)
     values = torch.tensor(numbers, device=device())

@@ -1,4 +1,4 @@
-"""Whole files, written aside and renamed, and checkpoints that count only when they are complete."""
+"""Writes files atomically (to a temporary file, then renamed), and tells complete checkpoints from others."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ RECORD, NUMBERS = "run.json", "all_results.json"
 
 @contextmanager
 def written_aside(path: str | Path) -> Iterator[Path]:
-    """Yields a path beside `path` to write to, and renames it to `path` at the end.
+    """Yields a temporary path next to `path` to write to, and renames it to `path` at the end.
 
-    A reader sees the old file or the new one, never half of one. If the body raises, `path` stays as it was and the
-    file beside it is removed.
+    Readers see the old file or the new one, never half of one. If the body raises, `path` stays as it was and the
+    temporary file is removed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.tmp")
@@ -38,21 +38,21 @@ def written_aside(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes `text` in UTF-8 as a whole file."""
+    """Writes `text` atomically, in UTF-8."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, value) -> None:
-    """Writes `value` as indented JSON, as a whole file."""
+    """Writes `value` atomically, as indented JSON."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, float]) -> None:
-    """Write what a run found: its record, and its numbers in the files that `transformers` examples write.
+    """Writes the record of a run, and its numbers in the same files as the examples of `transformers`.
 
     `PART_results.json` holds the numbers of a part, `all_results.json` those of all parts, `run.json` the record. The
-    record is written last, so that a folder that has one is finished.
+    record is written last, so a folder that has one is finished.
     """
     folder = Path(folder)
     for part, numbers in parts.items():
@@ -63,13 +63,13 @@ def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, flo
 
 
 def record_path(folder: str | Path) -> Path:
-    """The file of a run's record: `run.json`, or `all_results.json` in a folder of version 0.1."""
+    """Returns the path of a run's record: `run.json`, or `all_results.json` in a folder of version 0.1."""
     folder = Path(folder)
     return folder / RECORD if (folder / RECORD).is_file() else folder / NUMBERS
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
-    """Writes rows as `SPLIT.jsonl.gz` into `folder`. All splits are written aside before the first is renamed."""
+    """Writes rows to `folder` as `SPLIT.jsonl.gz`. No file is renamed into place before all splits are written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yields the objects of a file of JSON lines, plain or gzipped, each with its place in the file for messages.
+    """Yields the objects of a JSON Lines file, plain or gzipped, each with its place in the file for messages.
 
     Raises:
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object (names file and row).
@@ -110,7 +110,7 @@ def _json_object(line: str, place: str) -> dict:
 
 @contextmanager
 def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
-    """Turns an error of the disk into one line that names the folder and the free space.
+    """Turns a disk error into one line that names the folder and the free space.
 
     Raises:
         UserError: writing failed.
@@ -142,7 +142,7 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
 
 
 def mark_complete(folder: str | Path) -> None:
-    """Records the size of every file of a checkpoint, in the last file that is written into it."""
+    """Records the size of every file of a checkpoint in one more file, which is written last."""
     folder = Path(folder)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
@@ -161,7 +161,7 @@ def is_complete(folder: str | Path) -> bool:
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
-    """Returns the newest whole checkpoint of a run, None if there is none. A warning names a half-written one."""
+    """Returns a run's newest complete checkpoint, None if there is none. A warning names a half-written one."""
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
 
     if not Path(output_dir).is_dir():
@@ -174,7 +174,7 @@ def newest_complete(output_dir: str | Path) -> str | None:
 
 
 def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
-    """The checkpoint that `resume_from_checkpoint` names: a folder, or the newest complete one for `last` or `true`.
+    """Finds the checkpoint for `resume_from_checkpoint`: a folder, or the newest complete one for `last` or `true`.
 
     Raises:
         UserError: the folder does not exist.

@@ -1,12 +1,16 @@
 """The paper's losses, and an order loss, as pure functions of scores: no model, no process ranks, no tokenizer.
 
-Throughout, `scores` is Tensor[B, N], the scores of B queries against the N codes of the global batch, `positives`
-LongTensor[B] the column of each query's own code (`arange(B)` when None) and `negatives` BoolTensor[B, N] the columns
-that count as negatives (all but the positive when None; the positive always takes part). A column that does not count
-is absent: from every softmax, from every mean, and it gets zero gradient. `also`, BoolTensor[B, N], names further
-right answers: the loss of a query is then the mean over its right answers of the loss with that one as positive and
-the others left out. All mathematics is in float32 or higher. `docs/theory.md` has the theorems about these losses
-and corrects printed statements.
+All losses share these arguments:
+
+    scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
+    positives   LongTensor[B], the column of each query's own code; `arange(B)` when None
+    negatives   BoolTensor[B, N], the columns that count as negatives; all but the positive when None
+    also        BoolTensor[B, N], further right answers
+
+The positive always takes part. A column that does not count is left out of every softmax and every mean, and gets zero
+gradient. With `also`, the loss of a query is the mean over its right answers, each taken as the positive in turn with
+the others left out. All computation is in float32 or higher. `docs/theory.md` has the theorems about these losses and
+corrects printed statements.
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class RightAnswers:
-    """Queries and their right answers as R pairs, one row of a loss for each.
+    """Queries and their right answers as R pairs, each of which gets a row in the loss.
 
     Args:
-        queries (`LongTensor[R]`): the query of each pair; a query's pairs stand together, in the order of the columns.
+        queries (`LongTensor[R]`): the query of each pair; a query's pairs are adjacent, in the order of the columns.
         positives (`LongTensor[R]`): the column of the right answer.
         left_out (`BoolTensor[R, N]`): the columns of the query's other right answers.
         shares (`Tensor[R]`): 1 / the number of the query's right answers.
@@ -38,20 +42,20 @@ class RightAnswers:
     number: int
 
     def rows(self, values: Tensor | None) -> Tensor | None:
-        """A value for each pair, from one for each query; None stays None."""
+        """Repeats each query's value for all its pairs; None stays None."""
         return None if values is None else values[self.queries]
 
     def negatives(self, negatives: Tensor | None) -> Tensor:
-        """The columns that count for each pair, BoolTensor[R, N], from those of each query (all when None)."""
+        """Returns the columns that count for each pair, BoolTensor[R, N], given those of each query (None: all)."""
         return ~self.left_out if negatives is None else self.rows(negatives) & ~self.left_out
 
     def mean(self, losses: Tensor) -> Tensor:
-        """The mean over queries of the mean over each query's pairs, from Tensor[R]."""
+        """Averages Tensor[R] over each query's pairs, then over the queries."""
         return (losses * self.shares.to(losses.dtype)).sum() / self.number
 
 
 def expand_positives(positives: Tensor, also: Tensor) -> RightAnswers:
-    """The pairs of B queries and their right answers, R >= B of them.
+    """Pairs B queries with their right answers, giving R >= B pairs.
 
     Args:
         positives: LongTensor[B], column of each query's own code.
@@ -67,18 +71,18 @@ def expand_positives(positives: Tensor, also: Tensor) -> RightAnswers:
 def info_nce(
     scores: Tensor, positives: Tensor | None = None, *, negatives: Tensor | None = None, also: Tensor | None = None
 ) -> Tensor:
-    """InfoNCE (Eq. 1): mean over queries of the cross-entropy of the positive column."""
+    """Computes InfoNCE (Eq. 1): the mean over queries of the cross-entropy of the positive column."""
     return _mean(_info_nce, scores, positives, negatives, also)
 
 
 def soft_info_nce(
     scores: Tensor, weights: Tensor, positives: Tensor | None = None, *, also: Tensor | None = None
 ) -> Tensor:
-    """Soft-InfoNCE (Eq. 3): the cross-entropy of `scores + log(weights)`.
+    """Computes Soft-InfoNCE (Eq. 3): the cross-entropy of `scores + log(weights)`.
 
     Args:
-        weights: w_ij, Tensor[B, N], not negative (`negative_weights`). The positive's weight is taken as 1; a weight
-            of 0 leaves the column out of the denominator, with zero gradient. With `also`, weights that depend on the
+        weights: w_ij, Tensor[B, N], 0 or more (see `negative_weights`). The positive's weight is taken as 1. A weight
+            of 0 drops the column from the denominator, with zero gradient. With `also`, weights that depend on the
             positive are Tensor[R, N], a row for each pair of `expand_positives`.
     """
     scores, positives = _prepare(scores, positives)
@@ -99,7 +103,7 @@ def weighted_info_nce(
     negatives: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Tensor:
-    """Weighted InfoNCE (Section 4.3): mean over queries of -sum_j y_ij log p_ij.
+    """Computes weighted InfoNCE (Section 4.3): the mean over queries of -sum_j y_ij log p_ij.
 
     y is 1 on the positive and, on the negatives, the softmax of `similarity / temperature`, similarity Tensor[B, N];
     p is the softmax of `scores` over all N columns.
@@ -116,9 +120,9 @@ def binary_cross_entropy(
     negatives: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross-entropy (Section 4.3): mean over queries and their columns of the cross-entropy of p against y.
+    """Computes binary cross-entropy (Section 4.3): the mean over queries and columns of that of p against y.
 
-    y and p are those of `weighted_info_nce`. log(1 - p) is taken from log p, without cancellation where p is near 0
+    y and p are those of `weighted_info_nce`. log(1 - p) is computed from log p, without cancellation for p near 0
     or 1.
     """
     return _mean(_binary_cross_entropy, scores, positives, negatives, also, similarity, temperature)
@@ -135,9 +139,10 @@ def kl_regularized_info_nce(
     negatives: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Tensor:
-    """KL regularisation (Section 4.3): infonce_weight x InfoNCE + kl_weight x mean over queries of KL(y || p').
+    """Computes KL regularisation (Section 4.3): infonce_weight x InfoNCE + kl_weight x mean of KL(y || p').
 
-    y is the softmax of `similarity / temperature`, p' that of `scores`, both over the negatives only.
+    The mean is over queries. y is the softmax of `similarity / temperature` and p' that of `scores`, both over the
+    negatives only.
     """
     options = (similarity, temperature, infonce_weight, kl_weight)
     return _mean(_kl_regularized_info_nce, scores, positives, negatives, also, *options)
@@ -152,10 +157,10 @@ def kl_divergence(
     negatives: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Tensor:
-    """The divergence of `kl_regularized_info_nce` without its InfoNCE: the mean over queries of KL(y || p').
+    """Computes the divergence in `kl_regularized_info_nce`, without InfoNCE: the mean over queries of KL(y || p').
 
-    It is 0 where the model distributes its scores over the negatives as the estimator does, and for a query with
-    fewer than two negatives.
+    It is 0 for a query whose negatives get the same distribution from the model as from the estimator, and for a query
+    with fewer than two negatives.
     """
     return _mean(_kl_divergence, scores, positives, negatives, also, similarity, temperature)
 
@@ -168,25 +173,25 @@ def order_loss(
     *,
     negatives: Tensor | None = None,
 ) -> Tensor:
-    """Order loss: the mean over queries of log(1 + sum of exp(scale (score_k - score_j)) over pairs of negatives).
+    """Computes the order loss: the mean over queries of log(1 + sum over pairs of exp(scale (score_k - score_j))).
 
-    The pairs are those with similarity_j > similarity_k: the loss is large where the model orders two negatives
-    against the estimator. Equal similarities make no pair; a query without a pair counts 0. By sorting, in
-    O(N log N) a query.
+    The pairs are the negatives with similarity_j > similarity_k, so the loss is large if the model orders two
+    negatives against the estimator. Equal similarities form no pair; a query without a pair counts 0. Sorting makes
+    this O(N log N) per query.
 
     Args:
-        similarity: raw, larger = more alike, Tensor[B, N]. It carries no gradient.
+        similarity: raw, larger = more similar, Tensor[B, N]. It carries no gradient.
         scale: above 0; how much a difference of scores counts.
 
     Raises:
-        ValueError: a scale that is not above 0.
+        ValueError: the scale is not above 0.
     """
     if not 0 < scale < math.inf:
         raise ValueError(f"scale={scale:g}: must be above 0")
     scores, positives = _prepare(scores, positives)
     valid = torch.ones_like(scores, dtype=torch.bool) if negatives is None else negatives
     valid = valid.scatter(1, positives.unsqueeze(1), False)
-    # Invalid columns get the largest similarity. So they are last, and never the less similar one of a pair.
+    # Invalid columns get the largest similarity, so they come last and are never the less similar one of a pair.
     ordered, order = similarity.detach().masked_fill(~valid, torch.inf).sort(dim=1)
     logits = scale * scores.gather(1, order)
     less_similar = torch.searchsorted(ordered, ordered)  # the number of columns that are less similar
@@ -260,30 +265,30 @@ def _kl_divergence(
 
 
 def _prepare(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scores in float32 or higher, and the column of each query's own code."""
+    """Returns scores in float32 or higher, and the column of each query's own code."""
     if positives is None:
         positives = torch.arange(len(scores), device=scores.device)
     return scores if scores.dtype == torch.float64 else scores.float(), positives
 
 
 def _valid_columns(negatives: Tensor | None, positives: Tensor, scores: Tensor | None = None) -> Tensor:
-    """BoolTensor[B, N]: the negatives that count, and the positive."""
+    """Marks the negatives that count, and the positive: BoolTensor[B, N]."""
     if negatives is None:
         return torch.ones_like(scores, dtype=torch.bool)
     return negatives.scatter(1, positives.unsqueeze(1), True)
 
 
 def _soft_labels(similarity: Tensor, temperature: float, positives: Tensor, valid: Tensor, dtype) -> Tensor:
-    """y: 1 on the positive, the softmax of `similarity / temperature` on the valid negatives, 0 elsewhere."""
+    """Computes y: 1 on the positive, the softmax of `similarity / temperature` on valid negatives, 0 elsewhere."""
     column = positives.unsqueeze(1)
     only = valid.scatter(1, column, False)
     logits = (similarity.to(dtype) / temperature).masked_fill(~only, -torch.inf)
-    # A query without a single negative has a softmax over nothing, which is NaN: its negatives' labels are all 0.
+    # The softmax of a query without negatives is over nothing, which is NaN; its labels are all 0.
     return logits.softmax(1).masked_fill(~only, 0.0).scatter(1, column, 1.0)
 
 
 def _log_of_the_rest(scores: Tensor, valid: Tensor) -> Tensor:
-    """log(1 - p_j) = logsumexp over the other columns minus logsumexp over all of them."""
+    """Computes log(1 - p_j): logsumexp over the other columns minus logsumexp over all of them."""
     scores = scores.masked_fill(~valid, -torch.inf)
     total = scores.logsumexp(1, keepdim=True)
     # Only the largest p can round to 1; the others are at most 1/2, where log1p is exact.

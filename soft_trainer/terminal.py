@@ -1,4 +1,4 @@
-"""Messages, tables and errors for people, from the main process only."""
+"""Prints messages, tables and errors for people, from the main process only."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def _is_main() -> bool:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f") -> str:
-    """Returns a Markdown table: numbers on the right, floats with three digits, None as an empty cell."""
+    """Returns a Markdown table: numbers right-aligned, floats with three digits, None as an empty cell."""
     from tabulate import tabulate  # slow to import
 
     return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
 
 
 def duration(seconds: float) -> str:
-    """A time for people: 8 s, 12 min, 3.5 h."""
+    """Formats a duration for people: 8 s, 12 min, 3.5 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message on an unknown name: asks for the nearest known one, or points to --help."""
+    """Returns the end of a message about an unknown name: suggests the closest known one, or --help."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
 
 
-# A file in the place of a folder, a folder in the place of a file, or one that the user may not write to.
+# A file where a folder is expected, a folder where a file is expected, or a place that the user may not write to.
 WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -56,14 +56,14 @@ WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, Permissio
 def exit_on_user_error() -> Iterator[None]:
     """Turns an error that the user can solve into one line and an exit code.
 
-    The code is 2 for a UserError, a full disk, or a place that cannot be written to, and 130 for Ctrl-C, whose line is
-    the message of the KeyboardInterrupt.
+    The code is 2 for a UserError, a full disk or a path that cannot be written to. It is 130 for Ctrl-C, with the
+    message of the KeyboardInterrupt as the line.
     """
     try:
         yield
     except KeyboardInterrupt as interruption:
         for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
-            bar.close()  # a bar that closes later would stand under the line
+            bar.close()  # a bar that closes later would appear below the line
         print_on_main(str(interruption) or "interrupted")
         sys.exit(130)
     except (UserError, OSError) as error:

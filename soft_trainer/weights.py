@@ -1,4 +1,4 @@
-"""From raw similarities to weights w_ij (Eq. 4, or relative to the positive); cancellation as masks of negatives."""
+"""Turns raw similarities into weights w_ij (Eq. 4, or relative to the positive), and cancels false negatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 class Weigher:
     """Turns rows of the training set into the weights (or similarities) of a batch.
 
-    Data workers and the step use the same object. It can be pickled if the estimator can.
+    Data workers and the training step use the same object. It can be pickled if the estimator can.
 
     Args:
         loss_settings: a `LossSettings`, whose `loss_inputs` turns similarities into weights.
@@ -33,8 +33,8 @@ class Weigher:
             negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
 
         Returns:
-            Keyword arguments of `LossSettings.__call__`, Tensor[B, N] in float32: float64 would double what a worker
-            sends, and some devices have none.
+            Keyword arguments for `LossSettings.__call__`, Tensor[B, N] in float32: float64 would double what a
+            worker sends, and some devices do not support it.
         """
         rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
         similarity = checked_similarity(self.estimator, *rows).to(positives.device)
@@ -44,10 +44,10 @@ class Weigher:
 
 
 def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
-    """Asks `estimator.similarity` for Tensor[Q, C], without gradient, in float32 or higher.
+    """Calls `estimator.similarity` and returns Tensor[Q, C], without gradient, in float32 or higher.
 
     Raises:
-        ValueError: the estimator returned something that is not Tensor[Q, C], or NaN.
+        ValueError: the estimator returned NaN, or anything but Tensor[Q, C].
     """
     name = type(estimator).__name__
     with torch.no_grad():
@@ -83,26 +83,26 @@ def negative_weights(
     *,
     too_few: str = "raise",
 ) -> Tensor:
-    """The weights of Soft-InfoNCE (Eq. 4): small for a negative that is similar to the query.
+    """Computes the weights of Soft-InfoNCE (Eq. 4): small for a negative that is similar to the query.
 
-    sim_ij is the softmax of `similarity / temperature` over a query's n negatives; w_ij = (beta - alpha sim_ij) /
-    (beta - alpha / n), which sums to n; then the clamp from below at `floor` (Appendix C.2), after which the sum is n
-    or more.
+    sim_ij is the softmax of `similarity / temperature` over a query's n negatives. The weights w_ij = (beta - alpha
+    sim_ij) / (beta - alpha / n) sum to n. They are then clamped from below at `floor` (Appendix C.2), after which the
+    sum is n or more.
 
     Args:
-        similarity: raw, larger = more alike, Tensor[B, N].
+        similarity: raw, larger = more similar, Tensor[B, N].
         alpha, beta, temperature, floor: alpha >= 0, beta > 0, temperature > 0, 0 <= floor <= 1.
         positives: LongTensor[B], column of each query's own code (default `arange(B)`).
         negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
-        too_few: what a query gets whose n negatives are not more than alpha / beta, where Eq. 4 divides by zero or
-            changes sign: "raise", or "uniform" for weights of 1 (plain InfoNCE for that query, and no wait for the
+        too_few: what to do for a query with n <= alpha / beta negatives, for which Eq. 4 divides by zero or changes
+            sign: "raise", or "uniform" for weights of 1 (plain InfoNCE for that query, without waiting for the
             device).
 
     Returns:
-        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on what is left out.
+        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on columns that do not count.
 
     Raises:
-        ValueError: a setting out of its range, or too few negatives with `too_few="raise"`.
+        ValueError: a setting is out of range, or there are too few negatives with `too_few="raise"`.
     """
     check_settings(alpha, beta, temperature, floor)
     similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
@@ -128,30 +128,30 @@ def positive_aware_weights(
     positives: Tensor | None = None,
     negatives: Tensor | None = None,
 ) -> Tensor:
-    """Weights that compare each negative with the query's own code, without a floor.
+    """Computes weights that compare each negative with the query's own code, without a floor.
 
     w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)): 1 for a negative that is less similar than the
-    positive by at least `margin`, then less and less. Temperature 0 is the limit: 0 where s_ij > s_i,pos - margin,
-    else 1.
+    positive by at least `margin`, and falling as it gets more similar. Temperature 0 is the limit: 0 where
+    s_ij > s_i,pos - margin, else 1.
 
     Args:
-        similarity: raw, larger = more alike, Tensor[B, N]. It carries no gradient.
+        similarity: raw, larger = more similar, Tensor[B, N]. It carries no gradient.
         margin: in units of `similarity`; below 0 it lets negatives be more similar than the positive.
         temperature: in units of `similarity`, 0 or more.
         positives: LongTensor[B], column of each query's own code (default `arange(B)`).
         negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
 
     Returns:
-        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on what is left out.
+        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on columns that do not count.
 
     Raises:
-        ValueError: a margin that is not finite, or a temperature below 0.
+        ValueError: the margin is not finite, or the temperature is below 0.
     """
     check_positive_aware_settings(margin, temperature)
     similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     own = similarity.gather(1, column)
-    # Equal similarities may both be -inf, the logarithm of nothing; their difference is 0 all the same.
+    # Equal similarities may both be -inf, the logarithm of 0; their difference must still be 0.
     lead = torch.where(similarity == own, 0.0, own - similarity) - margin
     if temperature < torch.finfo(similarity.dtype).tiny:
         weights = (lead >= 0).to(similarity.dtype)
@@ -161,13 +161,13 @@ def positive_aware_weights(
 
 
 def smallest_batch(alpha: float, beta: float) -> int:
-    """The smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
+    """Returns the smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
     # The margin is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
     return max(2, math.floor(alpha / beta * (1 + 1e-9)) + 2)
 
 
 def check_settings(alpha: float, beta: float, temperature: float, floor: float = 0.1) -> None:
-    """Raise ValueError for a value that Eq. 4 cannot take, naming the range."""
+    """Raises ValueError for a value that Eq. 4 cannot take; the message names the range."""
     for name, value, allowed, fits in (
         ("alpha", alpha, "0 or more", alpha >= 0),
         ("beta", beta, "above 0", beta > 0),
@@ -178,16 +178,16 @@ def check_settings(alpha: float, beta: float, temperature: float, floor: float =
 
 
 def check_positive_aware_settings(margin: float, temperature: float) -> None:
-    """Raise ValueError for a value that `positive_aware_weights` cannot take, naming the range."""
+    """Raises ValueError for a value that `positive_aware_weights` cannot take; the message names the range."""
     _check("margin", margin, "a finite number", True)
     _check("temperature", temperature, "0 or more", temperature >= 0)
 
 
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
-    """False-negative cancellation (Section 4.4): BoolTensor[B, N], False on the k negatives most similar to a query.
+    """Cancels the k negatives most similar to each query (Section 4.4); returns the rest, BoolTensor[B, N].
 
-    The positive is False too: what is returned are the negatives that count. Equal similarities are cancelled in the
-    order of their columns, so that k are cancelled and no more.
+    The positive is False too, since it is not a negative. Equal similarities are cancelled in the order of their
+    columns, so that exactly k are cancelled.
     """
     if k < 0:
         raise ValueError(f"k={k}: must be 0 or more")
@@ -197,9 +197,10 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
-    """False-negative cancellation (Section 4.4) relative to the positive: BoolTensor[B, N], False on every negative
-    whose similarity is above `ratio` times that of the query's own code, and on the positive. For an own similarity s
-    below 0 the threshold is s - (1 - ratio) |s|."""
+    """Cancels negatives too similar in relation to the positive (Section 4.4); returns the rest, BoolTensor[B, N].
+
+    A negative is cancelled if its similarity is above `ratio` times that of the query's own code. If the latter, s, is
+    below 0, the threshold is s - (1 - ratio) |s|. The positive is False too."""
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
     return negatives & ~(similarity > own - (1 - ratio) * own.abs())
@@ -211,7 +212,7 @@ def _check(name: str, value: float, allowed: str, fits: bool) -> None:
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The columns that count, BoolTensor[B, N] without the positive, and the positive's column, LongTensor[B, 1]."""
+    """Returns the negatives that count, BoolTensor[B, N], and the positive's column, LongTensor[B, 1]."""
     if positives is None:
         positives = torch.arange(len(similarity), device=similarity.device)
     column = positives.unsqueeze(1)
