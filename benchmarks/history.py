@@ -15,6 +15,7 @@ import gzip
 import json
 import resource
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,8 @@ def lexical(corpus: list[dict], queries: list[str]) -> np.ndarray:
 def by_encoder(encoder_name: str | Path, corpus: list[dict], queries: list[str]) -> np.ndarray:
     """Cosines of queries and codes, float64[Q, C]."""
     settings = {name: TRAINING[name] for name in ("score_function", "score_scale", "query_length", "code_length")}
-    encoder = load_encoder(str(encoder_name), **settings)
+    encoder = load_encoder(str(encoder_name))
+    encoder = replace(encoder, profile=encoder.profile.replace(**settings))
     codes = encoder.encode_codes([" ".join(row["code_tokens"]) for row in corpus])
     return encoder.score(encoder.encode_queries(queries), codes).double().numpy()
 
