@@ -1,10 +1,12 @@
 """Measure the search of indexed trees: nDCG@10, MRR, times and memory.
 
-Either judged queries over several trees (--queries, --trees), or the documentation of one tree's own functions as
-queries, put to a copy of the tree without comments (--folder).
+The queries are judged ones over several trees (--queries, --trees); or the documentation of one tree's own functions,
+put to a copy of the tree without comments (--folder); or the subjects of a repository's newest commits, which should
+find the functions that they changed in the tree before them (--history).
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
+soft-trainer evaluate-search --history REPOSITORY --model outputs/history
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from soft_trainer.errors import UserError
+from soft_trainer.files import write_text
 from soft_trainer.search.evaluation import ask, documentation_queries, peak_memory, read_queries, summary_rows
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.terminal import print_on_main, table
@@ -26,19 +29,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
     parser.add_argument("--trees", metavar="DIR", help="folder that holds each repo of --queries as a folder")
     parser.add_argument("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
+    parser.add_argument(
+        "--history", metavar="REPOSITORY", help="git repository, whose newest commits give the queries"
+    )
+    parser.add_argument("--language", help="language of --history's functions (default: the one with most files)")
     parser.add_argument("--model", help="folder or Hub name of an encoder (default: words alone)")
     parser.add_argument("--truncate_dim", type=int, metavar="N", help="keep N dimensions of every embedding")
     parser.add_argument("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
     parser.add_argument("--max_queries", type=int, default=200, help="most queries of --folder (default: 200)")
-    parser.add_argument("--output", metavar="FILE", help="write the paths of each query as JSON lines")
+    parser.add_argument("--output", metavar="FILE", help="write what was found for each query as JSON lines")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Index, ask, and print the table."""
-    if bool(arguments.queries) == bool(arguments.folder) or bool(arguments.queries) != bool(arguments.trees):
-        raise UserError("give either --queries and --trees, or --folder")
+    given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
+    if len(given) != 1 or bool(arguments.queries) != bool(arguments.trees):
+        raise UserError("give --queries and --trees, or --folder, or --history")
+    if arguments.language and not arguments.history:
+        raise UserError("language: has no meaning without --history")
     if arguments.truncate_dim is not None and arguments.model is None:
         raise UserError("truncate_dim: has no meaning without --model")
+    if arguments.history:
+        return _run_history(arguments)
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
         outcomes, notices = _outcomes(arguments, scratch)
     for notice in dict.fromkeys(notices):
@@ -51,6 +63,30 @@ def run(arguments: argparse.Namespace) -> None:
         rows = [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
         with open(arguments.output, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _run_history(arguments: argparse.Namespace) -> None:
+    """Put the newest commits of a repository to the tree before them, by words and with the model."""
+    from soft_trainer.search.history import history_queries, measure, table_rows
+
+    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
+        queries, mined = history_queries(arguments.history, arguments.language, f"{scratch}/tree")
+        choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
+        index = CodeIndex.build(f"{scratch}/tree", arguments.index_dir or f"{scratch}/index", progress=True, **choice)
+        names = {"words": True} | ({f"words and {arguments.model}": False} if arguments.model else {})
+        found = {name: measure(index, queries, mined, lexical) for name, lexical in names.items()}
+        notices = list(index.notices)
+        index.close()
+    for notice in dict.fromkeys(notices):
+        print_on_main(notice)
+    rows = sorted((row for name, own in found.items() for row in table_rows(name, own)), key=lambda row: row[0])
+    headers = ["answers", "search by", "queries", "MRR", "nDCG@10", "recall@10"]
+    sys.stdout.write(f"{table(headers, rows, floats='.3f')}\n\ntree at {mined.cut[:10]}\n")
+    if arguments.output:
+        lines = [{"query": query.query, "functions": sorted(query.functions)} for query in queries]
+        for place, line in enumerate(lines):
+            line["reciprocal_ranks"] = {name: own["functions"][place].mrr for name, own in found.items()}
+        write_text(arguments.output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def _outcomes(arguments: argparse.Namespace, scratch: str) -> tuple[list, list[str]]:

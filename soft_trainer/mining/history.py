@@ -25,6 +25,7 @@ from soft_trainer.mining import repository as git
 from soft_trainer.mining.changes import RULES, Change, ChangeReader, SourceFile, function_url, is_mined_path
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
+from soft_trainer.mining.functions import Function
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 from soft_trainer.mining.source_files import MAX_FILE_BYTES, decodable
@@ -49,12 +50,14 @@ class MinedHistory:
         rows: of train, valid, test and codebase; those of train newest first.
         relevance: (query, url, relevance) of the test queries, several urls for one query.
         cut: id of the commit whose tree is the corpus.
+        places: path, first and last line of each function of the corpus, by url.
         commits: counts by outcome.
     """
 
     rows: dict[str, list[Row]]
     relevance: list[Row]
     cut: str
+    places: dict[str, tuple[str, int, int]]
     commits: Counter[str]
 
 
@@ -98,7 +101,7 @@ def mine_history(
         changes = list(_read_all(repository, order, (language, max_functions, body), num_workers, progress))
         splitter = _Splitter(opened, language, changes)
         counts: Counter[str] = Counter()
-        corpus = splitter.corpus()
+        corpus, places = splitter.corpus()
         rows = splitter.pairs({row["url"] for row in corpus}, counts)
         if folder is not None:
             rows["train"] += splitter.documented(folder)
@@ -107,7 +110,7 @@ def mine_history(
     relevance = [{"query": row["docstring"], "url": row["url"], "relevance": 1.0} for row in rows["test"]]
     name = Path(repository).resolve().name.removesuffix(".git")
     rows = {split: [{"repo": name, **row} for row in part] for split, part in (rows | {"codebase": corpus}).items()}
-    return MinedHistory(rows, relevance, splitter.cut, counts)
+    return MinedHistory(rows, relevance, splitter.cut, places, counts)
 
 
 def mine_history_to(
@@ -301,8 +304,8 @@ class _Splitter:
         earlier = self.changes[:start]
         return {change.query.casefold() for change in earlier} | {change.patch for change in earlier if change.patch}
 
-    def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, bool]]:
-        """Yields the functions of a commit's tree below a folder, and whether each has a syntax error."""
+    def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, Function]]:
+        """Yields the functions of a commit's tree below a folder that have no syntax error."""
         for path, oid in git.tree_files(self.repository, git.read_object(self.repository, commit).tree):
             if not path.startswith(folder) or not is_mined_path(path, self.language):
                 continue
@@ -312,24 +315,22 @@ class _Splitter:
                 continue
             file = SourceFile(source, self.language)
             for name, function in file.functions.items():
-                row = file.row(name, path) | {"url": function_url(renamed.get(path, path), name)}
-                yield row, function.node.has_error
+                if not function.node.has_error:
+                    yield file.row(name, path) | {"url": function_url(renamed.get(path, path), name)}, function
 
-    def corpus(self) -> list[Row]:
-        """The functions of the tree at the cut, without documentation."""
-        return [
-            row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"}
-            for row, broken in self.tree(self.cut, {})
-            if not broken and not first_broken(row, RULES)
-        ]
+    def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
+        """The functions of the tree at the cut, without documentation, and their places."""
+        found = [(row, function.lines) for row, function in self.tree(self.cut, {}) if not first_broken(row, RULES)]
+        without = {"docstring": "", "docstring_tokens": [], "partition": "codebase"}
+        return [row | without for row, _ in found], {row["url"]: (row["path"], *lines) for row, lines in found}
 
     def documented(self, folder: str) -> list[Row]:
         """Training rows from the documentation below a folder, as it was at the cut of training."""
         rules = (*CODE_RULES, *DOCUMENT_RULES)
         rows = [
             row | {"partition": "train", "source": DOCUMENTATION}
-            for row, broken in self.tree(self.train_cut, self.renamed, folder)
-            if row["docstring_tokens"] and not broken and not first_broken(row, rules)
+            for row, _ in self.tree(self.train_cut, self.renamed, folder)
+            if row["docstring_tokens"] and not first_broken(row, rules)
         ]
         copies = exact_duplicates(fingerprint(row["code_tokens"]) for row in rows)
         return [row for row, copy in zip(rows, copies, strict=True) if not copy]

@@ -138,6 +138,16 @@ def tree_files(repository: pygit2.Repository, tree: pygit2.Tree) -> Iterator[tup
         stack += reversed(below)
 
 
+def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str], max_bytes: int) -> None:
+    """Writes a commit's regular files below `folder`, as they are stored; larger ones are left out."""
+    for path, oid in tree_files(repository, read_object(repository, commit).tree):
+        content = blob(repository, oid, max_bytes)
+        if isinstance(content, bytes):
+            target = Path(folder, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+
 def blob(repository: pygit2.Repository, oid: pygit2.Oid, max_bytes: int) -> bytes | str:
     """The content of a blob, or the reason to skip it."""
     _, size = repository.odb.read_header(oid)

@@ -1,0 +1,108 @@
+import json
+import math
+
+import pytest
+from git_repositories import FOLDER, Repository, function, grown
+
+from soft_trainer.cli.__main__ import run_command
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.history import Measures, history_queries, main_language, measure, measures
+
+LOG3, LOG5 = math.log2(3), math.log2(5)
+WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
+
+
+def repository_of_words(path):
+    """Each function has a word that commits name; the newest commits change lantern and harbour."""
+    repository, numbers = Repository(path), [0] * 5
+
+    def files():
+        bodies = [function(f"f{i}", f"{word} = {numbers[i]}") for i, word in enumerate(WORDS)]
+        return {"kit/one.py": "".join(bodies[:3]), "kit/two.py": "".join(bodies[3:])}
+
+    repository.commit("Start with five functions of words", files())
+    for number in range(20):
+        place = number % 2 if number >= 15 else number % 5
+        numbers[place] = 1000 + number
+        repository.commit(f"Set the {WORDS[place]} to the number {number}", files())
+    return repository
+
+
+def test_the_newest_commits_are_queries_to_the_tree_before_them(tmp_path):
+    repository_of_words(tmp_path / "repo")
+    queries, mined = history_queries(tmp_path / "repo", None, tmp_path / "tree")
+    assert [(query.query, *query.functions, *query.files) for query in queries] == [
+        ("Set the harbour to the number 19", "kit/one.py#f1", "kit/one.py"),
+        ("Set the lantern to the number 18", "kit/one.py#f0", "kit/one.py"),
+        ("Set the harbour to the number 17", "kit/one.py#f1", "kit/one.py"),
+    ]
+    assert mined.places["kit/one.py#f1"] == ("kit/one.py", 6, 8)
+    text = (tmp_path / "tree/kit/one.py").read_text()
+    assert "lantern = 1016" in text and "harbour = 1015" in text
+    index = CodeIndex.build(tmp_path / "tree", tmp_path / "index")
+    found = measure(index, queries, mined, lexical=True)
+    index.close()
+    assert found["files"] == [Measures(1.0, 1.0, 1.0)] * 3
+    assert found["functions"] == [Measures(1.0, 1.0, 1.0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("ranked", "targets", "expected"),
+    [
+        ("abc", "a", Measures(1.0, 1.0, 1.0)),
+        ("bbca", "a", Measures(1 / 3, 0.5, 1.0)),
+        ("bc", "a", Measures(0.0, 0.0, 0.0)),
+        ("bacd", "ad", Measures(0.5, (1 / LOG3 + 1 / LOG5) / (1 + 1 / LOG3), 1.0)),
+        ("bcdefghijklma", "a", Measures(1 / 13, 0.0, 0.0)),
+    ],
+)  # fmt: skip
+def test_measures_by_hand(ranked, targets, expected):
+    found = measures(ranked, frozenset(targets))
+    assert [found.mrr, found.ndcg, found.recall] == pytest.approx([expected.mrr, expected.ndcg, expected.recall])
+
+
+def test_the_command_prints_files_and_functions(tmp_path, capsys):
+    repository_of_words(tmp_path / "repo")
+    run_command(["evaluate-search", "--history", str(tmp_path / "repo"), "--output", str(tmp_path / "out.jsonl")])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("| files", "| func"))]
+    assert [line[1:8:2] + line[9::2] for line in lines] == [
+        ["files", "words", "3", "1.000", "1.000", "1.000"],
+        ["functions", "words", "3", "1.000", "1.000", "1.000"],
+    ]
+    first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
+    assert first["reciprocal_ranks"] == {"words": 1.0} and first["functions"] == ["kit/one.py#f1"]
+    with pytest.raises(UserError, match="give --queries and --trees, or --folder, or --history"):
+        run_command(["evaluate-search", "--history", "x", "--folder", "y"])
+    with pytest.raises(UserError, match="no meaning without --history"):
+        run_command(["evaluate-search", "--language", "go", "--folder", "y"])
+
+
+def test_the_language_is_that_of_most_files(tmp_path):
+    repository = grown(tmp_path / "repo")
+    files = {f"{name}.go": "package a\n" for name in "abc"} | {"a.py": "x = 1\n", "vendor/b.py": "", "c.rs": ""}
+    repository.commit("Write it in another language", files)
+    assert main_language(tmp_path / "repo") == "go"
+    text = Repository(tmp_path / "text")
+    text.commit("Write a text of words", {"a.md": "words\n"})
+    with pytest.raises(UserError, match="no source file"):
+        main_language(tmp_path / "text")
+
+
+def test_names_that_leave_the_folder_are_not_written(tmp_path):
+    repository = repository_of_words(tmp_path / "repo")
+    git = repository.git
+    blob = git.create_blob(b"stolen = 1\n")
+    hostile = git.odb.write(
+        2, b"".join(b"100644 " + name + b"\0" + bytes(blob.raw) for name in (b"..", b".git", b"a\\b"))
+    )
+    others = [("kit2", FOLDER, hostile)]
+    for number in range(30, 34):
+        repository.commit(
+            f"Set the {WORDS[0]} to the number {number}",
+            {"kit/one.py": function("f0", f"lantern = {number}"), "kit/two.py": function("f3")},
+            others=others,
+        )
+    history_queries(tmp_path / "repo", "python", tmp_path / "tree")
+    assert sorted(path.name for path in (tmp_path / "tree").rglob("*")) == ["kit", "one.py", "two.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repo", "tree"]
