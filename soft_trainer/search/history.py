@@ -23,7 +23,7 @@ LEVELS = ("files", "functions")
 
 @dataclass(frozen=True)
 class HistoryQuery:
-    """What a commit after the cut says, the ids of the functions that it changes, and their files."""
+    """The query that a later commit gives, the ids of the functions that it changes, and their files."""
 
     query: str
     functions: frozenset[str]
