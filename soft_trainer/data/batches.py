@@ -1,4 +1,4 @@
-"""The batch: one process's share of a global batch, made in a data worker with everything that its loss needs."""
+"""Batches: one process's share of a global batch, made in a data worker with everything that the loss needs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tens
 
 @dataclass
 class Batch:
-    """B queries of one process and the N codes that they meet.
+    """B queries of one process and the N codes that they are compared with.
 
-    With gathered negatives the codes are those of all processes, in the order of the processes.
+    With gathered negatives these are the codes of all processes, in the order of the processes.
 
     Args:
         query, code: the model inputs of this process's queries and codes.
@@ -36,10 +36,10 @@ class Batch:
         code_rows: int64[N], the training row of each column of the scores.
         positives: LongTensor[B], the column of each query's own code.
         sizes: the number of queries of each process.
-        code_sizes: the number of codes of each process; more than its queries if they have negatives of their own.
+        code_sizes: the number of codes of each process; more than its queries if they have extra negatives.
         negatives: BoolTensor[B, N], True on the columns that count as negatives. None: all but the positive count.
         also: BoolTensor[B, N], True on further right answers. None: there are none.
-        duplicates: the number of columns that are duplicates and do not count as negatives.
+        duplicates: the number of columns that do not count as negatives because they are duplicates.
         loss_inputs: `weights` or `similarity` of the loss, Tensor[B, N] each. None: the step computes them.
     """
 
@@ -77,15 +77,15 @@ class Batch:
         )
 
     def loss_scale(self, queries: int) -> float:
-        """The factor on the mean loss of `queries` of this process's queries.
+        """Returns the factor by which to multiply the mean loss of `queries` of this process's queries.
 
-        With it the gradients that processes average are those of one process on the global batch: processes x
-        queries / queries of the global batch.
+        It is processes x queries / queries of the global batch. The averaged gradients of the processes then equal those
+        of one process on the global batch.
         """
         return queries * len(self.sizes) / sum(self.sizes)
 
     def count_tokens(self, padding: bool) -> int:
-        """The number of tokens of both sides, with or without padding."""
+        """Counts the tokens of both sides, with or without padding."""
         total = 0
         for chunk in (*self.query.chunks, *self.code.chunks):
             mask = chunk["attention_mask"]
@@ -96,13 +96,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class OwnNegatives:
-    """Negatives of the rows' own, drawn anew in each epoch.
+    """Extra negatives of each row, redrawn every epoch.
 
     Args:
         negatives: the candidates of every row, within the limits of `choice`.
-        choice: the number and the chances of those that are drawn.
-        seed: with epoch and row number it determines what is drawn.
-        meet_all: True if they are negatives of every query of the batch, False if only of their own.
+        choice: how many are drawn and with what probabilities.
+        seed: determines the draws, together with epoch and row number.
+        meet_all: True if they are negatives of every query of the batch, False if only of their own query.
     """
 
     negatives: Negatives
@@ -111,7 +111,7 @@ class OwnNegatives:
     meet_all: bool
 
     def columns(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The codes that these rows add to a batch, int64[E], and whether they meet each row, bool[B, E]."""
+        """Returns the extra codes for these rows, int64[E], and which row uses which, bool[B, E]."""
         codes, drawn_for = own_columns(rows, *draw(self.negatives, self.choice, rows, self.seed, epoch))
         return codes, np.ones_like(drawn_for) if self.meet_all else drawn_for
 
@@ -119,17 +119,17 @@ class OwnNegatives:
 class TrainBatches(Dataset):
     """Turns the rows of a global batch into this process's `Batch`.
 
-    It is sent to the data workers, so it holds only what can be pickled, and the process's number from the start.
+    It is sent to the data workers, so it holds only what can be pickled, and takes the process's number up front.
 
     Args:
         tokens: the token ids of "query" and of "code", by training row; code-only rows follow the training rows.
         collator: features -> `{"query": ..., "code": ...}`.
         weigh: (query rows, code rows, positives, negatives) -> `Batch.loss_inputs`, when workers compute them.
         text_ids: for "query" and "code" a number for every row's text, equal for equal texts, if duplicates matter.
-        duplicates: "mask" leaves out a negative with the query's or the code's text, "positives" makes it a further
-            right answer.
+        duplicates: "mask" drops a negative with the query's or the code's text, "positives" makes it another right
+            answer.
         gather: True if the codes of every process are negatives, False if only this process's are.
-        own_negatives: negatives of the rows' own.
+        own_negatives: extra negatives of each row.
         rank, world_size: this process's number and the number of processes.
     """
 
@@ -156,7 +156,7 @@ class TrainBatches(Dataset):
         return {"row": row} | {f"{side}_ids": self.tokens[side][row] for side in SIDES}
 
     def lengths(self) -> np.ndarray:
-        """Tokens of every row, both sides together, int64[rows]."""
+        """The number of tokens of every row, both sides together, int64[rows]."""
         return sum(self.tokens[side].lengths.astype(np.int64) for side in SIDES)
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
@@ -186,15 +186,15 @@ class TrainBatches(Dataset):
         )
 
     def _codes(self, rows_of: Sequence[np.ndarray], epoch: int) -> tuple[list[np.ndarray], Tensor | None]:
-        """The codes that each process encodes, and BoolTensor[B, N] of those that meet this process's queries.
+        """Returns the codes that each process encodes, and which query sees which, BoolTensor[B, N].
 
-        The mask is None if every query meets every code. Gathered negatives are drawn for the global batch, so that
-        they are those of one process, and then shared out.
+        The mask is None if every query sees every code. Gathered negatives are drawn for the global batch, as one
+        process would draw them, and then divided among the processes.
         """
         if self.own_negatives is None:
             return list(rows_of), None
         if not self.gather:
-            # Other processes' draws too: the number of their forward passes depends on them.
+            # Includes other processes' draws, because the number of their forward passes depends on them.
             columns = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
             meets = columns[self.rank][1]
             before = np.ones((len(meets), len(rows_of[self.rank])), dtype=bool)
@@ -210,7 +210,7 @@ class TrainBatches(Dataset):
         return codes_of, torch.from_numpy(np.concatenate(parts, 1))
 
     def _sides(self, rows_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]) -> dict[str, Side]:
-        """The model inputs of both sides, in equally many chunks on every process."""
+        """Collates the model inputs of both sides, in the same number of chunks on every process."""
         ids_of = {"query": rows_of, "code": codes_of}
         if not isinstance(self.collator, PairCollator):
             rows = rows_of[self.rank]
@@ -235,13 +235,13 @@ def same_texts(
     positives: Tensor,
     meets: Tensor | None = None,
 ) -> Tensor | None:
-    """The other columns that have the query's or the code's text, BoolTensor[B, N]; None if there are none.
+    """Finds other columns that have the query's or the code's text, BoolTensor[B, N]; None if there are none.
 
     Args:
         text_ids: for "query" and "code" a number for every row's text, equal for equal texts.
         rows, code_rows: the rows of queries and columns, int64[B] and int64[N].
         positives: LongTensor[B], column of each query's own code.
-        meets: BoolTensor[B, N]; only columns that it lets the query meet are looked at. None: all of them.
+        meets: BoolTensor[B, N], the columns to look at. None: all of them.
     """
     same = np.zeros((len(rows), len(code_rows)), dtype=bool)
     for ids in text_ids.values():
@@ -285,7 +285,7 @@ def with_code_only(ids: Mapping[str, np.ndarray], codes: Sequence[str]) -> dict[
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:
-    """A number for every text, equal for equal texts, uint64[rows].
+    """Numbers the texts, equal for equal texts, uint64[rows].
 
     The number is a hash. Among 250,000 texts, two different ones share a number with a probability of 2e-9.
     """

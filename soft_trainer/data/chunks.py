@@ -1,4 +1,4 @@
-"""Splits a batch into chunks of similar length, so that little of the arithmetic is padding."""
+"""Splits a batch into chunks of similar length, so that little computation is spent on padding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
-# The fixed time of a layer, in operations that would take as long. `benchmarks/chunk_cost.py` measured that of a CPU.
+# The fixed time of a layer, as the number of operations that would take as long; `benchmarks/chunk_cost.py`, on a CPU.
 LAYER_OVERHEAD = {"cpu": 1.6e8, "cuda": 5e10}
 
 
@@ -27,22 +27,22 @@ class ChunkCost:
 
     @classmethod
     def of(cls, hidden_size: int, device_type: str) -> ChunkCost:
-        """The cost for a transformer of this width on this type of device.
+        """Returns the cost for a transformer of this width on this type of device.
 
-        A layer h wide takes 24 h^2 operations a token, and 4 h more for each token that it attends to. Its fixed time
-        is that of `LAYER_OVERHEAD` operations. These are constants and not timings of the present run, because the
-        chunks decide which dropout a row gets, and a resumed run must make the same chunks.
+        A layer of width h takes 24 h^2 operations per token, and 4 h more for each token that it attends to. Its fixed
+        time is that of `LAYER_OVERHEAD` operations. These are constants rather than timings of the present run,
+        because the chunks decide which dropout a row gets, and a resumed run must make the same chunks.
         """
         overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
         return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
 
 
 def chunk_by_length(lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None) -> list[np.ndarray]:
-    """The row numbers of each chunk, longest rows first: the cheapest partition of the sorted rows under `cost`.
+    """Returns the row numbers of each chunk, longest rows first: the cheapest partition of the sorted rows.
 
     Args:
         lengths: tokens of each row, int[B].
-        cost: None for a single chunk in the given order.
+        cost: the cost to minimise; None for a single chunk in the given order.
         largest: maximum number of rows in a chunk.
     """
     chunks = _cheapest(lengths, cost)
@@ -52,7 +52,7 @@ def chunk_by_length(lengths: np.ndarray, cost: ChunkCost | None, largest: int | 
 
 
 def _cheapest(lengths: np.ndarray, cost: ChunkCost | None) -> list[np.ndarray]:
-    """The cheapest partition, found by dynamic programming over the distinct lengths."""
+    """Finds the cheapest partition by dynamic programming over the distinct lengths."""
     if cost is None or len(lengths) < 2:
         return [np.arange(len(lengths))]
     rows = np.argsort(-lengths, kind="stable")
@@ -75,7 +75,7 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost | None) -> list[np.ndarray]:
 
 
 def split_chunks(chunks: list[np.ndarray], number: int) -> list[np.ndarray]:
-    """Splits the chunks with most rows until there are `number` of them, or until every chunk is one row."""
+    """Splits the largest chunks until there are `number` of them, or until every chunk has one row."""
     chunks = list(chunks)
     while len(chunks) < number:
         largest = max(range(len(chunks)), key=lambda place: len(chunks[place]))

@@ -1,4 +1,4 @@
-"""Batches made of small groups of rows that are alike."""
+"""Makes batches of small groups of similar rows."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ def similar_batches(
     text_ids: Sequence[np.ndarray] = (),
     drop_last: bool = True,
 ) -> list[list[int]]:
-    """Batches of one epoch, a function of the generator's state: every row once, near neighbours together.
+    """Makes one epoch's batches: every row once, near neighbours together, determined by the generator's state.
 
-    Rows are taken in a random order; each that is still free forms a group with its nearest free neighbours, then
-    with theirs. Full groups are dealt out evenly. A row of a group that stayed small goes to a batch that holds
-    one of its neighbours, where there is room.
+    Rows are visited in random order; each row that is still free forms a group with its nearest free neighbours, then
+    with theirs. Full groups are dealt out evenly. The rows of incomplete groups go to batches with one of their
+    neighbours, if there is room.
 
     Args:
         neighbours: int64[n, k], the rows nearest to each row, nearest first, -1 where there are fewer.
         batch_size: rows of a batch.
         group_size: rows of a group.
         random_share: the share of each batch that is drawn at random instead, from 0 to 1.
-        apart: so many nearest neighbours of a row never share its batch.
+        apart: a row never shares a batch with this many of its nearest neighbours.
         text_ids: arrays of n numbers, equal for equal texts; rows with an equal text never share a batch.
-        drop_last: leave out the rows, drawn at random, that do not fill a batch; else the last batch is short.
+        drop_last: leave out random rows so that all batches are full; otherwise the last batch is short.
 
     Returns:
-        Batches of row numbers; the rows of a group stand together. A row that no batch can take without breaking
+        Batches of row numbers; the rows of a group are adjacent. A row that no batch can take without violating
         `apart` or `text_ids` is left out of the epoch, and its batch is short.
 
     Raises:
-        UserError: a setting out of its range.
+        UserError: a setting is out of range.
     """
     _check(neighbours, group_size, random_share, apart)
     rows, size = len(neighbours), min(group_size, batch_size)
@@ -56,7 +56,7 @@ def similar_batches(
     plan = _Plan(neighbours, sizes - reserved, generator, apart, text_ids)
     full, small = _groups(grouped, size, plan)
     small += plan.deal(full, size)
-    # Rows with equal texts first: the later ones find fewer batches with room.
+    # Rows with equal texts come first, because later rows find fewer batches with room.
     late = [row for row in plan.texts_first([row for group in small for row in group]) if not plan.place_near(row)]
     plan.room += reserved
     plan.place_anywhere(plan.texts_first([*late, *alone.tolist()]))
@@ -75,7 +75,7 @@ def _check(neighbours: np.ndarray, group_size: int, random_share: float, apart: 
 
 
 def _dealt(total: int, parts: int, most: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """`total` split evenly into `parts`, none above `most`, int64[parts]."""
+    """Splits `total` evenly into `parts`, none above `most`, int64[parts]."""
     each, more = divmod(total, max(parts, 1))
     dealt = np.full(parts, each)
     dealt[generator.permutation(parts)[:more]] += 1
@@ -83,10 +83,10 @@ def _dealt(total: int, parts: int, most: np.ndarray, generator: np.random.Genera
 
 
 def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
-    """Groups of near rows among those of `order`: full ones, and smaller ones."""
-    free = np.zeros(len(plan.neighbours) + 1, dtype=bool)  # The last stands for the neighbour -1.
+    """Forms groups of near rows among those of `order`; returns full groups and smaller ones."""
+    free = np.zeros(len(plan.neighbours) + 1, dtype=bool)  # The last entry stands for the neighbour -1.
     free[order] = True
-    banned_by = np.full(len(free), -1)  # The last group that holds a row to keep apart.
+    banned_by = np.full(len(free), -1)  # The last group that contains a row to keep apart.
     full, small = [], []
     for number, seed in enumerate(order.tolist()):
         if not free[seed]:
@@ -94,7 +94,7 @@ def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
         group: list[int] = []
         texts: set = set()
         for row in _candidates(seed, group, free, plan):
-            # A list of neighbours may name a row twice.
+            # A list of neighbours may contain a row twice.
             if free[row] and banned_by[row] != number and texts.isdisjoint(plan.texts_of.get(row, ())):
                 group.append(row)
                 free[row] = False
@@ -107,7 +107,7 @@ def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
 
 
 def _candidates(seed: int, group: list[int], free: np.ndarray, plan: _Plan) -> Iterator[int]:
-    """The seed, then the free neighbours of each member of the group, while it grows."""
+    """Yields the seed, then the free neighbours of each member of the growing group."""
     yield seed
     for member in group:
         near = plan.neighbours[member, plan.apart :]
@@ -115,7 +115,7 @@ def _candidates(seed: int, group: list[int], free: np.ndarray, plan: _Plan) -> I
 
 
 class _Plan:
-    """The batches of an epoch while they fill up."""
+    """The batches of an epoch, as they are being filled."""
 
     def __init__(self, neighbours, room: np.ndarray, generator, apart: int, text_ids: Sequence[np.ndarray]):
         self.neighbours, self.room, self.generator, self.apart = neighbours, room, generator, apart
@@ -126,11 +126,11 @@ class _Plan:
         self.apart_from, self.apart_starts = _both_ways(neighbours[:, :apart])
 
     def enemies_of(self, row: int) -> np.ndarray:
-        """The rows that must not share the row's batch for being too near."""
+        """Returns the rows that are too near to share the row's batch."""
         return self.apart_from[self.apart_starts[row] : self.apart_starts[row + 1]]
 
     def fits(self, row: int, batch: int) -> bool:
-        """True if neither a text nor a row of the batch forbids the row."""
+        """True if no text and no row of the batch excludes the row."""
         if not self.texts_in[batch].isdisjoint(self.texts_of.get(row, ())):
             return False
         return not self.apart or not (self.batch_of[self.enemies_of(row)] == batch).any()
@@ -142,7 +142,7 @@ class _Plan:
         self.room[batch] -= 1
 
     def take_last(self, batch: int) -> int:
-        """Remove the last row of a batch."""
+        """Removes the last row of a batch and returns it."""
         row = self.batches[batch].pop()
         self.batch_of[row] = -1
         self.texts_in[batch] -= self.texts_of.get(row, set())
@@ -150,11 +150,11 @@ class _Plan:
         return row
 
     def texts_first(self, rows: list[int]) -> list[int]:
-        """Rows with a text that occurs elsewhere, then the others."""
+        """Sorts rows: those with a text that occurs elsewhere, then the others."""
         return sorted(rows, key=lambda row: row not in self.texts_of)
 
     def deal(self, groups: list[list[int]], size: int) -> list[list[int]]:
-        """Put groups into batches, as many into each; those that fit nowhere are returned."""
+        """Puts groups into batches, the same number into each; returns those that fit nowhere."""
         places = self.room // size
         rounds = (self.generator.permutation(np.flatnonzero(places > r)) for r in range(max(places, default=0)))
         slots = np.concatenate([np.empty(0, np.int64), *rounds]).tolist()
@@ -172,7 +172,7 @@ class _Plan:
         return left
 
     def place_near(self, row: int) -> bool:
-        """Put the row into the batch of its nearest neighbour that can take it; False if there is none."""
+        """Puts the row into the batch of its nearest neighbour that can take it; returns False if none can."""
         batches = self.batch_of[self.neighbours[row, self.apart :]]
         for batch in batches[(batches >= 0) & (self.room[batches] > 0)].tolist():
             if self.fits(row, batch):
@@ -181,7 +181,7 @@ class _Plan:
         return False
 
     def place_anywhere(self, rows: list[int]) -> None:
-        """Put each row into a random batch with room; a row for which there is none is left out."""
+        """Puts each row into a random batch with room; leaves out a row that finds none."""
         places = self.generator.permutation(np.repeat(np.arange(len(self.room)), self.room)).tolist()
         for row in rows:
             place = next((p for p in self._tried(len(places)) if self.fits(row, places[p])), None)
@@ -193,13 +193,13 @@ class _Plan:
             self.put(row, places.pop())
 
     def _tried(self, places: int) -> Iterator[int]:
-        """The last place, some random ones, then all."""
+        """Yields the last place, some random ones, then all."""
         yield places - 1
         yield from self.generator.integers(places, size=min(TRIES, places))
         yield from range(places)
 
     def _exchange(self, row: int, batch: int) -> bool:
-        """Make room elsewhere for a row that no batch with room can take: a row of another batch goes to `batch`."""
+        """Makes room for a row that no batch can take, by moving a row of another batch to `batch`."""
         for other in self.generator.integers(len(self.batches), size=TRIES).tolist():
             if other == batch or not self.batches[other]:
                 continue
@@ -223,7 +223,7 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 
 
 def _both_ways(near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row the rows that it names or that name it, one after the other, and where each row's begin."""
+    """Returns the rows that each row names or that name it, concatenated, and the offset of each row's part."""
     rows = np.repeat(np.arange(len(near)), near.shape[1])
     rows, others = rows[near.ravel() >= 0], near.ravel()[near.ravel() >= 0]
     named = np.concatenate([rows, others])

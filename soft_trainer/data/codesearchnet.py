@@ -46,10 +46,10 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     """Checks the names of languages.
 
     Args:
-        reader: the part of the run that knows the six languages only, for the message; None allows any name.
+        reader: the part of the run that only knows the six languages, for the message; None allows any name.
 
     Raises:
-        UserError: a language that `reader` does not know, an empty name, or a name given twice.
+        UserError: a language that `reader` does not know, an empty name, or a duplicate name.
     """
     for language in languages:
         if not language or languages.count(language) > 1:
@@ -68,7 +68,7 @@ def load_folder(
         needed: the splits that must exist, all of `splits` when None.
 
     Raises:
-        UserError: a missing file, or a row that is not a JSON object (names file and row).
+        UserError: a file is missing, or a row is not a JSON object (names file and row).
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -108,7 +108,7 @@ def load_jsonl(path: Path) -> Dataset:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
-    # Without its empty columns, a data set reads another column in their place (see `text_column`).
+    # Empty columns are removed, so that another column is read instead (see `text_column`).
     return rows.remove_columns([name for name in FILE_FEATURES if rows.data.column(name).null_count == len(rows)])
 
 
@@ -166,17 +166,17 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
 
 
 def _pushed_folder(dataset_name: str) -> Path | None:
-    """The local copy of a data set that was pushed as a folder of JSON lines. None for other data sets."""
+    """Returns the local copy of a data set that was pushed as a folder of JSON lines, None for any other."""
     files = [f"{split}.jsonl{end}" for split in SPLITS for end in ("", ".gz")]
     try:
         folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=files))
-    except LocalEntryNotFoundError:  # without a network `datasets` may still have a copy of its own
+    except LocalEntryNotFoundError:  # without a network `datasets` may still have a cached copy
         return None
     return folder if any((folder / file).exists() for file in files) else None
 
 
 def _of_language(data: DatasetDict, dataset_name: str, language: str) -> DatasetDict:
-    """The rows of one language. Splits without the column `language` stay as they are."""
+    """Selects the rows of one language. Splits without the column `language` stay as they are."""
     for split, rows in data.items():
         if "language" not in rows.column_names:
             continue
@@ -188,13 +188,13 @@ def _of_language(data: DatasetDict, dataset_name: str, language: str) -> Dataset
 
 
 def rows_in(rows: Dataset, language: str) -> Dataset:
-    """The rows of one language."""
+    """Selects the rows of one language."""
     places = [place for place, name in enumerate(rows["language"][:]) if name == language]
     return rows if len(places) == len(rows) else rows.select(places)
 
 
 def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dict[str, Dataset] | None:
-    """The rows of each language; as they are with one language, so that metrics keep their plain names."""
+    """Splits the rows by language; a single language is not split, so that metrics keep their plain names."""
     if rows is None or len(languages) == 1:
         return rows
     return {language: rows_in(rows, language) for language in languages}
@@ -211,10 +211,10 @@ def _row_of_url(urls: Sequence[str]) -> dict[str, int]:
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     """Makes splits from lists of urls: `folder/SPLIT.txt` names the rows of `data` that belong to SPLIT.
 
-    A url without a row is dropped, as published. A message tells how many are dropped.
+    Urls without a row are dropped, as published. A message says how many.
 
     Raises:
-        UserError: a missing list, or rows without the column `url`.
+        UserError: a list is missing, or the rows have no column `url`.
     """
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
     if "url" not in rows.column_names:
@@ -238,7 +238,7 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
     """Checks that training and evaluation can use the rows. Training rows need no url.
 
     Raises:
-        UserError: an empty split, a missing or empty column (names the rows), or queries that `target_rows` refuses.
+        UserError: a split is empty, a column is missing or empty (names the rows), or `target_rows` refuses queries.
     """
     for split, rows in data.items():
         if len(rows) == 0:
@@ -255,7 +255,7 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
 
 
 def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> np.ndarray:
-    """The row of each query's own code in the corpus, int64[Q]: the one with the query's url.
+    """Returns the row of each query's own code in the corpus, int64[Q]: the one with the query's url.
 
     Args:
         queries: rows with `url`.

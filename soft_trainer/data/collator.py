@@ -1,4 +1,4 @@
-"""From rows to padded tensors: a batch keeps its rows, each side is padded in chunks of similar length."""
+"""Turns rows into padded tensors: a batch keeps its rows, and each side is padded in chunks of similar length."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Side:
 
     Args:
         chunks: the model inputs of each chunk.
-        order: LongTensor[B], for each row of the batch its place among the rows of all chunks. Rows of chunks that
-            are in no place of `order` are encoded without effect.
+        order: LongTensor[B], the position of each row of the batch among the rows of all chunks. Other rows of the
+            chunks are encoded without effect.
     """
 
     chunks: list[dict[str, Tensor]]
@@ -29,7 +29,7 @@ class Side:
 
     @classmethod
     def of(cls, inputs: Side | Mapping) -> Side:
-        """Takes what a user's collator returns: model inputs, or `{"chunks": [inputs, ...], "order": LongTensor}`."""
+        """Wraps a collator's output: model inputs, or `{"chunks": [inputs, ...], "order": LongTensor}`."""
         if isinstance(inputs, cls):
             return inputs
         if "chunks" in inputs:
@@ -42,11 +42,11 @@ class Side:
         return Side(chunks, change(self.order))
 
     def without_rows(self) -> Side:
-        """Returns the side with the same forward passes and no row of the batch."""
+        """Returns the side with the same forward passes but none of the batch's rows."""
         return Side(self.chunks, self.order[:0])
 
     def with_passes(self, number: int) -> Side:
-        """Returns the side with `number` chunks or more; the added ones have no effect."""
+        """Returns the side with at least `number` chunks; the added ones have no effect."""
         one_row = {name: tensor[:1] for name, tensor in self.chunks[0].items()}
         return Side(self.chunks + [one_row] * (number - len(self.chunks)), self.order)
 
@@ -56,9 +56,9 @@ class PairCollator:
 
     Args:
         pad_token_id: the tokenizer's.
-        cost: the cost of a chunk beside its tokens. None: each side is one chunk.
+        cost: the cost of encoding a chunk. None: each side is one chunk.
         largest_chunk: the largest number of rows in a chunk.
-        prompt_lengths: for "query" and "code" the first tokens of every row that are left out of the pooling.
+        prompt_lengths: for "query" and "code", how many tokens at the start of every row are left out of the pooling.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PairCollator:
         }
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """The side `name` of a batch, in the cheapest number of chunks, but in no fewer than `passes`."""
+        """Collates the side `name` of a batch in the cheapest number of chunks, but at least `passes`."""
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
         chunks = split_chunks(chunk_by_length(lengths, self.cost, self.largest_chunk), passes)
         order = np.empty(len(token_ids), dtype=np.int64)
@@ -93,5 +93,5 @@ class PairCollator:
         return Side(padded, torch.from_numpy(order)).with_passes(passes)
 
     def count_chunks(self, lengths: np.ndarray) -> int:
-        """The number of chunks of rows with these lengths, int64[B]; 1 for no rows."""
+        """Counts the chunks that rows with these lengths, int64[B], are split into; 1 if there are no rows."""
         return len(chunk_by_length(lengths, self.cost, self.largest_chunk)) if len(lengths) else 1

@@ -23,15 +23,15 @@ def filter_rows(
     Args:
         dataset: rows in CodeSearchNet's columns.
         rules: names from `RULES`.
-        num_proc: processes of `datasets.map`; None means one a CPU core, or fewer for few rows.
+        num_proc: processes for `datasets.map`; None means one per CPU core, or fewer for few rows.
         name: the name of the rows in messages.
 
     Returns:
-        The remaining rows in order, and for every rule the number of rows that it was the first to drop. The number
-        of `comments` is that of the rows which it changed.
+        The remaining rows in order, and for every rule the number of rows that it was the first to drop. For
+        `comments`, it is the number of rows changed.
 
     Raises:
-        UserError: an unknown rule, or a column that a rule needs and a row lacks.
+        UserError: a rule is unknown, or a row lacks a column that a rule needs.
     """
     if unknown := sorted(set(rules) - set(RULES)):
         raise UserError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
@@ -59,7 +59,7 @@ def filter_rows(
 
 
 def _check_columns(dataset: Dataset, rules: Sequence[str], name: str) -> None:
-    """Raises UserError where a row lacks a column that a rule needs."""
+    """Raises UserError if a row lacks a column that a rule needs."""
     for rule in rules:
         for column in COLUMNS[rule]:
             if column not in dataset.column_names:
@@ -71,7 +71,7 @@ def _check_columns(dataset: Dataset, rules: Sequence[str], name: str) -> None:
 
 
 def _without_comments(batch: dict[str, list]) -> dict[str, list]:
-    """The batch without comments in `code` and `code_tokens`. `had_comments` marks the rows that had some."""
+    """Removes comments from `code` and `code_tokens` of a batch. `had_comments` marks the rows that had some."""
     result: dict[str, list] = {"code": [], "code_tokens": [], "had_comments": []}
     for code, tokens, language in zip(batch["code"], batch["code_tokens"], batch["language"], strict=True):
         bare = dataflow.remove_comments(code, language)
@@ -83,7 +83,7 @@ def _without_comments(batch: dict[str, list]) -> dict[str, list]:
 
 
 def _verdict_features(rules: Sequence[str]) -> Features:
-    """The columns that `_judge` makes."""
+    """Returns the columns that `_judge` makes."""
     columns = {"dropped_by": Value("string")}
     columns |= {"fingerprint": Value("uint64")} if "duplicates" in rules else {}
     columns |= {"minhash": List(Value("uint32"))} if "near_duplicates" in rules else {}
@@ -91,7 +91,7 @@ def _verdict_features(rules: Sequence[str]) -> Features:
 
 
 def _judge(batch: dict[str, list], rules: Sequence[str]) -> dict[str, Sequence]:
-    """The rule that drops each row, and the hashes by which duplicates are found."""
+    """Returns the rule that drops each row, and the hashes by which duplicates are found."""
     rows = (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
     reasons = [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in rows]
     verdicts: dict[str, Sequence] = {"dropped_by": reasons}

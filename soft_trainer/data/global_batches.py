@@ -1,4 +1,4 @@
-"""Draws the global batches: the rows that meet in a step, over all processes."""
+"""Draws the global batches: the rows that share a step, over all processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from soft_trainer.data.clusters import shared_texts, similar_batches
 from soft_trainer.errors import UserError
 
-TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before all with room are tried
+TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before trying all with room
 SORTED_TOGETHER = 50  # batches whose rows are sorted by length together, as in `Trainer`
 
 
@@ -25,10 +25,10 @@ class GlobalRows(list):
 
 
 class GlobalBatchSampler(BatchSampler):
-    """Yields the row numbers of global batches, a function of seed and epoch alone.
+    """Yields the row numbers of global batches, determined by seed and epoch alone.
 
     Every process yields the same batches and takes its shard of each (`distributed.shard`). So each process knows the
-    rows of all without a message, and a property of a batch holds for the global batch.
+    rows of all others without communication, and a property of a batch holds for the global batch.
 
     Args:
         rows: the number of training rows.
@@ -38,7 +38,7 @@ class GlobalBatchSampler(BatchSampler):
         text_ids: numbers of every row's texts, equal for equal texts; used by "no_duplicates".
         lengths: tokens of every row; used by "group_by_length".
         languages: the language of every row; used by "one_language".
-        similar: the arguments of `similar_batches`, its generator apart; used by "similar".
+        similar: the arguments of `similar_batches`, except its generator; used by "similar".
 
     Raises:
         UserError: an unknown strategy, or too few rows (of a language) for one full batch.
@@ -79,7 +79,7 @@ class GlobalBatchSampler(BatchSampler):
         self.similar = similar
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch whose batches come next."""
+        """Sets the epoch whose batches come next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -98,17 +98,17 @@ class GlobalBatchSampler(BatchSampler):
 
 
 def _random(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Every batch a random draw."""
+    """Draws every batch at random."""
     return sampler.split(generator.permutation(sampler.rows).tolist())
 
 
 def _sequential(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """The order of the data set."""
+    """Keeps the order of the data set."""
     return sampler.split(range(sampler.rows))
 
 
 def _no_duplicates(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Random batches in which no query and no code text occurs twice.
+    """Draws random batches in which no query and no code text occurs twice.
 
     Rows whose text occurs elsewhere are placed first, each in a random batch without that text; the other rows fill
     the batches. A row is left out of the epoch if every batch with room has one of its texts.
@@ -131,7 +131,7 @@ def _placed_apart(
     """Puts each row into a random batch that has room and none of the row's texts, in linear time.
 
     Args:
-        places: int64[batches], the most rows of each batch.
+        places: int64[batches], the maximum number of rows of each batch.
     """
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]
@@ -165,7 +165,7 @@ def _placed_apart(
 
 
 def _group_by_length(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Batches of rows of similar length: a random order, sorted by length within every `SORTED_TOGETHER` batches."""
+    """Makes batches of rows of similar length: shuffled, then sorted within every `SORTED_TOGETHER` batches."""
     order = generator.permutation(sampler.rows)
     size = SORTED_TOGETHER * sampler.batch_size
     parts = [order[start : start + size] for start in range(0, sampler.rows, size)]
@@ -174,7 +174,7 @@ def _group_by_length(sampler: GlobalBatchSampler, generator: np.random.Generator
 
 
 def _one_language(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Every batch a random draw from one language, the languages in a random order."""
+    """Draws every batch at random from one language, with the languages in random order."""
     order = generator.permutation(sampler.rows)
     parts = [order[sampler.languages[order] == language] for language in range(len(sampler.names))]
     batches = [batch for part in parts for batch in sampler.split(part.tolist())]
@@ -182,7 +182,7 @@ def _one_language(sampler: GlobalBatchSampler, generator: np.random.Generator) -
 
 
 def _similar(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Batches made of small groups of similar rows, in a random order."""
+    """Makes batches of small groups of similar rows, in random order."""
     batches = similar_batches(
         batch_size=sampler.batch_size, generator=generator, drop_last=sampler.drop_last, **sampler.similar
     )
@@ -200,12 +200,12 @@ STRATEGIES: dict[str, Callable[[GlobalBatchSampler, np.random.Generator], Iterat
 
 
 def data_seed(args: TrainingArguments) -> int:
-    """The seed of everything that is drawn from the rows."""
+    """Returns the seed of everything that is drawn from the rows."""
     return args.seed if args.data_seed is None else args.data_seed
 
 
 def languages_of(dataset) -> Sequence[str]:
-    """The language of every row; empty if the rows have no such column."""
+    """Returns the language of every row; empty if the rows have no such column."""
     return dataset["language"] if "language" in dataset.column_names else ()
 
 
@@ -260,12 +260,12 @@ class EpochDataLoader(DataLoader):
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
-            # An option of newer transformers. A loader without workers takes none.
+            # An option of newer transformers, which a loader without workers does not accept.
             multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None) if workers else None,
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch; `Trainer` calls it before each."""
+        """Sets the epoch; `Trainer` calls it before each one."""
         self.batch_sampler.set_epoch(epoch)
 
 

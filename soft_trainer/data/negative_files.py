@@ -1,4 +1,4 @@
-"""Negatives from files: those that were mined before, a column of the rows, and tables of sentence-transformers."""
+"""Reads negatives that were mined before, from a column of the rows, or from tables of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ NO_TEXT = xxhash.xxh3_64_intdigest(b"")
 class TrainingRows:
     """The urls of the training rows and hashes of their texts, by which negatives are found.
 
-    Two texts that differ only in white space are equal here: tokens joined by spaces equal the text that they were cut
-    from.
+    Two texts that differ only in white space are equal here, so that tokens joined by spaces equal the text that they
+    were split from.
 
     Args:
         queries, codes: one text for each row, as the encoder reads it. They are read once and not kept.
-        urls: one for each row, or None for a row without.
+        urls: one for each row, None for a row without a url.
 
     Attributes:
         fingerprint: a name that changes with any text and with the order of the rows.
         queries, codes (`_FirstRows`): the first row with each text.
-        urls: those given.
+        urls: the given urls.
     """
 
     def __init__(self, queries: Iterable[str], codes: Iterable[str], urls: Sequence[str | None]):
@@ -134,7 +134,7 @@ class _Codes:
         return self.numbers[name]
 
     def negatives(self, candidates: Iterable[tuple[Mapping[int, float], float]]) -> Negatives:
-        """Turns the candidates of each row with their scores, and the score of its own code, into arrays.
+        """Turns each row's candidates with their scores, and the score of the row's code, into arrays.
 
         Codes with the text of the row's own are left out.
         """
@@ -161,7 +161,7 @@ def load_negatives(path: str | Path, rows: TrainingRows, further: Sequence[Mappi
         further: rows with `url` and `code` that are not training rows.
 
     Raises:
-        UserError: there is no such file, it is neither of these, or its negatives are those of other rows.
+        UserError: there is no such file, it has another format, or its negatives are those of other rows.
     """
     path = Path(path)
     if not path.exists():
@@ -261,16 +261,16 @@ def column_negatives(
     scores: Sequence[Sequence[float] | None] | None = None,
     own: Sequence[float | None] | None = None,
 ) -> Negatives:
-    """Returns the negatives of a column of urls or texts: in their order without scores, else the nearest first.
+    """Returns the negatives of a column of urls or texts: nearest first if there are scores, else in their order.
 
-    A value is the text of a code if it holds white space and is not a url.
+    A value is the text of a code if it contains white space and is not a url.
 
     Args:
         values: for each row one or several, or None.
         further: rows with `url` and `code` that are not training rows.
         place: the name of the file, for a message.
-        scores: for each row one for each of its values, if they are known.
-        own: for each row the score of its own code, if it is known.
+        scores: for each row one score for each of its values, if known.
+        own: for each row the score of its own code, if known.
 
     Raises:
         UserError: a url that is neither a training row's nor a further code's, or a wrong number of scores (names the
@@ -306,10 +306,10 @@ def tuple_negatives(table: Iterable[Mapping], rows: TrainingRows, place: str = "
     table is not a negative of it.
 
     Args:
-        table: rows of query, code, then `negative` or `negative_1` and on, perhaps with `scores`, the code's first.
+        table: rows of query, code, then `negative` or `negative_1` and so on, perhaps with `scores`, the code's first.
 
     Raises:
-        UserError: another layout, or a query that no training row has.
+        UserError: the table has another layout, or a query that no training row has.
     """
     codes = _Codes(rows)
     right: dict[int, dict[int, float]] = {}  # row of the query -> codes with their scores

@@ -1,4 +1,4 @@
-"""Negatives of a training row's own: candidates of every row, limits on them, and those drawn for an epoch."""
+"""Extra negatives of training rows: the candidates of every row, limits on them, and the draw for an epoch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from soft_trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Negatives:
-    """Candidates of n training rows, as many for each as there are, nearest first.
+    """Candidates of n training rows, any number for each, nearest first.
 
-    A code is named by a number: that of its training row, or n and more for a code-only row.
+    Codes are identified by number: that of their training row, or n and above for a code-only row.
 
     Args:
         starts (`int64[n + 1]`): row i has the candidates from `starts[i]` to `starts[i + 1]`.
         codes (`int64[total]`): their numbers.
-        scores (`float32[total]`): the similarity of the row's query to each, NaN where it is not known.
-        own (`float32[n]`): the similarity of the row's query to its own code, NaN where it is not known.
-        code_only: rows with a `code` (and perhaps `code_tokens` and `url`) that are no training rows, in the order of
+        scores (`float32[total]`): the similarity of the row's query to each, NaN if unknown.
+        own (`float32[n]`): the similarity of the row's query to its own code, NaN if unknown.
+        code_only: rows with a `code` (and perhaps `code_tokens` and `url`) that are not training rows, in the order of
             their numbers from n on.
     """
 
@@ -47,7 +47,7 @@ class Negatives:
         return np.repeat(np.arange(len(self)), self.counts)
 
     def kept(self, keep: np.ndarray) -> Negatives:
-        """The candidates for which `keep`, bool[total], is true, with the code-only rows that they name."""
+        """Keeps the candidates for which `keep`, bool[total], is true, and the code-only rows that they use."""
         codes = self.codes[keep]
         used, places = np.unique(codes[codes >= len(self)], return_inverse=True)
         codes[codes >= len(self)] = len(self) + places
@@ -63,14 +63,14 @@ class NegativeChoice:
     Args:
         number: negatives of a row in a batch; a row with fewer candidates gets all of them.
         ranks: the first rank that may be drawn and the first that may not, from 0; None for no end.
-        max_score: the highest score of a candidate.
-        margin: a candidate must score less than the positive by at least this much.
-        ratio: the highest share of the positive's score s; for s below 0 the limit is s - (1 - ratio) |s|.
-        temperature: candidates are drawn with the softmax of score / temperature. 0 takes the nearest, None draws each
-            with the same chance.
+        max_score: the highest score that a candidate may have.
+        margin: a candidate must score at least this much below the positive.
+        ratio: the highest score as a share of the positive's score s; for s below 0 the limit is s - (1 - ratio) |s|.
+        temperature: candidates are drawn by the softmax of score / temperature. 0 takes the nearest, None draws all
+            with equal probability.
 
     Raises:
-        UserError: a setting out of its range.
+        UserError: a setting is out of range.
     """
 
     number: int
@@ -106,10 +106,10 @@ def _finite(value: float | None, lowest: float = -math.inf) -> bool:
 def from_neighbours(
     neighbours: Neighbours, code_ids: np.ndarray | None = None, code_only: Sequence[dict] = ()
 ) -> Negatives:
-    """The neighbours of each row as candidates.
+    """Turns the neighbours of each row into candidates.
 
     Args:
-        code_ids: numbers of the codes' texts, equal for equal texts; of codes with one text the nearest is kept.
+        code_ids: numbers of the codes' texts, equal for equal texts; of codes with equal texts, the nearest is kept.
         code_only: rows of the codes beyond the training rows.
     """
     known = neighbours.rows >= 0
@@ -126,10 +126,10 @@ def from_neighbours(
 
 
 def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
-    """The candidates within the choice's ranks and scores. The rank is that before any limit.
+    """Keeps the candidates within the choice's limits on ranks and scores. Ranks are those before any limit.
 
     Raises:
-        UserError: a limit on scores that are not known, no candidate left, or fewer for every row than are asked for.
+        UserError: a limit on unknown scores, no candidate left, or fewer for every row than are asked for.
     """
     owners, scores = negatives.owners, negatives.scores
     own = negatives.own[owners]
@@ -155,7 +155,7 @@ def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
 
 
 def _check_scores(negatives: Negatives, choice: NegativeChoice) -> None:
-    """Refuse a setting that reads scores which are not known."""
+    """Refuses a setting that reads unknown scores."""
     having = negatives.counts > 0
     for name, value, needed in (
         ("negative_max_score", choice.max_score, negatives.scores),
@@ -170,7 +170,7 @@ def _check_scores(negatives: Negatives, choice: NegativeChoice) -> None:
 
 
 def _settings(choice: NegativeChoice) -> str:
-    """The limits that a run set, for a message."""
+    """Lists the limits that a run has set, for a message."""
     first, last = choice.ranks
     ranks = f"{first},{'' if last is None else last}"
     limits = {
@@ -186,13 +186,13 @@ def _settings(choice: NegativeChoice) -> str:
 def draw(
     negatives: Negatives, choice: NegativeChoice, rows: np.ndarray, seed: int, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Negatives of some rows for one epoch: for each row a function of seed, epoch and row number alone.
+    """Draws the negatives of some rows for one epoch, determined by seed, epoch and row number alone.
 
     Args:
-        negatives: what `limited` left.
+        negatives: the candidates that `limited` kept.
 
     Returns:
-        Numbers of the codes, int64[M], and for each the place in `rows` of the row that it was drawn for, int64[M].
+        The numbers of the codes, int64[M], and the positions in `rows` of the rows they were drawn for, int64[M].
     """
     drawn = [_draw_row(negatives, choice, int(row), seed, epoch) for row in rows]
     owners = np.repeat(np.arange(len(drawn)), [len(codes) for codes in drawn])
@@ -204,7 +204,7 @@ def _draw_row(negatives: Negatives, choice: NegativeChoice, row: int, seed: int,
     codes, scores = negatives.codes[own], negatives.scores[own]
     if len(codes) <= choice.number or choice.temperature == 0:
         return codes[: choice.number]
-    # The largest of logits with Gumbel noise are a draw without replacement from their softmax.
+    # Taking the largest logits after adding Gumbel noise draws without replacement from their softmax.
     keys = np.random.default_rng([seed, epoch, row]).gumbel(size=len(codes))
     if choice.temperature is not None:
         keys += scores.astype(np.float64) / choice.temperature
@@ -212,15 +212,15 @@ def _draw_row(negatives: Negatives, choice: NegativeChoice, row: int, seed: int,
 
 
 def own_columns(rows: np.ndarray, codes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The columns that drawn negatives add to a batch.
+    """Returns the columns that drawn negatives add to a batch.
 
     Args:
         rows: the rows of the global batch, int64[B].
-        codes, owners: what `draw` gave for them.
+        codes, owners: the output of `draw` for these rows.
 
     Returns:
-        Numbers of the added codes, int64[E], each once and none that is a row of the batch, in the order of their
-        first draw; and bool[B, E], True where the column was drawn for the query.
+        The numbers of the added codes, int64[E], without duplicates and without rows of the batch, in the order of
+        their first draw; and bool[B, E], True where the column was drawn for the query.
     """
     added = ~np.isin(codes, rows)
     codes, owners = codes[added], owners[added]

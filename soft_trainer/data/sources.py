@@ -28,7 +28,7 @@ from soft_trainer.terminal import print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
-    """The splits that a run must have: rows to train on, and rows to measure on unless `eval_data_dir` has some."""
+    """Returns the splits that a run must have: training rows, and evaluation rows unless `eval_data_dir` has some."""
     own = not arguments.eval_data_dir
     wanted = {
         "train": args.do_train or from_scratch,
@@ -42,14 +42,14 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 def load_data(
     arguments: DataArguments, profile: EncoderProfile, mined_dir: str | Path, needed: Sequence[str] = SPLITS
 ) -> DatasetDict:
-    """The splits train, valid, test and codebase, those that exist.
+    """Loads the splits train, valid, test and codebase, as far as they exist.
 
     Args:
         mined_dir: folder for the pairs mined from `source_dir` and `history`.
         needed: the splits that the run must have; see `needed_splits`.
 
     Raises:
-        UserError: rows that cannot be read, or that training or evaluation cannot use (see `check_rows`).
+        UserError: rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
     """
     check_languages(arguments.languages, _reader(arguments, profile))
     if mined := [name for name in ("source_dir", "history") if getattr(arguments, name) and arguments.data_dir]:
@@ -77,7 +77,7 @@ def load_data(
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile) -> str | None:
-    """The part of the run that knows the six languages only. None where any language will do."""
+    """Names the part of the run that only knows the six languages. None if any language will do."""
     if arguments.source_dir or arguments.history:
         return "mining"
     if arguments.filters:
@@ -88,7 +88,7 @@ def _reader(arguments: DataArguments, profile: EncoderProfile) -> str | None:
 
 
 def _load_language(arguments: DataArguments, language: str, mined_dir: Path, needed: Sequence[str]) -> DatasetDict:
-    """The splits of one language as they are stored."""
+    """Loads the splits of one language as they are stored."""
     if arguments.source_dir or arguments.history:
         own = mined_dir if len(arguments.languages) == 1 else mined_dir / language
         return load_folder(_mined(arguments, language, own))
@@ -100,7 +100,7 @@ def _load_language(arguments: DataArguments, language: str, mined_dir: Path, nee
 
 
 def _joined(by_language: dict[str, DatasetDict]) -> DatasetDict:
-    """The rows of all languages, split by split. Every row gets its language."""
+    """Joins the rows of all languages, split by split, and adds its language to every row."""
     if len(by_language) == 1:
         return next(iter(by_language.values()))
     for language, data in by_language.items():
@@ -111,14 +111,14 @@ def _joined(by_language: dict[str, DatasetDict]) -> DatasetDict:
 
 
 def _in_language(rows: Dataset, language: str) -> Dataset:
-    """The rows with `language` as the language of every row."""
+    """Sets the language of every row to `language`."""
     others = [name for name in rows.column_names if name != "language"]
     return rows.select_columns(others).add_column("language", [language] * len(rows))
 
 
 def _first_rows(rows: Dataset, limit: int, languages: Sequence[str]) -> Dataset:
-    """The first rows of every language, at most `limit` in all, as evenly as the languages' sizes allow."""
-    rank = np.arange(len(rows))  # place of a row among the rows of its language
+    """Takes the first rows of every language, at most `limit` in all, as evenly as their sizes allow."""
+    rank = np.arange(len(rows))  # position of a row among the rows of its language
     if len(languages) > 1:
         names = np.array(rows["language"][:])
         for language in languages:
@@ -129,7 +129,7 @@ def _first_rows(rows: Dataset, limit: int, languages: Sequence[str]) -> Dataset:
 def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     """Applies rules to all splits and prints how many rows each rule dropped.
 
-    The corpus keeps all rows, because a query may look for any of them. Only its comments are removed.
+    The corpus keeps all rows, because any of them may be searched for. Only its comments are removed.
     """
     # datasketch is slow to import.
     from soft_trainer.data.filtering import filter_rows
@@ -151,7 +151,7 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
-    """The folder with the pairs of the source tree or history, which is mined again if it has changed."""
+    """Returns the folder with the pairs of the source tree or history, which is mined again if it has changed."""
     # datasketch and pygit2 are slow to import.
     from soft_trainer.mining.history import history_state, history_table, mine_history_to
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
@@ -173,12 +173,12 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
 
 
 def source_folder(source_dir: str) -> str:
-    """The folder that `--source_dir` names; `stdlib` is the running Python's standard library."""
+    """Returns the folder that `--source_dir` names; `stdlib` is the running Python's standard library."""
     return os.path.dirname(os.__file__) if source_dir == "stdlib" else source_dir
 
 
 def as_rows(rows, name: str) -> Dataset | None:
-    """`rows` as a `datasets.Dataset`; a list of dicts becomes one.
+    """Converts `rows`, a list of dicts or a `datasets.Dataset`, to a `datasets.Dataset`.
 
     Raises:
         UserError: an empty list, or anything else, such as an `IterableDataset`, whose rows have no numbers.
@@ -196,7 +196,7 @@ def as_rows(rows, name: str) -> Dataset | None:
 
 
 def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:
-    """`as_rows` of one set of rows, or of every set of a dict."""
+    """Applies `as_rows` to one set of rows, or to every set in a dict."""
     if isinstance(rows, Mapping):
         if not rows:
             raise UserError(f"{name}: the dict has no data set")

@@ -1,4 +1,4 @@
-"""Statistics of the rows: the table at the start of a run."""
+"""Computes statistics of the rows, for the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PAPER_ROWS = {  # Table 6
 
 
 def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> dict[str, dict]:
-    """Statistics of every split.
+    """Computes statistics of every split.
 
     Returns:
-        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with the sides that a
-        run reads of the split. Lengths are in tokens before truncation, special tokens included. `cut` is the share of
+        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with the sides of the
+        split that a run reads. Lengths are in tokens before truncation, special tokens included. `cut` is the share of
         truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
     """
     statistics: dict[str, dict] = {}
@@ -52,7 +52,7 @@ def _side_statistics(rows: Dataset, side: str, profile: EncoderProfile, tokenize
 
 
 def statistics_table(statistics: dict[str, dict], paper_language: str | None = None) -> str:
-    """`data_statistics` as a Markdown table, with the paper's row counts where `paper_language` is given."""
+    """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given."""
     headers = ["split", "rows"]
     paper: Sequence[int | None] = (None,) * len(statistics)
     if paper_language is not None:

@@ -28,7 +28,7 @@ READ_AT_ONCE = 1000  # rows of text that are in memory
 
 
 class TokenColumn:
-    """Token ids of every row, as many as the row has, without a copy of the Arrow file behind them.
+    """Token ids of every row, of any length, without copying the underlying Arrow file.
 
     A column of a data set pickles as that data set and the column's name. A data set on disk pickles as the path of
     its file, so a column is cheap to send to another process.
@@ -48,14 +48,14 @@ class TokenColumn:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]]) -> TokenColumn:
-        """A column in memory."""
+        """Makes a column in memory."""
         offsets = np.cumsum([0, *map(len, lists)])
         values = np.fromiter((token for tokens in lists for token in tokens), dtype=np.int32, count=offsets[-1])
         return cls([(values, offsets)])
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, column: str) -> TokenColumn:
-        """A column of lists of int. The data set must have no index mapping."""
+        """Wraps a column of lists of int. The data set must have no index mapping."""
         arrays = dataset.data.column(column).chunks
         # `values` ignores the slice of the array, and `offsets` count from the start of the whole array too.
         chunks = [(array.values.to_numpy(), array.offsets.to_numpy()) for array in arrays]
@@ -78,7 +78,7 @@ class TokenColumn:
 
 
 class GraphColumn:
-    """Codes with their data flow: for every row the result of `dataflow.graph_features`."""
+    """Codes with their data flow: the result of `dataflow.graph_features` for every row."""
 
     def __init__(self, columns: dict[str, TokenColumn]):
         self._columns = columns
@@ -100,12 +100,12 @@ class GraphColumn:
 
 
 def side_settings(profile: EncoderProfile, side: str) -> dict:
-    """The profile's settings for one side: columns, prefix and length."""
+    """Returns the profile's settings for one side: columns, prefix and length."""
     return {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """The first of `columns` that the data set has.
+    """Returns the first of `columns` that the data set has.
 
     Raises:
         UserError: the data set has none of them.
@@ -120,12 +120,12 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def texts(values: Sequence) -> list[str]:
-    """The values of a column as texts. A list of tokens is joined by one space."""
+    """Converts the values of a column to texts. A list of tokens is joined by one space."""
     return [value if isinstance(value, str) else " ".join(value or ()) for value in values]
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Checks that rows whose code is parsed say in which language it is.
+    """Checks that rows whose code is parsed name its language.
 
     Raises:
         UserError: no column `language` (the message calls the rows `name`).
@@ -138,13 +138,13 @@ def check_language_column(rows: Dataset, name: str) -> None:
 
 
 def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
-    """The texts of a column, read in small batches."""
+    """Yields the texts of a column, read in small batches."""
     for batch in dataset.select_columns(column).iter(READ_AT_ONCE):
         yield from texts(batch[column])
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
-    """The encoder's input for one side of every row, computed once and kept in the `datasets` cache.
+    """Computes the encoder's input for one side of every row, once; it is kept in the `datasets` cache.
 
     Raises:
         UserError: the rows lack the side's columns, or `language` where the encoder reads data flow.
@@ -156,7 +156,7 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """The token ids, positions, nodes and edges of every row's code, computed on all cores."""
+    """Computes token ids, positions, nodes and edges of every row's code, on all cores."""
     check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
@@ -172,14 +172,14 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int) -> int | None:
-    """The number of processes in which `datasets.map` parses so many rows. None means this process."""
+    """Returns the number of processes for `datasets.map` to parse this many rows. None means this process."""
     return min(os.cpu_count() or 1, rows // PARSED_AT_ONCE) or None
 
 
 def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: list, **options) -> Dataset:
-    """The result of `run` on batches of `columns`, in the `datasets` cache under the hash of the rows and `key`."""
+    """Maps `run` over batches of `columns`; the result is cached under the hash of the rows and `key`."""
     rows = dataset.select_columns(columns)
-    if rows._indices is not None:  # the result of `map` would have an index mapping too
+    if rows._indices is not None:  # otherwise the result of `map` would have an index mapping too
         rows = rows.flatten_indices()
     return rows.map(
         run,
@@ -192,7 +192,7 @@ def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: 
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """The token ids of one side of every row: columns `ids` (truncated) and `length` (tokens before truncation).
+    """Computes token ids of one side of every row: columns `ids` (truncated) and `length` (tokens before truncation).
 
     The result for a data set on disk stays in the `datasets` cache. Its key is made of rows, tokenizer and settings.
 

@@ -15,13 +15,13 @@ Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """A similarity of queries and codes of the training set, by row number.
+    """Computes similarities between queries and codes of the training set, by row number.
 
-    A subclass has `fit` and `similarity`. A row is a position in the training set that `fit` saw. Softmax,
+    Subclasses implement `fit` and `similarity`. A row is a position in the training set that `fit` saw. Softmax,
     temperature, alpha, beta and floor never appear in an estimator: `soft_trainer.weights` applies them.
 
     Attributes:
-        alpha, beta, temperature: the settings that suit this similarity (Table 7), used if a run names none.
+        alpha, beta, temperature: the settings that suit this similarity (Table 7), used unless a run sets others.
         positive_margin, positive_temperature: the settings of positive-aware weights, in units of the similarity.
         distill_temperature: the temperature at which the softmax of the similarity is the distribution that the
             encoder behind it was trained to give, for `distill_weight`.
@@ -44,7 +44,7 @@ class Estimator:
         """Raises UserError if `fit` cannot work on these rows; called before a model is loaded."""
 
     def bind(self, encoder: Encoder) -> None:
-        """Takes the encoder of the run before its training, for an estimator that uses it."""
+        """Receives the run's encoder before training, for an estimator that uses it."""
 
     @property
     def finds_neighbours(self) -> bool:
@@ -59,12 +59,12 @@ class Estimator:
         rows: int | None = None,
         codes: int | None = None,
     ) -> Neighbours:
-        """The k codes most similar to each row's query; called after `fit`, and on every process.
+        """Finds the k codes most similar to each row's query. Called after `fit`, on every process.
 
         Args:
             text_ids, progress: as in `nearest_rows`.
-            rows: the number of rows, the first ones, whose neighbours are found; all when None.
-            codes: the number of rows, the first ones, that may be neighbours; all when None.
+            rows: find neighbours of only the first `rows` rows; of all when None.
+            codes: only the codes of the first `codes` rows may be neighbours; all when None.
         """
         raise NotImplementedError
 
@@ -73,15 +73,15 @@ class Estimator:
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Raw similarity of the queries of Q rows and the codes of C rows, larger = more alike, Tensor[Q, C]."""
+        """Computes the raw similarity of Q rows' queries to C rows' codes, larger = more similar, Tensor[Q, C]."""
         raise NotImplementedError
 
 
 def members_of(estimator) -> Sequence:
-    """The estimators that an estimator is made of: those of a mixture, itself, or none for None."""
+    """Lists the members of a mixture; any other estimator is its only member, and None has none."""
     return getattr(estimator, "members", [] if estimator is None else [estimator])
 
 
 def as_array(rows: Rows) -> np.ndarray:
-    """Row numbers as a NumPy index."""
+    """Converts row numbers to a NumPy index."""
     return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else np.asarray(rows, dtype=np.int64)
