@@ -35,6 +35,8 @@ OTHER_LANGUAGES = {
     ".dart": "dart", ".zig": "zig", ".vue": "vue", ".proto": "protobuf", ".tf": "terraform", ".jl": "julia",
 }  # fmt: skip
 
+TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml", "ini", "xml", "html", "css"}
+
 
 @dataclass(slots=True)
 class Piece:

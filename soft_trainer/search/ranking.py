@@ -1,8 +1,8 @@
 """A query and the index's postings -> scores of files and pieces.
 
-A file's score is a sum of shares between 0 and 1, each times a round weight. They were chosen on a coarse grid (half,
-as they are, double) over 199 judged queries of ten repositories, with one language left out in turn: around them the
-figures are flat, and finer tuning did worse on the language that was left out. docs/search.md has the figures.
+A file's score is a sum of shares between 0 and 1, each times a round weight. They were chosen on a coarse grid (none,
+half, as they are, double) over 769 judged queries of 39 repositories, leaving some out in turn. docs/search.md
+has the figures, those of eleven repositories that no choice has seen among them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
 K1, B = 1.2, 0.75  # BM25's usual ones
 FILE_TEXT = 1.0  # BM25 of the whole file beside that of its best piece: words that are spread over several pieces
 OWN_NAME_WORDS = 0.5  # share of the query that stands in the file's own name
-OWN_NAME_COVERED = 0.5  # share of the file's own name that stands in the query
+OWN_NAME_COVERED = 1.0  # share of the file's own name that stands in the query
 FOLDER_WORDS = 0.3  # share of the query that stands in the names of its folders
 DEFINED_WORDS = 0.5  # share of the query that stands in the names that the file defines
-DEFINED_NAME = 0.5  # a word of the query is defined there as it is
+DEFINED_NAME = 0.25  # a word of the query is defined there as it is, which may be chance: `result = ...`
+DEFINED_SYMBOL = 1.0  # the same for what can only be a name: `parseDate`, `parse_date`, or all of the query
 # A wrapper, a compatibility layer, a generated or vendored copy lies deeper than the thing itself.
 DEPTH_DISCOUNT = 0.1
-TEST_DISCOUNT = 0.3
+TEST_DISCOUNT = 0.5
+TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance
 FURTHER_PIECES = 0.5  # each further piece of a file counts half of the one before: other files come first
 # An encoder's similarity, by kind of query: of a symbol it knows little, of a sentence much.
@@ -37,6 +39,8 @@ MAX_WORDS = 64  # more words make a query slower and no better
 
 Postings = Callable[[str], tuple[np.ndarray, np.ndarray]]
 _SYMBOL = re.compile(r"[\w.:#$>\-]+(\(\))?")
+# inner capitals or underscores: no word of a sentence, but a name
+_NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
 _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is", "are", "of", "to", "with", "that"}
 
 
@@ -86,7 +90,8 @@ def score(query: Query, segments: Segments, postings: Postings, similarity: np.n
     for term, weight in query.terms.items():
         gather.add(term, weight, postings)
     for word in query.words:
-        gather.add_defined(postings(DEFINED + whole(word))[0])
+        is_symbol = query.kind == "symbol" or _NAME_ALONE.search(word)
+        gather.add_defined(postings(DEFINED + whole(word))[0], DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
     return gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
 
 
@@ -136,9 +141,9 @@ class _Gathered:
         if weight == 1.0:
             self.total += rarity
 
-    def add_defined(self, pieces: np.ndarray) -> None:
-        """Add the pieces that define a name that was typed."""
-        self.defined[self.owners[pieces]] = 1.0
+    def add_defined(self, pieces: np.ndarray, share: float) -> None:
+        """Adds the pieces that define a name that was typed."""
+        self.defined[self.owners[pieces]] = np.maximum(self.defined[self.owners[pieces]], share)
         self.piece_names[pieces] += self.total or 1.0
 
     def scores(self, similar: np.ndarray | None) -> Scores:
@@ -155,7 +160,7 @@ class _Gathered:
             + OWN_NAME_COVERED * np.minimum(self.own_parts / parts, 1)
             + FOLDER_WORDS * np.minimum(self.folders / total, 1)
             + DEFINED_WORDS * np.minimum(self.defined_words / total, 1)
-            + DEFINED_NAME * self.defined
+            + self.defined
         )
         pieces = self.text / max(float(self.text.max()), 1e-9) + np.minimum(self.piece_names / total, 2)
         if similar is not None:
@@ -172,10 +177,11 @@ class _Gathered:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Factors by file: tests and what lies deeper than other candidates count less."""
+    """Factors by file: tests, texts and what lies deeper than other candidates count less."""
     depth = segments.traits[:, 1].astype(np.float32)
     depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
-    return (1 - TEST_DISCOUNT * segments.traits[:, 0]) / (1 + DEPTH_DISCOUNT * depth)
+    kind = (1 - TEST_DISCOUNT * segments.traits[:, 0]) * (1 - TEXT_DISCOUNT * segments.traits[:, 3])
+    return kind / (1 + DEPTH_DISCOUNT * depth)
 
 
 def order_pieces(

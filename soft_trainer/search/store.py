@@ -21,8 +21,9 @@ import numpy as np
 from soft_trainer.errors import UserError
 
 DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
-FORMAT = 2
-TRAITS = ("test", "depth", "name_parts")  # of each file: 1 for a test; folders above it; parts of its own name
+FORMAT = 3
+# Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program.
+TRAITS = ("test", "depth", "name_parts", "text")
 # more dead postings than this are cleared away, and more segments than these are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8

@@ -14,7 +14,7 @@ import numpy as np
 from soft_trainer.mining.identifiers import identifier_words
 from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
-from soft_trainer.search.pieces import Piece, language_of, split
+from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, language_of, split
 from soft_trainer.search.words import source_words, stem, terms, whole, words
 
 # A term's first letter says what it is found in; a term of the text has none.
@@ -30,7 +30,7 @@ class FileEntry:
 
     path: str
     language: str
-    traits: tuple[int, int, int]
+    traits: tuple[int, int, int, int]
     digest: bytes
     text: bytes
     pieces: list[list]
@@ -115,7 +115,8 @@ class Reader:
             sizes.append(len(term) - before)
             pieces.append([piece.start, piece.end, piece.name])
         own, _ = name_and_folders(path)
-        traits = int(is_test_path(path, language)), min(path.count("/"), 255), min(len(identifier_words(own)), 255)
+        depth, parts = min(path.count("/"), 255), min(len(identifier_words(own)), 255)
+        traits = int(is_test_path(path, language)), depth, parts, int(language in TEXT_LANGUAGES)
         digest = blake2b(source, digest_size=16).digest()
         return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths)
 
@@ -139,9 +140,9 @@ def path_terms(path: str) -> set[str]:
 
 
 def name_and_folders(path: str) -> tuple[str, str]:
-    """The file's own name without endings, and its folders; `__init__` and its like have the folder's name."""
+    """The file's own name without its ending, and its folders; `__init__` and its like have the folder's name."""
     folders, _, name = path.rpartition("/")
-    own = name.lstrip(".").split(".")[0]
+    own = name.lstrip(".").rsplit(".", 1)[0]
     if own.lower() in _PACKAGE_FILES and folders:
         folders, _, own = folders.rpartition("/")
     return own, folders
