@@ -79,8 +79,8 @@ class Batch:
     def loss_scale(self, queries: int) -> float:
         """Returns the factor by which to multiply the mean loss of `queries` of this process's queries.
 
-        It is processes x queries / queries of the global batch. The averaged gradients of the processes then equal those
-        of one process on the global batch.
+        It is processes x queries / queries of the global batch. The averaged gradients of the processes then equal
+        those of one process on the global batch.
         """
         return queries * len(self.sizes) / sum(self.sizes)
 
