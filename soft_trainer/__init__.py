@@ -19,6 +19,7 @@ _HOMES = {
     "EncoderProfile": "encoders.profiles",
     "PROFILES": "encoders.profiles",
     "load_encoder": "encoders.loading",
+    "load_rows": "data.any_rows",
     "merge_encoders": "merging",
     "LossSettings": "loss_settings",
     "UserError": "errors",

@@ -32,17 +32,8 @@ from soft_trainer.terminal import print_on_main
 
 # The options that training has too, with the same names, help and defaults.
 SHARED = {
-    DataArguments: (
-        "data_dir",
-        "source_dir",
-        "history",
-        "eval_data_dir",
-        "language",
-        "split_urls",
-        "filters",
-        "mining_keep",
-    )
-    + ("lexical",),
+    DataArguments: ("data_dir", "source_dir", "history", "eval_data_dir", "language", "split_urls", "filters")
+    + ("mining_keep", "query_column", "code_column", "drop_unusable", "lexical"),
     SoftInfoNCETrainingArguments: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm")
     + ("matryoshka_dims",),
     ModelArguments: ("model_revision", "trust_remote_code", "attn_implementation", "dtype", "profile", "pooling")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -17,7 +18,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.options.fields import LANGUAGES
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, table
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
@@ -161,7 +162,7 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
             raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
         splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
     corpus = concatenate_datasets([splits["valid"], splits["test"]])
-    splits["codebase"] = corpus.select(list(_row_of_url(corpus["url"][:]).values()))
+    splits["codebase"] = corpus.select(list(row_of_url(corpus["url"][:]).values()))
     return DatasetDict(splits)
 
 
@@ -200,7 +201,7 @@ def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dic
     return {language: rows_in(rows, language) for language in languages}
 
 
-def _row_of_url(urls: Sequence[str]) -> dict[str, int]:
+def row_of_url(urls: Sequence[str]) -> dict[str, int]:
     """url -> the first row with that url."""
     first: dict[str, int] = {}
     for row, url in enumerate(urls):
@@ -219,7 +220,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
     if "url" not in rows.column_names:
         raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
-    first = _row_of_url(rows["url"][:])
+    first = row_of_url(rows["url"][:])
     chosen = {}
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
@@ -275,7 +276,7 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
             raise UserError(f"{part}: no column 'url', by which a query and its code match")
         _check_filled(rows, "url", part)
     urls, own = corpus["url"][:], queries["url"][:]
-    first = _row_of_url(urls)
+    first = row_of_url(urls)
     if len(first) < len(urls):
         row, url = next((row, url) for row, url in enumerate(urls) if first[url] != row)
         raise UserError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
@@ -286,18 +287,53 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
     return np.fromiter((first[url] for url in own), np.int64, len(own))
 
 
+def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
+    """Leaves out rows without a text, and queries whose code is left out; prints how many of each split.
+
+    Raises:
+        UserError: a split has no column of a side that it needs.
+    """
+    kept, counts = {}, []
+    for split in reversed(SPLITS):  # the corpus first
+        if split not in data:
+            continue
+        rows = data[split]
+        unusable = set()
+        for side in SIDES_OF[split]:
+            unusable |= {*_blank(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
+        if split in ("valid", "test") and "codebase" in kept and "url" in rows.column_names:
+            present = set(kept["codebase"]["url"])
+            lost = present ^ set(data["codebase"]["url"])  # a url that never was there stays an error
+            unusable |= {row for row, url in enumerate(rows["url"]) if url in lost}
+        kept[split] = rows.select([row for row in range(len(rows)) if row not in unusable]) if unusable else rows
+        counts.append((split, len(rows), len(unusable)))
+    print_on_main(table(("split", "rows", "left out as unusable"), counts[::-1]))
+    return DatasetDict({split: kept[split] for split in SPLITS if split in kept})
+
+
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
     if column not in rows.column_names:
         raise UserError(f"{split}: no column {column!r}")
+    if empty := _blank(rows, column):
+        state = "missing" if rows.data.column(column).null_count == len(rows) else "missing or empty"
+        hint = "" if column in ("url", "language") else "; --drop_unusable true leaves such rows out"
+        raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}{hint}")
+
+
+def _blank(rows: Dataset, column: str) -> list[int]:
+    """The rows whose value of a column is missing, blank or an empty list.
+
+    Raises:
+        UserError: the column holds neither text nor lists.
+    """
     values = rows.select_columns(column).with_format("arrow")[:][column]
-    if column in TOKEN_LISTS:
-        lengths = pc.list_value_length(values).fill_null(0)
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        lengths = pc.list_value_length(values)
+    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
+        lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
     else:
-        lengths = pc.utf8_length(pc.utf8_trim_whitespace(values)).fill_null(0)
-    empty = pc.indices_nonzero(pc.equal(lengths, 0)).to_pylist()
-    if empty:
-        state = "missing" if values.null_count == len(values) else "missing or empty"
-        raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}")
+        raise UserError(f"column {column!r} holds {values.type}, text is expected")
+    return pc.indices_nonzero(pc.equal(lengths.fill_null(0), 0)).to_pylist()
 
 
 def _rows(places: Sequence[int]) -> str:

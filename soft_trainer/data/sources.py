@@ -12,10 +12,12 @@ import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
+from soft_trainer.data.any_rows import load_rows
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
     check_rows,
+    drop_unusable_rows,
     load_folder,
     load_hub,
     select_by_urls,
@@ -72,6 +74,8 @@ def load_data(
         )
     if arguments.max_train_rows is not None and "train" in data:
         data["train"] = _first_rows(data["train"], arguments.max_train_rows, arguments.languages)
+    if arguments.drop_unusable:
+        data = drop_unusable_rows(data, profile)
     check_rows(data, profile)
     return data
 
@@ -93,7 +97,8 @@ def _load_language(arguments: DataArguments, language: str, mined_dir: Path, nee
         own = mined_dir if len(arguments.languages) == 1 else mined_dir / language
         return load_folder(_mined(arguments, language, own))
     if arguments.data_dir:
-        return load_folder(arguments.data_dir.replace("{language}", language), needed=needed)
+        source = arguments.data_dir.replace("{language}", language)
+        return load_rows(source, arguments.query_column, arguments.code_column, needed)
     if arguments.dataset_name == "none":
         return DatasetDict()
     return load_hub(arguments.dataset_name, language)

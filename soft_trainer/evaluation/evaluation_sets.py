@@ -1,6 +1,6 @@
 """Additional evaluation sets of a run: published human queries, or rows of another project.
 
-A folder of `--eval_data_dir` holds one or more of
+`--eval_data_dir` names any rows that `load_rows` reads, all of which are measured, or folders with one or more of
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
                                                             `retrieval_idx` is the code's number in code_idx_map.txt
@@ -30,7 +30,8 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from soft_trainer.data.codesearchnet import SPLITS, check_rows, load_folder
+from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.cosqa import cosqa_plus_set, cosqa_sets, is_cosqa, is_cosqa_plus
@@ -88,11 +89,9 @@ def load_evaluation_sets(
     sets: list[EvaluationSet] = []
     taken = {*names, *SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
     for folder in (Path(name.strip()) for name in (getattr(arguments, option) or "").split(",") if name.strip()):
-        if not folder.is_dir():
-            raise UserError(f"{option}={folder}: no such folder")
-        parts = dict(_sets_of(folder, arguments.languages, codebase))
+        parts = dict(_sets_of(folder, arguments.languages, codebase)) if folder.is_dir() else {}
         if not parts:
-            raise UserError(f"{option}={folder}: {_no_sets(folder)}")
+            parts = {"rows": _all_rows(folder, arguments, option, profile)}
         for part, (queries, corpus) in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
             if name in taken:
@@ -129,6 +128,21 @@ def _sets_of(
     if matching_files(folder, r"test\.jsonl(\.gz)?"):
         splits = load_folder(folder, ("test", "codebase"))
         yield "test", (splits["test"], splits["codebase"])
+
+
+def _all_rows(source: Path, arguments: DataArguments, option: str, profile: EncoderProfile) -> tuple[Dataset, Dataset]:
+    """All rows of a file, a folder or a data set, as queries over their own codes.
+
+    Raises:
+        UserError: there is no set that is known, and no rows with a query and its code.
+    """
+    try:
+        data = load_rows(source, arguments.query_column, arguments.code_column, split=False)
+        if arguments.drop_unusable:
+            data = drop_unusable_rows(data, profile)
+    except UserError as error:
+        raise UserError(f"{option}={error}" + (f"; {_no_sets(source)}" if source.is_dir() else "")) from None
+    return data["test"], data["codebase"]
 
 
 def _no_sets(folder: Path) -> str:

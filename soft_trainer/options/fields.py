@@ -43,6 +43,7 @@ WITH_MODEL = ReadIf(
     "only the estimators simcse and trained_model read it",
 )
 MIXTURE = ReadIf(lambda o: len(_estimators(o)) > 1, "the estimator is no mixture")
+OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
 MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
 
 
@@ -57,13 +58,18 @@ class DataArguments:
         "--eval_data_dir is measured alone.",
     )
     data_dir: str | None = option(
-        None, "Folder with train, valid, test and codebase as .jsonl or .jsonl.gz; {language} in it stands for each."
+        None,
+        "Rows: a folder or file of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub; {language} in "
+        "it stands for each. Without valid, test and codebase the rows are split.",
     )
+    query_column: str | None = option(None, "Column of --data_dir that holds the query.", read_if=OWN_ROWS)
+    code_column: str | None = option(None, "Column of --data_dir that holds the code.", read_if=OWN_ROWS)
+    drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.")
     eval_data_dir: str | None = option(
         None,
         "Further evaluation sets, folders by comma: files of CoSQA or CoSQA+, annotationStore.csv, relevance.jsonl, "
-        "or test and codebase as .jsonl (soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train "
-        "alone.",
+        "or rows as --data_dir takes them, all of which are measured (soft_trainer.evaluation.evaluation_sets). "
+        "--data_dir may then hold train alone.",
     )
     guard: str | None = option(
         None,

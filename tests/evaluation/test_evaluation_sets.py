@@ -280,9 +280,10 @@ def test_annotations_without_a_column_or_a_pool(judged, tmp_path):
 def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):
     with pytest.raises(UserError, match="nowhere: no such folder"):
         load(tmp_path / "nowhere")
-    (tmp_path / "train.jsonl").touch()
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "train.jsonl").touch()
     with pytest.raises(UserError) as error:
-        load(tmp_path)
+        load(tmp_path / "wrong")
     for word in ("cosqa-retrieval-dev", "code_idx_map.txt", "annotationStore.csv", "relevance.jsonl", "test.jsonl"):
         assert word in str(error.value)
     assert "it holds train.jsonl" in str(error.value)

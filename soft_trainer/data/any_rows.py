@@ -1,0 +1,233 @@
+"""Reads rows with any column names from a file, a folder, a saved data set or the Hub, and splits them if need be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, List, Value, concatenate_datasets, load_dataset, load_from_disk
+from datasets.exceptions import DatasetGenerationError
+from huggingface_hub.errors import HTTPError
+from xxhash import xxh3_128_hexdigest
+
+from soft_trainer.data.codesearchnet import SPLITS, load_folder, row_of_url
+from soft_trainer.errors import UserError
+from soft_trainer.files import read_json_lines
+from soft_trainer.mining.packages import assign_splits
+from soft_trainer.terminal import print_on_main, table
+
+# Names that are recognised: of a query with its code, of splits, and of the repository that a row is from.
+PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
+    "test": "test", "codebase": "codebase", "corpus": "codebase",
+}  # fmt: skip
+REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
+QUERIES, CODES = ("docstring", "docstring_tokens"), ("code", "code_tokens")  # CodeSearchNet's
+FORMATS = {"jsonl": "json", "json": "json", "csv": "csv", "parquet": "parquet"}
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def load_rows(
+    source: str | Path,
+    query_column: str | None = None,
+    code_column: str | None = None,
+    needed: Sequence[str] = SPLITS,
+    split: bool = True,
+) -> DatasetDict:
+    """Loads pairs of a query and its code as the splits train, valid, test and codebase, in CodeSearchNet's columns.
+
+    Columns of a name in `PAIRS` are recognised. Without `valid`, `test` and `codebase`, the rows are split: by
+    repository where there is such a column, otherwise at random, with equal queries and equal codes on the same side.
+    A row without a `url` gets one that is made from its code.
+
+    Args:
+        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, or a name on the Hub.
+        query_column, code_column: their names, if they are others.
+        needed: the splits that must exist.
+        split: False takes all rows as `test`.
+
+    Raises:
+        UserError: rows that cannot be read, no such column, or a column without text.
+    """
+    source = str(source)
+    if not (query_column or code_column) and _is_codesearchnet(Path(source)) and split:
+        return load_folder(source, needed=needed)
+    data = _read(source)
+    data = _renamed(data, query_column, code_column, source)
+    data = {name: _with_url(rows) for name, rows in data.items()}
+    pairs = {name: rows for name, rows in data.items() if {*QUERIES} & {*rows.column_names} and name != "codebase"}
+    if not split:
+        chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(list(pairs.values()))
+        return DatasetDict(test=chosen, codebase=data.get("codebase") or _corpus([chosen]))
+    if list(data) == ["train"] and set(needed) - {"train"}:
+        data = _split(data["train"])
+    held_out = [data[name] for name in ("valid", "test") if name in data]
+    if held_out and "codebase" not in data and all({*CODES} & {*rows.column_names} for rows in held_out):
+        data["codebase"] = _corpus(held_out)
+    return DatasetDict(data)
+
+
+# ---- Reading ----
+
+
+def _is_codesearchnet(folder: Path) -> bool:
+    """True if a folder has JSON lines by split whose first row has no other query column than CodeSearchNet's."""
+    files = [path for split in SPLITS for path in sorted(folder.glob(f"{split}.jsonl*"))]
+    other = [path for path in folder.glob("*") if _split_and_format(path)[1] and path not in files]
+    if not files or not folder.is_dir():
+        return folder.is_dir() and not other and not _is_saved(folder)
+    try:
+        row = next(islice(read_json_lines(files[0]), 1), (None, {}))[1]
+    except UserError:
+        return True  # whose reader names the row
+    return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
+
+
+def _split_and_format(path: Path) -> tuple[str | None, str | None]:
+    """The split that a file is named after, and its format."""
+    name, *endings = path.name.removesuffix(".gz").split(".")
+    return SPLIT_NAMES.get(name.lower()), FORMATS.get(endings[-1].lower()) if endings else None
+
+
+def _read(source: str) -> dict[str, Dataset]:
+    """Reads the splits under our names; rows without a split are `train`."""
+    path = Path(source)
+    if not path.exists() and not HUB_NAME.fullmatch(source):
+        raise UserError(f"{source}: no such folder or file, and no name on the Hub (USER/NAME)")
+    try:
+        if path.is_dir() and _is_saved(path):
+            loaded = load_from_disk(source)
+        elif path.exists():
+            loaded = _read_files([path] if path.is_file() else sorted(path.iterdir()), source)
+        else:
+            loaded = load_dataset(source)
+    except (OSError, ValueError, HTTPError, DatasetGenerationError, StopIteration) as error:
+        reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
+        raise UserError(f"{source}: cannot be read: {reason}") from error
+    loaded = loaded if isinstance(loaded, dict) else {"train": loaded}
+    named = {SPLIT_NAMES[name]: rows for name, rows in loaded.items() if name in SPLIT_NAMES}
+    return named or {"train": concatenate_datasets(list(loaded.values()))}
+
+
+def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
+    """Reads each file with its format's reader. Where no file is named after a split, all are joined."""
+    files = [(*_split_and_format(path), path) for path in paths if path.is_file() and _split_and_format(path)[1]]
+    if not files:
+        raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
+    parts: dict[str, list[Dataset]] = {}
+    for split, kind, path in files:
+        rows = load_dataset(kind, data_files=str(path), split="train")
+        if split or not any(split for split, *_ in files):
+            parts.setdefault(split or "train", []).append(rows)
+    return {split: concatenate_datasets(rows) for split, rows in parts.items()}
+
+
+# ---- Columns ----
+
+
+def _renamed(data: dict[str, Dataset], query: str | None, code: str | None, source: str) -> dict[str, Dataset]:
+    """Gives the columns of query and code CodeSearchNet's names, and says which they were.
+
+    Raises:
+        UserError: no such column, or one that does not hold text.
+    """
+    names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
+    for option, name in (("query_column", query), ("code_column", code)):
+        if name is not None and name not in names:
+            raise UserError(f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}")
+    if not (query or code) and not {*QUERIES} & {*names}:
+        query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
+        if query is None:
+            return data  # `text_column` says what is missing
+        print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
+    renamed = {}
+    for split, rows in data.items():
+        for name, targets in ((query, QUERIES), (code, CODES)):
+            if name in rows.column_names:
+                rows = _as_text(rows, name, targets, source)
+        renamed[split] = rows
+    return renamed
+
+
+def _as_text(rows: Dataset, name: str, targets: tuple[str, str], source: str) -> Dataset:
+    """Renames a column to the first of `targets`, or to the second if it holds lists of tokens."""
+    feature = rows.features[name]
+    tokens = isinstance(feature, List)
+    if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
+        kind = getattr(feature, "dtype", type(feature).__name__)
+        raise UserError(f"{source}: column {name!r} holds {kind}, text is expected")
+    rows = rows.remove_columns([other for other in targets if other != name and other in rows.column_names])
+    return rows if name == targets[tokens] else rows.rename_column(name, targets[tokens])
+
+
+def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
+    """The texts of one side, for comparison; None where a row has none."""
+    column = next(name for name in columns if name in rows.column_names)
+    return [" ".join(text) if isinstance(text, list) else text for text in rows[column]]
+
+
+def _with_url(rows: Dataset) -> Dataset:
+    """Adds a url made from the code, so that equal codes are one code of the corpus, where rows have none."""
+    if "url" in rows.column_names or not {*CODES} & {*rows.column_names}:
+        return rows
+    urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
+    return rows.add_column("url", urls)
+
+
+# ---- Splits ----
+
+
+def _split(rows: Dataset) -> dict[str, Dataset]:
+    """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has.
+
+    Raises:
+        UserError: no column of a query or a code, or too few rows for three splits.
+    """
+    for side, columns in (("query", QUERIES), ("code", CODES)):
+        if not {*columns} & {*rows.column_names}:
+            known = ", ".join(rows.column_names)
+            raise UserError(f"no column for the {side}: the rows have {known}; name it with --{side}_column")
+    column = next((name for name in REPOSITORIES if name in rows.column_names), None)
+    groups = [str(name) for name in rows[column]] if column else []
+    reason = f"by {column}"
+    if len(set(groups)) < len(SPLITS):
+        groups, reason = _groups_of_equals(rows), "at random; equal queries and codes stay together"
+    sizes = Counter(groups)
+    if len(sizes) < len(SPLITS):
+        raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
+    split_of = assign_splits(sizes)
+    places = {split: [row for row, group in enumerate(groups) if split_of[group] == split] for split in SPLITS[:3]}
+    print_on_main(table((f"split {reason}", "rows"), [(split, len(rows)) for split, rows in places.items()]))
+    return {split: rows.select(chosen) for split, chosen in places.items()}
+
+
+def _groups_of_equals(rows: Dataset) -> list[str]:
+    """The group of each row: rows with an equal query or an equal code are in one, also through other rows."""
+    parent = list(range(len(rows)))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    for side in (QUERIES, CODES):
+        first: dict[Hashable, int] = {}
+        for row, text in enumerate(_texts(rows, side)):
+            if text:
+                parent[root(row)] = root(first.setdefault(text, row))
+    return [str(root(row)) for row in range(len(rows))]
+
+
+def _corpus(parts: Sequence[Dataset]) -> Dataset:
+    """The codes of some rows, each url once."""
+    rows = concatenate_datasets(list(parts))
+    return rows.select(list(row_of_url(rows["url"]).values()))

@@ -1,0 +1,146 @@
+"""Rows as people have them: formats, names of columns, splits, urls, and rows that cannot be used."""
+
+import json
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.sources import load_data
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+from soft_trainer.options.fields import DataArguments
+
+SIZE = 40
+
+
+@pytest.fixture
+def pairs():
+    return Dataset.from_dict(
+        {
+            "question": [f"adds {n} to x" for n in range(SIZE)],
+            "answer": [f"def f(x): return x + {n}" for n in range(SIZE)],
+        }
+    )
+
+
+def write(rows: Dataset, path):
+    """Writes rows in the format that the path's ending names, or as a saved data set."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    {
+        ".jsonl": rows.to_json,
+        ".gz": lambda path: rows.to_json(path, compression="gzip"),
+        ".csv": rows.to_csv,
+        ".parquet": rows.to_parquet,
+        "": rows.save_to_disk,
+    }[path.suffix](str(path))
+    return path
+
+
+def load(source, **arguments):
+    return load_data(DataArguments(data_dir=str(source), language="python", **arguments), EncoderProfile(), "unused")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet", "saved", "folder/a.csv"])
+def test_every_format_is_read_split_and_ranked(pairs, tmp_path, name, capsys):
+    path = write(pairs, tmp_path / name)
+    data = load(path.parent if "/" in name else path)
+    assert {split: len(rows) for split, rows in data.items()} == {"train": 32, "valid": 4, "test": 4, "codebase": 8}
+    assert sorted(text for split in ("train", "valid", "test") for text in data[split]["docstring"]) == sorted(
+        pairs["question"]
+    )
+    said = capsys.readouterr().err
+    assert "the query is column 'question', the code 'answer'" in said and "split at random" in said
+
+
+@pytest.mark.parametrize(
+    "names", [("query", "code"), ("anchor", "positive"), ("text", "function"), ("my words", "my code")]
+)
+def test_columns_are_recognised_or_named(pairs, tmp_path, names):
+    rows = pairs.rename_columns(dict(zip(("question", "answer"), names, strict=True)))
+    given = {}
+    if names[0] == "my words":
+        given = {"query_column": names[0], "code_column": names[1]}
+        rows = rows.add_column("docstring_tokens", [["other"]] * SIZE)
+    path = write(rows, tmp_path / "a.parquet")
+    data = load(path, **given)
+    assert {*data["train"]["docstring"]} < {*pairs["question"]} and {*data["train"]["code"]} < {*pairs["answer"]}
+    assert "docstring_tokens" not in data["train"].column_names
+
+
+def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pairs, tmp_path):
+    parts = {"train": range(20), "validation": range(20, 30), "test": range(30, 40)}
+    saved = DatasetDict({name: pairs.select(rows) for name, rows in parts.items()})
+    saved.save_to_disk(str(tmp_path / "saved"))
+    for name, rows in saved.items():
+        write(rows, tmp_path / "files" / f"{name}.csv")
+    for source in ("saved", "files"):
+        data = load(tmp_path / source)
+        assert {split: len(rows) for split, rows in data.items()} == {
+            **{"train": 20, "valid": 10, "test": 10, "codebase": 20}
+        }
+
+
+def test_a_repository_is_on_one_side(pairs, tmp_path):
+    rows = pairs.add_column("repo", [f"r{n % 10}" for n in range(SIZE)])
+    data = load_rows(write(rows, tmp_path / "a.parquet"))
+    sides = [set(data[split]["repo"]) for split in ("train", "valid", "test")]
+    assert sum(map(len, sides)) == 10 and len(set.union(*sides)) == 10
+
+
+def test_equal_queries_and_equal_codes_are_on_one_side(tmp_path):
+    rows = Dataset.from_dict(
+        {
+            "query": [f"query {n // 2}" for n in range(SIZE)],
+            "code": [f"code {(n + 1) // 2 if n % 8 else n}" for n in range(SIZE)],
+        }
+    )
+    data = load_rows(write(rows, tmp_path / "a.jsonl"))
+    for column in ("docstring", "code"):
+        sides = [set(data[split][column]) for split in ("train", "valid", "test")]
+        assert sum(map(len, sides)) == len(set.union(*sides))
+
+
+def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
+    rows = pairs.to_list()
+    rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="missing or empty in row.*--drop_unusable true leaves such rows out"):
+        load(path)
+    data = load(path, drop_unusable=True)
+    assert sum(len(data[split]) for split in ("train", "valid", "test")) == SIZE - 3
+    assert "left out as unusable" in capsys.readouterr().err
+
+
+def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
+    path = write(pairs, tmp_path / "people.csv")
+    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
+    assert len(one.queries) == len(one.codebase) == SIZE
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "message"),
+    [
+        ("a.csv", "q,c\nx,y\n", {}, "no column for the query: the rows have q, c"),
+        (
+            "a.csv",
+            "q,c\nx,y\n",
+            {"query_column": "question"},
+            "query_column=question: no such column; the rows have q, c",
+        ),
+        ("a.csv", "query,code\nx,1\ny,2\n", {}, "column 'code' holds int64, text is expected"),
+        ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl: cannot be read: "),
+        ("a.csv", "query,code\nx,y\nz,a\n", {}, r"2 rows \(2 different ones\) are too few to split"),
+        ("folder/readme.md", "text", {}, "neither train.jsonl nor train.jsonl.gz is there"),
+        (None, None, {}, "no such folder or file, and no name on the Hub"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, content, arguments, message):
+    path = tmp_path / (name or "nothing")
+    if name:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load(path.parent if name and "/" in name else path, **arguments)
