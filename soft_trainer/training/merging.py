@@ -129,6 +129,8 @@ def _merge(trainer, before: Mapping[str, Tensor]) -> dict:
         print_on_main(_ratio_table(results, ratio))
     set_merged(model, before, after, ratio)
     print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
+    if ratio == 0:
+        print_on_main(f"warning: this is the encoder before training; {UNMERGED} holds the trained one")
     return {"ratio": ratio} | record
 
 

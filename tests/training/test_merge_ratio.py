@@ -44,6 +44,11 @@ def test_the_end_is_merged_and_the_unmerged_weights_are_kept(trainer_of, model, 
     assert trainer.merging.record["ratio"] == 0.25
 
 
+def test_a_ratio_of_nothing_is_named(trainer_of, capsys):
+    trainer_of(merge_ratio=0).train()
+    assert "warning: this is the encoder before training" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("new_trainer", [True, False])
 def test_checkpoints_are_unmerged_and_a_resumed_run_ends_with_the_same_weights(
@@ -136,10 +141,8 @@ def test_a_run_of_the_command_line_measures_guards_and_records_the_merging(scrip
     assert {"human_untrained_mrr", "human_mrr", "test_mrr"} <= numbers.keys()
     record = json.loads((out / "run.json").read_text())
     assert record["merging"]["models"] == ["unmerged"] and len(record["merging"]["ratios"]) == 5
-    assert (
-        f"Every weight is {record['merging']['ratio']:g} x that of the trained encoder"
-        in (out / "README.md").read_text()
-    )
+    ratio, card = record["merging"]["ratio"], (out / "README.md").read_text()
+    assert (f"Every weight is {ratio:g} x that of the trained encoder" in card) == (ratio < 1)
     assert (out / "unmerged" / "model.safetensors").exists()
     assert any(line.startswith("| human") and "trained encoder" in line for line in lines)
     code, lines = script(guard=data_dir / "nowhere", **options | {"output_dir": tmp_path / "other"})
