@@ -126,7 +126,6 @@ def run_command(argv: Sequence[str]) -> int:
         sys.stderr.write(parser.format_help())
         return 2
     command, arguments = parse_command(argv)
-    gc.enable()
     return command.run(*arguments) or 0
 
 
@@ -137,7 +136,7 @@ def main() -> None:
 
         argcomplete.autocomplete(overview())
     # A third of the time of `train --help` would go into looking for garbage, while importing and at the end.
-    gc.disable()
+    gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     with exit_on_user_error():
         sys.exit(run_command(sys.argv[1:]))

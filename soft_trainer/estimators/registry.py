@@ -22,6 +22,7 @@ from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.terminal import print_on_main
 
 
 @dataclass
@@ -142,11 +143,11 @@ def choose_estimator(
     models = EstimatorModels(iter(names_of_models), trust_remote_code)
     members = [_make(name, arguments, models, query_columns[0], alone=len(names) == 1) for name in names]
     takers = sum(name in WITH_MODEL for name in names)
-    if 0 < takers < len(names_of_models):
-        raise UserError(
-            f"estimator_model={arguments.estimator_model}: {len(names_of_models)} encoders, but estimator="
-            f"{arguments.estimator} takes {takers}"
-        )
+    if takers < len(names_of_models):
+        counts = f"{len(names_of_models)} encoders, but estimator={arguments.estimator} takes {takers or 'none'}"
+        if takers:
+            raise UserError(f"estimator_model={arguments.estimator_model}: {counts}")
+        print_on_main(f"warning: estimator_model={arguments.estimator_model} has no effect: {counts}")
     if len(members) == 1:
         return members[0]
     return MixtureEstimator(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from soft_trainer.errors import UserError
 
+DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
+
 
 class Values:
     """The options of a run by name, from several objects: the first that has an option has its value."""
@@ -86,18 +88,19 @@ class Help(str):
     declared: Declared
 
 
-def option(default, help: str, **declared):
+def option(default, help: str, *, prefix: str = "", **declared):
     """Declares an option as a dataclass field.
 
     Args:
         default: its default. None means that something else decides, which the help text names.
-        help: one sentence for `--help`.
+        help: one sentence for `--help`. An option with a default of its estimator says so by itself.
+        prefix: stands before the help text.
         declared: `choices`, the texts that it takes; `least`, `above`, `most` and `below`, the range of a number;
             `read_if`, a `ReadIf` for an option that only some runs read; `of_estimator`, for an option whose default
             is the estimator's attribute of that name, the value without such an attribute; `results=False` for an
             option that changes what is printed, kept or how fast, but not the result.
     """
-    text = Help(help)
+    text = Help(f"{prefix}{help}{'' if declared.get('of_estimator') is None else DEFAULT_OF_ESTIMATOR}")
     text.declared = Declared(**declared)
     return dataclasses.field(default=default, metadata={"help": text})
 

@@ -5,6 +5,7 @@ Field names are the options of the command line and the keys of recipes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
 # The strategies of `soft_trainer.data.global_batches`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
+
+aside = functools.partial(option, results=False)  # it changes what is printed or kept, or how fast
 
 
 def _estimators(o: Values) -> list[str]:
@@ -38,10 +41,6 @@ ESTIMATOR = ReadIf(
     "loss=info_nce has no weights, and neither batches nor negatives come from an estimator",
 )
 BM25 = ReadIf(lambda o: "bm25" in _estimators(o), "the estimator is not bm25")
-WITH_MODEL = ReadIf(
-    lambda o: bool({"simcse", "trained_model"} & {*_estimators(o)}),
-    "only the estimators simcse and trained_model read it",
-)
 MIXTURE = ReadIf(lambda o: len(_estimators(o)) > 1, "the estimator is no mixture")
 OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
 MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
@@ -88,19 +87,16 @@ class DataArguments:
         read_if=MINED,
     )
     filters: str | None = option(
-        None,
-        "Rules that drop rows, by comma: names of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet.",
+        None, "Rules that drop rows, by comma: names of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet."
     )
     split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
-    push_data_to_hub: str | None = option(
-        None,
-        "USER/NAME: push the rows of --source_dir, --history or --data_dir, as they are trained on, as a data set.",
-        results=False,
+    push_data_to_hub: str | None = aside(
+        None, "USER/NAME: push the rows of --source_dir, --history or --data_dir, as trained on, as a data set."
     )
     max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.", least=1)
-    lexical: bool = option(True, "Also rank by lexical BM25, a baseline that needs no training.", results=False)
-    model_card: bool = option(True, "Write README.md, the model card, into the output folder.", results=False)
-    examples: int = option(5, "Test queries to show with their top functions at the end.", least=0, results=False)
+    lexical: bool = aside(True, "Also rank by lexical BM25, a baseline that needs no training.")
+    model_card: bool = aside(True, "Write README.md, the model card, into the output folder.")
+    examples: int = aside(5, "Test queries to show with their top functions at the end.", least=0)
     early_stopping_patience: int | None = option(
         None, "Stop after this many evaluations without a better metric.", least=1
     )
@@ -111,14 +107,10 @@ class DataArguments:
         read_if=ESTIMATOR,
     )
     estimator_model: str | None = option(
-        None,
-        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma.",
-        read_if=WITH_MODEL,
+        None, "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
     )
-    estimator_cache_dir: str | None = option(
-        None, "Where row embeddings are kept. Default: in the Hugging Face home.", results=False
-    )
-    no_estimator_cache: bool = option(False, "Compute row embeddings in every run and keep none.", results=False)
+    estimator_cache_dir: str | None = aside(None, "Where row embeddings are kept. Default: in the Hugging Face home.")
+    no_estimator_cache: bool = aside(False, "Compute row embeddings in every run and keep none.")
     mixture_shares: str | None = option(
         None, "Share of each member of a mixture, by comma. Default: equal.", read_if=MIXTURE
     )
@@ -169,6 +161,9 @@ ORDER_LOSS = ReadIf(lambda o: o.order_loss_weight > 0, "order_loss_weight is 0")
 DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
 
 
+of_estimator = functools.partial(option, None, of_estimator=1.0)  # the default is the estimator's attribute
+
+
 @dataclass
 class LossOptions:
     """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
@@ -178,22 +173,10 @@ class LossOptions:
         f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.",
         choices=tuple(LOSSES),
     )
-    alpha: float | None = option(
-        None,
-        "Weight of the similarity in Eq. 4. Default: the estimator's.",
-        of_estimator=1.0,
-        least=0,
-        read_if=EQ4,
-    )
-    beta: float | None = option(
-        None, "Constant of Eq. 4. Default: the estimator's.", of_estimator=1.0, above=0, read_if=EQ4
-    )
-    temperature: float | None = option(
-        None,
-        "Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's.",
-        of_estimator=1.0,
-        least=0,
-        read_if=WEIGHTS,
+    alpha: float | None = of_estimator("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
+    beta: float | None = of_estimator("Constant of Eq. 4.", above=0, read_if=EQ4)
+    temperature: float | None = of_estimator(
+        "Temperature of the softmax of similarities, or of positive_aware weights.", least=0, read_if=WEIGHTS
     )
     floor: float = option(0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4)
     weighting: str = option(
@@ -201,8 +184,7 @@ class LossOptions:
         "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive.",
         choices=WEIGHTINGS,
     )
-    margin: float | None = option(
-        None,
+    margin: float | None = of_estimator(
         "positive_aware: a negative counts fully if it is less similar than the positive by this much.",
         of_estimator=0.0,
         read_if=POSITIVE_AWARE,
@@ -218,12 +200,8 @@ class LossOptions:
         "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none.",
         least=0,
     )
-    distill_temperature: float | None = option(
-        None,
-        "Temperature of the estimator's softmax in that loss. Default: that of the estimator's own distribution.",
-        of_estimator=1.0,
-        above=0,
-        read_if=DISTILLED,
+    distill_temperature: float | None = of_estimator(
+        "Temperature of the estimator's softmax in that loss.", above=0, read_if=DISTILLED
     )
     infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL)
     kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=KL)
@@ -237,6 +215,8 @@ class LossOptions:
 
 SIMILAR = ReadIf(lambda o: o.train_sampling_strategy == "similar", "only train_sampling_strategy=similar reads it")
 OWN_NEGATIVES = ReadIf(lambda o: o.negatives_per_query > 0, "negatives_per_query is 0")
+similar = functools.partial(option, prefix="train_sampling_strategy similar: ", read_if=SIMILAR)
+own_negatives = functools.partial(option, read_if=OWN_NEGATIVES)
 
 
 @dataclass
@@ -250,65 +230,37 @@ class SoftInfoNCEOptions(LossOptions):
         choices=("mask", "positives", "ignore"),
     )
     mask_duplicates: bool | None = option(None, "Earlier name: true means --duplicates mask, false ignore.")
-    group_size: int = option(
-        8, "train_sampling_strategy similar: rows in a group of similar rows.", least=1, read_if=SIMILAR
-    )
-    random_share: float = option(
-        0.0,
-        "train_sampling_strategy similar: share of random rows in a batch, from 0 to 1.",
-        least=0,
-        most=1,
-        read_if=SIMILAR,
-    )
-    nearest_apart: int = option(
-        0,
-        "train_sampling_strategy similar: this many nearest neighbours of a row never share its batch.",
-        least=0,
-        read_if=SIMILAR,
-    )
-    equal_texts_apart: bool = option(
-        False,
-        "train_sampling_strategy similar: rows with the same query or code never share a batch.",
-        read_if=SIMILAR,
-    )
-    neighbours: int = option(
-        32, "train_sampling_strategy similar: neighbours that are known of each row.", least=1, read_if=SIMILAR
-    )
-    similar_by: str = option(
-        "estimator",
-        "train_sampling_strategy similar: neighbours by estimator, or by bm25 (queries, without a model).",
-        choices=("estimator", "bm25"),
-        read_if=SIMILAR,
-    )
+    group_size: int = similar(8, "rows in a group of similar rows.", least=1)
+    random_share: float = similar(0.0, "share of random rows in a batch, from 0 to 1.", least=0, most=1)
+    nearest_apart: int = similar(0, "this many nearest neighbours of a row never share its batch.", least=0)
+    equal_texts_apart: bool = similar(False, "rows with the same query or code never share a batch.")
+    neighbours: int = similar(32, "the number of nearest rows that are found for each row.", least=1)
+    similar_by: str = similar("estimator", "find neighbours by estimator, or by bm25.", choices=("estimator", "bm25"))
     negatives_per_query: int = option(0, "Negatives of its own for each query, beside those of the batch.", least=0)
     negatives: str | None = option(
         None,
         "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
         "`negatives` of the rows. Default: that column if there is one, else the run's estimator mines them first.",
     )
-    negatives_meet: str = option(
-        "own",
-        "Queries that own negatives meet: own (the query they belong to) or all.",
-        choices=("own", "all"),
-        read_if=OWN_NEGATIVES,
+    negatives_meet: str = own_negatives(
+        "own", "Queries that own negatives meet: own (the query they belong to) or all.", choices=("own", "all")
     )
-    negative_candidates: int = option(64, "Candidates that are mined for each query.", least=1, read_if=OWN_NEGATIVES)
-    negative_ranks: str | None = option(
-        None, "FIRST,LAST: candidates of these ranks may be drawn, from 0, LAST left out.", read_if=OWN_NEGATIVES
+    negative_candidates: int = own_negatives(64, "Candidates that are mined for each query.", least=1)
+    negative_ranks: str | None = own_negatives(
+        None, "FIRST,LAST: candidates of these ranks may be drawn, from 0, LAST left out."
     )
-    negative_max_score: float | None = option(None, "Largest similarity of an own negative.", read_if=OWN_NEGATIVES)
-    negative_margin: float | None = option(
-        None, "An own negative is less similar than the positive by this much.", read_if=OWN_NEGATIVES
+    negative_max_score: float | None = own_negatives(None, "Largest similarity of an own negative.")
+    negative_margin: float | None = own_negatives(
+        None, "An own negative is less similar than the positive by this much."
     )
-    negative_ratio: float | None = option(
-        None, "Largest share of the positive's similarity of an own negative.", read_if=OWN_NEGATIVES
+    negative_ratio: float | None = own_negatives(
+        None, "Largest share of the positive's similarity of an own negative."
     )
-    negative_temperature: float | None = option(
+    negative_temperature: float | None = own_negatives(
         None,
         "Own negatives are drawn with the softmax of similarity / temperature; 0 takes the most similar ones. "
         "Default: all candidates are equally likely.",
         least=0,
-        read_if=OWN_NEGATIVES,
     )
     gather_negatives: bool | None = option(
         None, "Take the codes of all processes as negatives. Default: yes, with several processes."
@@ -330,37 +282,29 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     the best `mrr` counts as best, NaN is never filtered from the log, unused columns stay, buffers are not broadcast.
     """
 
-    output_dir: str | None = option(
-        None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.", results=False
-    )
-    overwrite: bool = option(
-        False, "Write into an output folder that holds the results of another run.", results=False
-    )
+    output_dir: str | None = aside(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
+    overwrite: bool = aside(False, "Write into an output folder that holds the results of another run.")
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
-    per_device_eval_batch_size: int = option(64, "Texts encoded at once in evaluation, per process.", results=False)
+    per_device_eval_batch_size: int = aside(64, "Texts encoded at once in evaluation, per process.")
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = option(10.0, "Passes over the training rows.")
-    logging_steps: float = option(50, "Steps between two lines of the log.", results=False)
-    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.", results=False)
-    save_strategy: str = option("epoch", "When to save a checkpoint: no, steps, epoch or best.", results=False)
-    save_total_limit: int | None = option(2, "How many checkpoints to keep.", results=False)
+    logging_steps: float = aside(50, "Steps between two lines of the log.")
+    logging_nan_inf_filter: bool = aside(False, "Hide NaN and infinite losses from the log.")
+    save_strategy: str = aside("epoch", "When to save a checkpoint: no, steps, epoch or best.")
+    save_total_limit: int | None = aside(2, "How many checkpoints to keep.")
     dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
-    dataloader_num_workers: int = option(
-        -1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.", results=False
-    )
-    remove_unused_columns: bool = option(False, "Not used: the columns of a pair are always kept.", results=False)
-    ddp_broadcast_buffers: bool | None = option(False, "Broadcast buffers before every forward pass.", results=False)
+    dataloader_num_workers: int = aside(-1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.")
+    remove_unused_columns: bool = aside(False, "Not used: the columns of a pair are always kept.")
+    ddp_broadcast_buffers: bool | None = aside(False, "Broadcast buffers before every forward pass.")
     train_sampling_strategy: str = option(
         "random",
         "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length, "
         "one_language, or similar (groups of rows that an estimator finds alike).",
         choices=STRATEGIES,
     )
-    restore_callback_states_from_checkpoint: bool = option(True, "Resume early stopping where it was.", results=False)
-    metric_for_best_model: str | None = option("mrr", "Metric that tells the best model.", results=False)
-    merge_lora: bool = option(
-        False, "Save the whole encoder, with the adapter merged into its weights.", results=False
-    )
+    restore_callback_states_from_checkpoint: bool = aside(True, "Resume early stopping where it was.")
+    metric_for_best_model: str | None = aside("mrr", "Metric that tells the best model.")
+    merge_lora: bool = aside(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: str | None = option(
         None,
         "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1; auto "

@@ -29,9 +29,7 @@ class PretrainedOptions:
         results=False,
     )
     dtype: str | None = option(
-        None,
-        f"Precision of the weights: {', '.join(DTYPES)}. Default: float32, see --bf16 for speed.",
-        choices=DTYPES,
+        None, f"Precision of the weights: {', '.join(DTYPES)}. Default: float32, see --bf16 for speed.", choices=DTYPES
     )
 
     def __post_init__(self):

@@ -13,7 +13,7 @@ from transformers import SchedulerType, Trainer, TrainingArguments, get_schedule
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.training_args import OptimizerNames, ParallelMode
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.options.declared import Declared
 
 
@@ -98,7 +98,6 @@ def check_options(args: TrainingArguments) -> None:
     _check_output_dir(args)
     _check_without_meaning(args)
     _check_together(args)
-    _check_device(args)
     _check_reports(args)
     _check_optimizer(args)
 
@@ -114,8 +113,8 @@ def ignored_options(args: TrainingArguments) -> list[str]:
 
 def _check_steps(args) -> None:
     """Refuses numbers of steps that nothing could count."""
-    if args.max_steps != -1 and args.max_steps < 1:
-        raise UserError(f"max_steps={args.max_steps}: must be 1 or more, or -1 to train for num_train_epochs")
+    if args.max_steps != -1:
+        COUNT.check("max_steps", args.max_steps)
     for kind in ("logging", "eval", "save"):
         if getattr(args, f"{kind}_strategy") == "steps":
             Declared(above=0).check(f"{kind}_steps", getattr(args, f"{kind}_steps"))
@@ -127,10 +126,10 @@ def _check_output_dir(args) -> None:
         return
     folder = Path(args.output_dir).absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(f"output_dir={args.output_dir}: {there} is a file, not a folder")
-    if not os.access(there, os.W_OK):
-        raise UserError(f"output_dir={args.output_dir}: {there} cannot be written")
+    refuse(
+        (not there.is_dir(), f"output_dir={args.output_dir}: {there} is a file, not a folder"),
+        (not os.access(there, os.W_OK), f"output_dir={args.output_dir}: {there} cannot be written"),
+    )
 
 
 def _check_without_meaning(args) -> None:
@@ -141,41 +140,51 @@ def _check_without_meaning(args) -> None:
             value = getattr(owner, name, option.default)
             if value != option.default and (value or option.default):
                 raise UserError(f"{prefix}{name}={value}: has no meaning for this training; {option.reason}")
-    sizes = {name: getattr(getattr(args, "parallelism_config", None), name, None) or 1 for name in SHARED_BATCH}
-    if max(sizes.values()) > 1:
-        raise UserError(
+    sizes = [getattr(getattr(args, "parallelism_config", None), name, None) or 1 for name in SHARED_BATCH]
+    refuse(
+        (
+            max(sizes) > 1,
             "parallelism_config: processes that share a batch (tensor, context or sequence parallelism) are not "
-            "supported; use data parallelism, FSDP or DeepSpeed"
+            "supported; use data parallelism, FSDP or DeepSpeed",
         )
+    )
 
 
 def _check_together(args) -> None:
-    """Refuses options that contradict each other."""
+    """Refuses options that contradict each other or the machine."""
     cached = getattr(args, "gradient_cache_chunk_size", None) is not None
-    if cached and args.deepspeed_plugin is not None:
-        raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP")
-    if cached and args.torch_empty_cache_steps is not None:
-        raise UserError("torch_empty_cache_steps: has no meaning with gradient_cache_chunk_size, use one of them")
-    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:
-        raise UserError("fsdp: needs several processes, start with `accelerate launch` or torchrun")
-    if args.auto_find_batch_size and args.world_size > 1:
-        raise UserError(
+    refuse(
+        (
+            cached and args.deepspeed_plugin is not None,
+            "gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP",
+        ),
+        (
+            cached and args.torch_empty_cache_steps is not None,
+            "torch_empty_cache_steps: has no meaning with gradient_cache_chunk_size, use one of them",
+        ),
+        (
+            args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED,
+            "fsdp: needs several processes, start with `accelerate launch` or torchrun",
+        ),
+        (
+            args.auto_find_batch_size and args.world_size > 1,
             "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "
-            "of memory; use gradient_cache_chunk_size for large batches"
-        )
-    if args.dataloader_persistent_workers and args.dataloader_num_workers == 0:
-        raise UserError("dataloader_persistent_workers: needs --dataloader_num_workers above 0")
-
-
-def _check_device(args) -> None:
-    """Refuses devices and number formats that training cannot use as they are."""
-    if args.n_gpu > 1:
-        raise UserError(
-            f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives "
-            "of a batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
-        )
-    if args.mixed_precision == "fp16" and args.device.type == "cpu":  # also when the launcher chose it
-        raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
+            "of memory; use gradient_cache_chunk_size for large batches",
+        ),
+        (
+            args.dataloader_persistent_workers and args.dataloader_num_workers == 0,
+            "dataloader_persistent_workers: needs --dataloader_num_workers above 0",
+        ),
+        (
+            args.n_gpu > 1,
+            f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
+            "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0",
+        ),
+        (
+            args.mixed_precision == "fp16" and args.device.type == "cpu",  # also when the launcher chose it
+            "fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU",
+        ),
+    )
 
 
 def _check_reports(args) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import TrainingArguments
 
 from soft_trainer.encoders.matryoshka import parse_dims
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import (
     Values,
@@ -93,15 +93,13 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     check_values(args)
     options = options_of(args)
     loss = resolve_loss(options, estimator)
-    strategy = args.train_sampling_strategy
-    _check_neighbours(options, strategy, estimator)
-    _check_negatives(options)
+    _check_batches(options, args.train_sampling_strategy, estimator)
     gathers = args.world_size > 1 and options.gather_negatives is not False
     size = args.per_device_train_batch_size if batch_size is None else batch_size
     return Plan(
         loss,
         options,
-        strategy,
+        args.train_sampling_strategy,
         parse_ranks(options.negative_ranks),
         parse_dims(options.matryoshka_dims),
         size,
@@ -132,20 +130,27 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
             attribute = f"positive_{name}" if of_positives else name
             settings[name] = getattr(estimator, attribute, declared.of_estimator)
     loss = LossSettings(**settings)
-    if loss.temperature == 0 and not aware:
-        raise UserError("temperature=0: must be above 0")
-    if aware and not loss.uses_weights:
-        raise UserError(f"weighting=positive_aware: only loss=soft_info_nce has weights, not {loss.loss}")
-    if loss.needs_similarity and estimator is None:
-        raise UserError(
+    name = type(estimator).__name__
+    refuse(
+        (loss.temperature == 0 and not aware, "temperature=0: must be above 0"),
+        (
+            aware and not loss.uses_weights,
+            f"weighting=positive_aware: only loss=soft_info_nce has weights, not {loss.loss}",
+        ),
+        (
+            loss.needs_similarity and estimator is None,
             f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "
-            "use loss=info_nce"
-        )
-    if aware and not getattr(estimator, "compares_codes", True):
-        name = type(estimator).__name__
-        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
-    if loss.cancel == "ratio" and hasattr(estimator, "members"):
-        raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
+            "use loss=info_nce",
+        ),
+        (
+            aware and not getattr(estimator, "compares_codes", True),
+            f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}",
+        ),
+        (
+            loss.cancel == "ratio" and hasattr(estimator, "members"),
+            "cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k",
+        ),
+    )
     return loss
 
 
@@ -181,22 +186,19 @@ def check_codes(loss: LossSettings, codes: int) -> None:
         )
 
 
-def _check_neighbours(options: SoftInfoNCEOptions, strategy: str, estimator) -> None:
-    """Refuses similar batches whose neighbours nothing could find."""
-    by_estimator = strategy == "similar" and options.similar_by == "estimator"
-    if by_estimator and not getattr(estimator, "finds_neighbours", False):
-        name = "no estimator" if estimator is None else type(estimator).__name__
-        raise UserError(
+def _check_batches(options: SoftInfoNCEOptions, strategy: str, estimator) -> None:
+    """Refuses similar batches and own negatives that could not be made."""
+    name = "no estimator" if estimator is None else type(estimator).__name__
+    by_estimator, source = strategy == "similar" and options.similar_by == "estimator", options.negatives
+    refuse(
+        (
+            by_estimator and not getattr(estimator, "finds_neighbours", False),
             f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
-            "trained_model or initial_model, or --similar_by bm25"
-        )
-
-
-def _check_negatives(options: SoftInfoNCEOptions) -> None:
-    """Refuses own negatives that no query would get, or that are not there."""
-    if options.negatives is None:
-        return
-    if not options.negatives_per_query:
-        raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")
-    if options.negatives != COLUMN and not Path(options.negatives).exists():
-        raise UserError(f"negatives={options.negatives}: no such file")
+            "trained_model or initial_model, or --similar_by bm25",
+        ),
+        (
+            source is not None and not options.negatives_per_query,
+            "negatives: say how many of them each query gets, with --negatives_per_query",
+        ),
+        (source not in (None, COLUMN) and not Path(source).exists(), f"negatives={source}: no such file"),
+    )

@@ -14,7 +14,7 @@ from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.encoders.matryoshka import check_dims
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.tokenizers import add_padding_token
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
@@ -140,17 +140,21 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     Raises:
         UserError: names the argument and the alternative.
     """
-    if model is None and arguments.get("model_init") is None:
-        raise UserError("model: pass a PreTrainedModel encoder, or model_init= that makes one")
     # A PeftModel is not a PreTrainedModel, but has one inside.
-    if not (model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
-        raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
-    if processing_class is None:
-        raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
+    is_encoder = model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")
+    refuse(
+        (
+            model is None and arguments.get("model_init") is None,
+            "model: pass a PreTrainedModel encoder, or model_init= that makes one",
+        ),
+        (not is_encoder, f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}"),
+        (processing_class is None, "processing_class: SoftInfoNCETrainer needs the encoder's tokenizer"),
+        *(
+            (arguments.get(name) is not None, f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
+            for name, alternative in REFUSED_ARGUMENTS.items()
+        ),
+    )
     add_padding_token(processing_class)
-    for name, alternative in REFUSED_ARGUMENTS.items():
-        if arguments.get(name) is not None:
-            raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
 
 
 def check_collator(plan: Plan, data_collator, prompt_lengths: Mapping[str, int]) -> None:

@@ -52,7 +52,6 @@ COMMAND = [
         {"bm25_document_column": "code", "estimator": "initial_model"},
         {"bm25_document_column": "code", "estimator": "bm25"},
     ),
-    ({"estimator_model": "a"}, {"estimator_model": "a", "estimator": "simcse+bm25"}),
     ({"mixture_shares": "1,2"}, {"mixture_shares": "1,2", "estimator": "bm25+initial_model"}),
     ({"mixture_temperatures": "1,2"}, {"mixture_temperatures": "1,2", "estimator": "bm25+initial_model"}),
     ({"mining_keep": "short_functions"}, {"mining_keep": "short_functions", "source_dir": "stdlib"}),
@@ -97,8 +96,10 @@ def test_a_training_says_so(trainer_of, capsys):
     assert "warning: alpha=2.0 has no effect: only loss=soft_info_nce" in capsys.readouterr().err
 
 
-def test_more_encoders_than_estimators_take(model, tokenizer, tmp_path):
+def test_more_encoders_than_estimators_take(model, tokenizer, tmp_path, capsys):
     model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
     arguments = DataArguments(estimator="trained_model", estimator_model=f"{tmp_path},{tmp_path}")
     with pytest.raises(UserError, match="2 encoders, but estimator=trained_model takes 1"):
         choose_estimator(arguments)
+    choose_estimator(DataArguments(estimator="bm25", estimator_model="a"))
+    assert "warning: estimator_model=a has no effect" in capsys.readouterr().err
