@@ -1,7 +1,7 @@
 """SoftInfoNCETrainer: rows become batches, batches a loss, and an evaluation ranks a whole corpus.
 
-Every process runs all of it on its share: of a global batch, of the texts to encode, of the queries to rank. Gathering is
-in `distributed.py`. The main process alone writes and prints.
+Every process runs all of it on its share: of a global batch, of the texts to encode, of the queries to rank.
+`distributed.py` gathers. The main process alone writes and prints.
 """
 
 from __future__ import annotations
