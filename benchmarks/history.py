@@ -58,7 +58,7 @@ def read(path: Path) -> list[dict]:
 
 
 def prepare(arguments: argparse.Namespace, folder: Path) -> Path:
-    """Mines the repository into `folder/mined`, and writes the rows that each method trains on beside it."""
+    """Mines the repository into `folder/mined`, and writes each method's training rows to `folder`."""
     mined = folder / "mined"
     if not (mined / "relevance.jsonl.gz").exists():
         options = {"source_dir": arguments.repository, "num_workers": 1}

@@ -8,7 +8,7 @@
 MODEL is the folder of all-MiniLM-L6-v2. DATA has mined/LANGUAGE (train, valid, test, codebase), cosqa, csn99/python.
 A cell is one training: phase/language/seed/method. Finished cells stand in merge_study.json with the rank of every
 query at every ratio and are not run again, so the study can be stopped at any time and continued elsewhere. Trainings
-are commands of soft-trainer in processes of their own.
+are soft-trainer commands in separate processes.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def load(folder: str | Path):
 
 
 def train(settings: dict, model: str, rows: Path, language: str, seed: int, work: Path) -> tuple[Path, float]:
-    """Trains one encoder in a process of its own; returns its folder and the CPU seconds."""
+    """Trains one encoder in a separate process; returns its folder and the CPU seconds."""
     folder = work / "encoder"
     options = COMMON | settings | {"model_name_or_path": model, "data_dir": rows, "language": language, "seed": seed}
     options |= {"output_dir": folder, "overwrite": "true"}

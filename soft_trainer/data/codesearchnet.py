@@ -23,7 +23,7 @@ from soft_trainer.terminal import print_on_main, table
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
-# What a file of one's own may have beside them: urls or texts of codes that are wrong for the row's query.
+# A column that a user's file may also have: urls or texts of codes that are wrong for the row's query.
 FILE_FEATURES = Features(FEATURES | {"source": Value("string"), "negatives": List(Value("string"))})
 SPLITS = ("train", "valid", "test", "codebase")
 SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}

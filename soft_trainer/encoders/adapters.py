@@ -62,7 +62,7 @@ def base_name(model: PreTrainedModel) -> str:
 
 
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
-    """Refuses to save an adapter into the folder of its own base; `option` names the folder in the message.
+    """Refuses to save an adapter into its base's folder; `option` names the folder in the message.
 
     Raises:
         UserError: saving would delete or change the base.
