@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Workers and the processes that tests start share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
-# What is cached stays out of the home folder.
+# Caches stay out of the home folder.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="soft_trainer-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
 
@@ -53,7 +53,7 @@ PAIRS = [
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
-    """Shares the whole suite among the cores; files and tests that are named run in this process."""
+    """Distributes the whole suite over the cores; files and tests that are named run in this process."""
     whole = config.args_source is config.ArgsSource.TESTPATHS
     return min(os.cpu_count() or 1, 4) if whole else 0
 
@@ -163,9 +163,9 @@ def script(script_module, monkeypatch, tmp_path, capsys):
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory):
-    """Runs a script as one process, or as several of one training, each with its rank in the environment.
+    """Runs a script as one process, or as several processes of one training, with their ranks in the environment.
 
-    It ends them all after `timeout` seconds, since a process that waits for another one would wait for ever.
+    Ends them all after `timeout` seconds, since a process that waits for another one would wait for ever.
     """
 
     def run(argv: list, processes: int, timeout: float, each=lambda rank: {}, **environment) -> list[str]:
@@ -188,7 +188,7 @@ def launch(tmp_path_factory):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    """Keep what `datasets` caches out of the home folder, and every test without the cache of another."""
+    """Gives every test its own `datasets` cache, outside the home folder."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -196,9 +196,10 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write_folder(rows, tmp_path):
-    """Writes a folder in GraphCodeBERT's layout; `changed` gives the rows of a split in place of the usual ones.
+    """Writes a folder in GraphCodeBERT's layout; `changed` replaces the default rows of a split.
 
-    Usual are 8 rows of train, 2 of valid, 2 of test, and the last four as codebase. A string is written as it is.
+    By default there are 8 rows of train, 2 of valid, 2 of test, and the last four as codebase. A string is written as
+    it is.
     """
 
     from soft_trainer.data.codesearchnet import SPLITS
@@ -225,9 +226,9 @@ UNSET = object()
 
 @pytest.fixture
 def trainer_of(model, dataset, tokenizer, profile, tmp_path):
-    """Makes a trainer. Options of the arguments are keywords; `arguments` are those of the trainer itself.
+    """Makes a trainer. Keywords are training arguments; `arguments` are those of the trainer itself.
 
-    `plain` takes `TrainingArguments`; `estimator` None takes none.
+    `plain` uses `TrainingArguments`; without `estimator` there is none.
     """
 
     # Imported here, since the process that only hands out the tests need not wait for torch.

@@ -1,8 +1,8 @@
-"""Starts scripts as processes that have torch and transformers imported already.
+"""Starts scripts as processes that have already imported torch and transformers.
 
 A new interpreter needs five seconds of a core for these imports, and the slow tests start about a hundred processes. A
-fork server of `multiprocessing` imports them once. Each process is a fork of it, with an environment, a folder and
-files of its own. Tests of what a new interpreter does (imports, variables read at import, launchers) use `subprocess`.
+fork server of `multiprocessing` imports them once. Each process is a fork of it, with its own environment, folder and
+files. Tests of what a new interpreter does (imports, variables read at import, launchers) use `subprocess`.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ _context.set_forkserver_preload(
 
 
 def _run(argv: list[str], environment: dict[str, str], folder: str, stdout: str, stderr: str) -> None:
-    """Does what a new Python does with these words."""
+    """Runs this command line as a new Python process would."""
     import datasets
 
     for path, stream in ((stdout, 1), (stderr, 2)):
@@ -71,9 +71,9 @@ def run(argv, environment: dict[str, str], folder=None, timeout: float = 300) ->
 
 
 def start_training(argv, logs, each=lambda rank: {}, **environment: str) -> list:
-    """Starts a script as one process or as several of one training, each with its rank in the environment.
+    """Starts a script as one process, or as several processes of one training, with their ranks in the environment.
 
-    There is one process for each path of `logs`, which gets its output; `each` gives it more environment.
+    There is one process for each path of `logs`, which receives its output; `each` adds to its environment.
     """
     common, world_size = os.environ | {"ACCELERATE_USE_CPU": "true"} | environment, str(len(logs))
     if len(logs) == 1:

@@ -1,4 +1,4 @@
-"""What every refusal has in common."""
+"""The check that all tests of refusals share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from soft_trainer.errors import UserError
 
 @contextmanager
 def refused(*words) -> Iterator[None]:
-    """Expects a `UserError` whose message is one line and holds all the words."""
+    """Expects a `UserError` whose message is one line and contains all the words."""
     with pytest.raises(UserError) as error:
         yield
     message = str(error.value)

@@ -16,7 +16,7 @@ start = state.PartialState.__init__
 
 
 def start_as_on_gpus(self, *arguments, **options) -> None:
-    """Call several processes what `accelerate` calls them on GPUs: there alone it looks for the plugin that shards."""
+    """Reports several processes as `accelerate` does on GPUs, since it only looks for the sharding plugin there."""
     start(self, *arguments, **options)
     if self.distributed_type == state.DistributedType.MULTI_CPU:
         self.distributed_type = state.DistributedType.MULTI_GPU

@@ -1,4 +1,4 @@
-"""A hundred things that people get wrong: each is one line and exit code 2, before the model is loaded."""
+"""A hundred mistakes that people make: each gives one line and exit code 2, before the model is loaded."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ BASE = {
     "use_cpu": "true",
 }
 EVALUATED = {"eval_strategy": "epoch"}
-# Options, and a word that the line must have. A path in braces is one of the folders that `places` makes.
+# Options, and a word that the line must contain. A path in braces is one of the folders that `places` makes.
 BAD = [
     # Numbers.
     ({"learning_rate": "nan"}, "learning_rate"),
@@ -206,7 +206,7 @@ def places(_model, tokenizer, profile, tmp_path_factory) -> dict[str, Path]:
 
 
 def at(places: dict[str, Path], value):
-    """The value with the paths of `places` in it."""
+    """Inserts the paths of `places` into the value."""
     braced = isinstance(value, str) and any(f"{{{name}}}" in value for name in places)
     return value.format_map(places) if braced else value
 
@@ -246,7 +246,7 @@ AS_PROCESSES = [
 
 @pytest.fixture(scope="module")
 def ended(places, data_dir, tmp_path_factory) -> list[subprocess.CompletedProcess]:
-    """The script started with each of these options."""
+    """Starts the script with each of these options, and waits for its end."""
     folder = tmp_path_factory.mktemp("processes")
     environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache")}
     lines = [[SCRIPT, *as_argv(arguments(places, data_dir, options))] for options in AS_PROCESSES]

@@ -56,7 +56,7 @@ def folder(_model, tokenizer, profile, data_dir, tmp_path_factory):
 
 
 def start_sharded(words: list[str], environment: dict[str, str]) -> str:
-    """Starts two processes with `accelerate launch`; returns what they print."""
+    """Starts two processes with `accelerate launch`; returns their output."""
     environment = os.environ | {"ACCELERATE_USE_CPU": "true"} | environment
     command = [sys.executable, *SHARDED, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -66,7 +66,7 @@ def start_sharded(words: list[str], environment: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def train(folder, launch):
-    """Processes, global batch, options -> weights of the trained encoder, losses, test metrics and what was said."""
+    """Trains with this many processes, global batch and options; returns weights, losses, test metrics and output."""
 
     def run(processes: int, joined: int, sharded: bool = False, **options) -> dict:
         output = folder / f"out-{processes}"
@@ -87,7 +87,7 @@ def train(folder, launch):
 
 
 def check_equal(alone: dict, together: dict) -> None:
-    """Weights to 1e-10; losses, which `Trainer` adds up in float32, to 1e-5; metrics to 1e-6."""
+    """Compares weights to 1e-10; losses, which `Trainer` sums in float32, to 1e-5; metrics to 1e-6."""
     assert len(alone["losses"]) == len(together["losses"]) > 4
     assert together["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     for name, weight in alone["weights"].items():

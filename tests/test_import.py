@@ -1,4 +1,4 @@
-"""`import soft_trainer` is light: what is heavy is imported when it is used."""
+"""`import soft_trainer` is light: heavy modules are imported when they are used."""
 
 import subprocess
 import sys

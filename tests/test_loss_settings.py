@@ -29,7 +29,7 @@ CANCEL = {
 
 
 def batch(queries=4, codes=9):
-    """Scores, positives and similarities between 0 and 1, of which the positive's is 1."""
+    """Scores, positives, and similarities between 0 and 1, where the positive's is 1."""
     generator = torch.Generator().manual_seed(0)
     scores = 3 * torch.randn(queries, codes, generator=generator, dtype=torch.float64)
     similarity = torch.rand(queries, codes, generator=generator, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
     negatives = None
     kept = CANCEL[cancel](similarity, positives)
     if duplicate:
-        # The least similar column of each query: no cancellation would have chosen it.
+        # The least similar column of each query, which no cancellation would have chosen.
         least = similarity.argmin(1, keepdim=True)
         negatives = torch.ones_like(kept).scatter(1, least, False)
         kept = kept & negatives
@@ -58,7 +58,7 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
     )
     value = loss_settings(scores, positives, similarity, negatives)
     torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
-    # What was left out took no part.
+    # The columns left out had no effect.
     absent = ~kept.scatter(1, positives.unsqueeze(1), True)
     assert absent.any() == (cancel != "none" or duplicate)
     moved = loss_settings(scores.masked_fill(absent, 50.0), positives, similarity, negatives)

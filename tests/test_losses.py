@@ -32,7 +32,7 @@ def bce(scores, similarity, positives=None, negatives=None, temperature=0.5, **_
 
 
 def kl(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5):
-    # The published code weighs InfoNCE by beta and the divergence by alpha; the paper's text has it the other way.
+    # The published code weights InfoNCE by beta and the divergence by alpha; the paper's text does the opposite.
     return losses.kl_regularized_info_nce(scores, similarity, temperature, beta, alpha, positives, negatives=negatives)
 
 
@@ -224,7 +224,7 @@ def test_binary_cross_entropy_where_p_is_one(dtype):
 
 
 def soft_with_also(scores, similarity, positives=None, negatives=None, also=None):
-    """Soft-InfoNCE, its weights made of the negatives that are no right answer."""
+    """Soft-InfoNCE whose weights come from the negatives that are not right answers."""
     kept = (torch.ones_like(also) if negatives is None else negatives) & ~also
     weights = negative_weights(similarity, 1.3, 0.7, 0.5, positives=positives, negatives=kept, too_few="uniform")
     return losses.soft_info_nce(scores, weights, positives, also=also)
@@ -276,7 +276,7 @@ def loop_over_right_answers(loss, scores, similarity, positives, negatives, also
 @pytest.mark.parametrize("masked", [False, True])
 def test_several_right_answers_against_a_plain_loop(name, masked):
     scores, similarity = batch(4, 9)
-    # A mask may well leave a right answer out of the negatives, as that of duplicates does.
+    # A mask may leave a right answer out of the negatives, as the mask of duplicates does.
     negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(5)) < 0.6 if masked else None
     scores.requires_grad_()
     value = WITH_ALSO[name](scores, similarity, POSITIVES, negatives, ALSO)

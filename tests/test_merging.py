@@ -80,7 +80,7 @@ def before(_model):
 
 @pytest.fixture
 def folder_of(tokenizer, profile, tmp_path):
-    """Exports an encoder; `seed` changes its weights a little, as a training would."""
+    """Exports an encoder; `seed` changes its weights a little, as training would."""
 
     def make(model, name, seed=None, **settings):
         model = copy.deepcopy(model)

@@ -17,7 +17,7 @@ LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 OTHERS = set((ROOT / "recipes").rglob("*.yaml")) - set(LAUNCHES)
 RECIPES = [path for path in sorted(OTHERS) if "grid" not in read_recipe(path)]
 RUNS = [path for path in RECIPES if "simcse" not in path.name and path.name != "base.yaml"]
-# What makes any recipe small and local; the batch is the smallest that BM25's alpha and beta take.
+# Options that make any recipe small and local; the batch is the smallest that BM25's alpha and beta allow.
 TINY = {
     "source_dir": "",
     "model_name_or_path": "",
@@ -53,7 +53,7 @@ def test_a_recipe_names_options_that_exist(path, tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "paper").glob("*/base.yaml")), ids=name)
 def test_the_paper_names_its_settings_so_that_no_later_default_changes_them(path, tmp_path):
-    # The studies name those of the methods; the others belong to batches and embeddings that the paper does not have.
+    # The studies set those of the methods; the others belong to batches and embeddings that the paper does not use.
     by_method = {"loss", "alpha", "beta", "temperature", "cancel_k", "cancel_ratio"}
     absent = {"margin", "order_loss_scale", "mask_duplicates", "similar_by", "neighbours", "gather_negatives"}
     absent |= {"matryoshka_dims", "group_size", "random_share", "nearest_apart", "equal_texts_apart"}

@@ -1,4 +1,4 @@
-"""A run measures more than its own splits, and leaves its records in its folder."""
+"""A run measures more than its own splits, and writes its records to its folder."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     ranks = pq.read_table(tmp_path / "ranks-human-untrained.parquet").to_pydict()
     assert ranks["map"] == pytest.approx(average)
     assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
-    # The most relevant code stands for the query, whichever came first, so that runs can be compared.
+    # The most relevant code represents the query, whichever came first, so that runs can be compared.
     assert ranks["url"] == [graded.queries["url"][0], graded.queries["url"][2]]
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Killed at any moment, resumed, and nothing is different in the end."""
+"""Runs that are killed at any moment and resumed end as if nothing had happened."""
 
 import contextlib
 import importlib.util

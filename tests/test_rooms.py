@@ -1,4 +1,4 @@
-"""The folders of the package form layers, in the order in which data passes them. Nothing imports an upper layer."""
+"""The folders of the package form layers, in the order in which data passes them. Nothing imports a higher layer."""
 
 import ast
 from pathlib import Path
@@ -41,7 +41,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported_rooms(tree: ast.AST) -> set[str]:
-    """The rooms that a module imports."""
+    """Returns the rooms that a module imports."""
     found = set()
     for node in ast.walk(tree):
         names = []
@@ -51,7 +51,7 @@ def imported_rooms(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         parts = [name.split(".")[1] for name in names if name.startswith("soft_trainer.")]
-        # A name of the package itself counts as the room that it comes from.
+        # A name imported from the package itself counts as the room that it comes from.
         found |= {soft_trainer._HOMES.get(part, part).split(".")[0] for part in parts}
     return found
 
@@ -67,7 +67,7 @@ def test_nothing_imports_what_stands_above_it(path):
         return
     for room in imported_rooms(ast.parse(path.read_text())) - {own}:
         assert room in LEVEL, f"{path}: {room} is in no room of ORDER"
-        assert LEVEL[own] < LEVEL[room], f"{own} imports {room}, which stands above it or beside it"
+        assert LEVEL[own] < LEVEL[room], f"{own} imports {room}, which is not below it"
 
 
 def test_every_room_has_its_place():

@@ -31,13 +31,13 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
-    """Keep what is cached out of the home folder."""
+    """Keeps caches out of the home folder."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
 def fails(script, monkeypatch):
-    """Runs the script, which must stop before it comes to `before`; returns the line that says what is wrong."""
+    """Runs the script, which must stop before it reaches `before`; returns the line that says what is wrong."""
 
     def run(before: str = "training.building.build_model", **options) -> str:
         monkeypatch.setattr(f"soft_trainer.{before}", lambda *_, **__: pytest.fail(f"came as far as {before}"))
@@ -201,7 +201,7 @@ def start(*argv: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
-    """The script in a new interpreter, which has nothing imported and hashes texts in another order."""
+    """Starts the script in a new interpreter, which has imported nothing and hashes texts in another order."""
     environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "PYTHONPATH": str(SCRIPT.parent)}
     command = [sys.executable, str(SCRIPT), *argv]
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=300)
@@ -226,7 +226,7 @@ def test_an_error_is_one_line_and_exit_code_2(tmp_path, argv, words):
 
 @pytest.fixture(scope="module")
 def finished(data_dir, tmp_path_factory):
-    """A whole run in a process of its own: what it printed, and its output folder."""
+    """A whole run in a separate process: its output, and its output folder."""
     folder = tmp_path_factory.mktemp("run")
     recipe = folder / "recipe.yaml"
     recipe.write_text("".join(f"{name}: {value}\n" for name, value in TINY.items()))
@@ -430,7 +430,7 @@ def test_the_metric_that_chooses_is_the_mean_of_those_that_are_reported(script, 
         (tmp_path / language).mkdir()
         for split in ("train", "valid", "test", "codebase"):
             own = rows_of(folder, split)
-            # A query of the smaller corpus does not meet the codes of the larger one.
+            # A query of the smaller corpus is not compared with the codes of the larger one.
             own = own[:8] + own[16:] if (language, split) == ("go", "codebase") else own
             own = own[:2] if (language, split) == ("go", "valid") else own
             changed = [row | {"url": f"{language}/{row['url']}", "language": language} for row in own]

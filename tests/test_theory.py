@@ -23,7 +23,7 @@ def off_diagonal(matrix):
 
 
 def make(scores, similarity, alpha=1.0, beta=1.0, floor=0.0):
-    """All that the statements speak of, each per query: sim_ij, P over the negatives, P over all codes, the losses."""
+    """Computes all quantities in the statements, per query: sim_ij, P over the negatives, P over all codes, losses."""
     scores, similarity = (torch.as_tensor(x, dtype=torch.float64) for x in (scores, similarity))
     sim = off_diagonal(similarity).softmax(1)
     weights = negative_weights(similarity, alpha, beta, 1.0, floor)
@@ -56,7 +56,7 @@ def divergence(b, log_p):
 
 @st.composite
 def batches(draw, lowest_score=-10.0, gentle=True, floor=0.0):
-    """A batch of 3 to 7; where gentle, alpha and beta such that alpha sim <= beta, so that no weight is negative."""
+    """Draws a batch of 3 to 7; if gentle, with alpha sim <= beta, so that no weight is negative."""
     n = draw(st.integers(3, 7))
     scores = draw(arrays("float64", (n, n), elements=st.floats(lowest_score, 10)))
     similarity = draw(arrays("float64", (n, n), elements=st.floats(-3, 3)))
@@ -68,7 +68,7 @@ def batches(draw, lowest_score=-10.0, gentle=True, floor=0.0):
 
 
 def raw(sim):
-    """The similarities, a square matrix with nothing on its diagonal, whose softmax is `sim` for every query."""
+    """Makes similarities whose softmax is `sim` for every query: a square matrix with an empty diagonal."""
     n = len(sim) + 1
     matrix = torch.zeros(n, n, dtype=torch.float64)
     matrix[~torch.eye(n, dtype=torch.bool)] = torch.tensor(sim, dtype=torch.float64).log().repeat(n)
@@ -76,7 +76,7 @@ def raw(sim):
 
 
 def same_scores(positive, negatives):
-    """The scores of N queries, each with `positive` on its own code and `negatives` on the others."""
+    """Makes the scores of N queries, each with `positive` for its own code and `negatives` for the others."""
     n = len(negatives) + 1
     matrix = torch.full((n, n), float(positive), dtype=torch.float64)
     matrix[~torch.eye(n, dtype=torch.bool)] = torch.tensor(negatives, dtype=torch.float64).repeat(n)
@@ -107,7 +107,7 @@ def test_gradient_of_section_3_2(b):
     exponentials = b.scores.exp().requires_grad_()
     losses.soft_info_nce(exponentials.log(), b.weights).backward()
     expected = b.weights / (b.n * (b.weights * exponentials.detach()).sum(1, keepdim=True))
-    # The positive stands in the numerator too.
+    # The positive is in the numerator too.
     expected -= torch.diag(1 / (b.n * exponentials.detach().diagonal()))
     torch.testing.assert_close(exponentials.grad, expected, rtol=1e-7, atol=1e-12)
 
@@ -116,7 +116,7 @@ def test_gradient_of_section_3_2(b):
 
 
 def theorem_1(b, normaliser, sign=1):
-    """The right-hand side of Theorem 1 per query; the constant as printed for a sign of -1."""
+    """Computes the right-hand side of Theorem 1, per query; a sign of -1 gives the constant as printed."""
     bracket = b.beta * b.log_p_negatives.sum(1) + b.alpha * divergence(b, b.log_p_negatives)
     return (bracket + sign * b.alpha * b.entropy) / normaliser
 
@@ -133,7 +133,7 @@ def test_theorem_1_for_all_scores(b):
 def test_theorem_1_for_scores_that_are_not_negative(b):
     bound = theorem_1(b, b.beta * b.m - b.alpha)
     assert (b.uniformity >= bound - NEARLY).all()
-    # And it cannot fail, nor say anything: zero lies between.
+    # It can neither fail nor say anything, because zero lies between the two sides.
     assert (b.uniformity >= log(b.n) - NEARLY).all() and (bound <= NEARLY).all()
 
 
@@ -173,7 +173,7 @@ def test_theorem_1_fails_for_a_steep_similarity():
 
 
 def theorem_2(b):
-    """The right-hand side of Theorem 2 as it is true, per query; P over all codes."""
+    """Computes the corrected right-hand side of Theorem 2, per query; P over all codes."""
     negatives = -torch.log1p(-b.log_p.exp()).sum(1)
     return (negatives - b.log_p_positive + divergence(b, b.log_p) + b.entropy) / b.n
 

@@ -25,7 +25,7 @@ def close(value, expected):
 
 
 def test_by_hand():
-    # sim = (1/2, 1/4, 1/4) for the first query, whatever is added to its row and stands on its positive.
+    # sim = (1/2, 1/4, 1/4) for the first query, whatever is added to its row and whatever its positive's value is.
     raw = 2 * torch.tensor([[7, 1 / 2, 1 / 4, 1 / 4], [1, 7, 1, 1]], dtype=torch.float64).log() + 5
     close(negative_weights(raw, 1, 1, 2, floor=0), [[1, 0.75, 1.125, 1.125], [1, 1, 1, 1]])
     # alpha = 3 beta and four negatives: w = 4 (1 - 3 sim).
@@ -45,7 +45,7 @@ def test_floor_only_raises(setting):
 
 @pytest.mark.parametrize("alpha, beta", [(0.5, 0.5), (0.3, 0.7), (0, 2)])
 def test_sum_before_the_floor(alpha, beta):
-    # alpha <= beta leaves no weight below 0, so that a floor of 0 changes nothing.
+    # With alpha <= beta no weight is below 0, so a floor of 0 changes nothing.
     sums = negative_weights(similarity(), alpha, beta, 0.1, floor=0).sum(1)
     close(sums, [6.0] * 6)
 
@@ -170,7 +170,7 @@ def test_cancel_above_ratio():
 
 
 def test_cancel_above_ratio_where_similarities_are_negative():
-    # Whatever the sign, what is more similar than the query's own code is a false negative for every ratio up to 1.
+    # Whatever the sign, a code more similar than the query's own is a false negative for every ratio up to 1.
     raw = torch.tensor([[-2.0, -1.0, -1.5, -9.0]])
     for ratio in (0.3, 0.5, 1):
         assert torch.equal(cancel_above_ratio(raw, ratio), mask([[0, 0, 0, 1]]))

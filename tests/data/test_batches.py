@@ -1,4 +1,4 @@
-"""A process gets its own queries of a global batch, the codes they meet, and the pairs that count."""
+"""A process gets its own queries of a global batch, the codes they are compared with, and the pairs that count."""
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_text_ids_are_equal_for_equal_texts():
 
 
 class TwoEach:
-    """Negatives of the rows' own: two a row, and four for the row 5."""
+    """Extra negatives: two for every row, and four for row 5."""
 
     def columns(self, rows, epoch):
         codes = [(row + n) % ROWS for row in rows for n in range(1, 5 if row == 5 else 3)]

@@ -18,7 +18,7 @@ def cost_of(chunks, lengths, cost: ChunkCost) -> float:
 
 
 def cheapest(lengths, cost: ChunkCost) -> float:
-    """The least cost of all partitions of the rows sorted by length, by trial of all of them."""
+    """Finds the lowest cost of all partitions of the rows sorted by length by trying them all."""
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     partitions = []
     for cuts in itertools.product((False, True), repeat=len(rows) - 1):

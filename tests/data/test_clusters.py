@@ -1,4 +1,4 @@
-"""Batches of alike rows: every row once, near neighbours together, others apart, a function of the generator."""
+"""Batches of similar rows: every row once, near neighbours together, others apart, determined by the generator."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def hardest(found: list[list[int]], count: int) -> float:
 def test_batches_hold_near_neighbours():
     alike = batches()
     random = similar_batches(nearest(), 32, np.random.default_rng(0), random_share=1.0)
-    # The best there could be: each row with its true nearest seven.
+    # The best possible result: each row with its true nearest seven.
     distances = np.sort(np.linalg.norm(points()[:, None] - points()[None], axis=2), axis=1)
     best = distances[:, 1:8].mean()
     assert hardest(alike, 7) < 2.5 * best < 0.4 * hardest(random, 7)
@@ -74,12 +74,12 @@ def test_batches_hold_near_neighbours():
 
 
 def test_a_share_of_random_rows_is_in_every_batch():
-    # Rows know nobody but their partner: the pairs that meet are the rows that were not drawn at random.
+    # Each row's only neighbour is its partner, so the pairs that share a batch are the rows not drawn at random.
     partner = (np.arange(640) ^ 1)[:, None]
     for share in (0.0, 0.25, 1.0):
         found = similar_batches(partner, 32, np.random.default_rng(0), group_size=2, random_share=share)
         met = [np.isin(partner[batch, 0], batch).sum() for batch in found]
-        # A row drawn at random leaves its partner alone, so that pairs are the square of what is left.
+        # A row drawn at random is separated from its partner, so the share of pairs is the square of the rest.
         assert np.mean(met) == pytest.approx(32 * (1 - share) ** 2, abs=4)
 
 

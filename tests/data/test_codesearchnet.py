@@ -26,7 +26,7 @@ COLUMNS = "repo path func_name original_string language code code_tokens docstri
 
 
 def error_of(function, *arguments) -> str:
-    """The message of the UserError that the call raises: one line."""
+    """Returns the message of the UserError that the call raises: one line."""
     with pytest.raises(UserError) as caught:
         function(*arguments)
     message = str(caught.value)
@@ -159,7 +159,7 @@ THEIRS = {
 
 @pytest.fixture
 def hub(monkeypatch, rows):
-    """Stands for the Hub: three splits in its column names; `asked` is what was asked of it."""
+    """Stands in for the Hub: three splits with its column names; `asked` records the requests."""
 
     def in_hub_columns(row, split):
         return {THEIRS.get(name, name): value for name, value in (row | {"partition": split}).items()}

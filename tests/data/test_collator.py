@@ -10,12 +10,12 @@ PAD = 1
 
 
 def feature(query: int, code: int) -> dict:
-    """Ids 10, 11, ... so that every row is told from the others by its length."""
+    """Ids 10, 11, ..., so that every row can be identified by its length."""
     return {"query_ids": np.arange(10, 10 + query), "code_ids": np.arange(10, 10 + code)}
 
 
 def restored(side: dict) -> list[list[int]]:
-    """The ids of every row of the batch, taken out of the padded chunks."""
+    """Recovers the ids of every row of the batch from the padded chunks."""
     rows = [
         ids[mask.bool()].tolist()
         for chunk in side.chunks

@@ -1,4 +1,4 @@
-"""Joined batches: the same on every process, other ones every epoch, and every row once."""
+"""Global batches: the same on every process, different every epoch, and every row once."""
 
 import time
 

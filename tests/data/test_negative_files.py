@@ -1,4 +1,4 @@
-"""Negatives read from files: a round trip, a column of one's own, sentence-transformers' layouts, and bad input."""
+"""Negatives read from files: a round trip, a column of the rows, sentence-transformers' layouts, and bad input."""
 
 import json
 import math
@@ -62,7 +62,7 @@ def test_the_first_line_says_what_the_file_is_and_codes_go_by_url(tmp_path):
     assert head == {"soft_trainer_negatives": 1} | expected
     assert code_only == FURTHER[0]
     assert first == {"url": "u/0", "positive_score": 9.0, "negatives": ["u/1", "#3"], "scores": [0.33333334, 0.1]}
-    # The url of row 4 names row 0, so the row goes by its number.
+    # The url of row 4 names row 0, so row 4 is identified by its number.
     assert second["negatives"] == ["#6", "u/0"]
 
 
@@ -166,7 +166,7 @@ def test_a_layout_of_other_rows_is_refused():
 
 
 class WordModel:
-    """As much of a SentenceTransformer as mining asks for: embeddings are counts of characters."""
+    """The part of a SentenceTransformer that mining needs: embeddings are counts of characters."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Negatives of a row's own: limits against plain loops, draws by seed, epoch and row, and the columns they add."""
+"""Extra negatives of rows: limits against plain loops, draws by seed, epoch and row, and the columns they add."""
 
 import math
 
@@ -14,7 +14,7 @@ ROWS = 40
 
 
 def negatives(rows: int = ROWS, seed: int = 0, scores: bool = True) -> Negatives:
-    """From no to nine candidates a row, some of them beyond the training rows."""
+    """Zero to nine candidates per row, some of them outside the training rows."""
     generator = np.random.default_rng(seed)
     counts = generator.integers(0, 10, rows)
     lists = [-np.sort(-generator.normal(size=count)) for count in counts]

@@ -16,7 +16,7 @@ from soft_trainer.data.neighbours import (
 
 
 def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Queries and codes of length 1 as encoders give them: topics within topics, a side of its own, few dimensions."""
+    """Queries and codes of length 1 as encoders give them: nested topics, separate sides, few dimensions."""
     generator = np.random.default_rng(seed)
     basis = generator.normal(size=(24, width)) / 24**0.5
     topics = generator.normal(size=(max(rows // 200, 4), 24))

@@ -1,4 +1,4 @@
-"""The rows of a run: their source, the choice among them, and the refusal of bad ones."""
+"""The rows of a run: where they come from, how they are selected, and that bad ones are refused."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def source_tree(folder, nouns):
 
 
 def folders(tmp_path, data_dir, **sizes):
-    """A folder for each language with so many rows of train; `{language}` stands for its name."""
+    """A folder for each language with this many training rows; `{language}` stands for its name."""
     rows = [json.loads(line) for line in (data_dir / "codebase.jsonl").read_text().splitlines()]
     for language, size in sizes.items():
         own = [row | {"url": f"{language}/{row['url']}", "language": "unknown"} for row in rows]

@@ -74,7 +74,7 @@ SIGNS = {"comesFrom": "<", "computedFrom": "="}
 
 
 def drawn(code: str, language: str) -> list[str]:
-    """The edges of `code` that have a source, a line each."""
+    """Formats the edges of `code` that have a source, one per line."""
     tokens, edges = extract_data_flow(code, language)
     seen, names = Counter(), []
     for token in tokens:

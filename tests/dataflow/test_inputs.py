@@ -20,7 +20,7 @@ KEYS = {"input_ids", "position_ids", "node_starts", "node_ends", "edge_targets",
 
 @pytest.fixture(scope="module")
 def word_tokenizer():
-    """One id a code token."""
+    """A tokenizer with one id per code token."""
     words = ["<s>", "<pad>", "</s>", "<unk>", "@", "a", "b", "f", "=", "(", ")"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -97,7 +97,7 @@ def test_code_tokens_are_tokenized_as_after_a_space_but_the_first(tokenizer):
     ("code_length", "data_flow_length", "code_tokens", "nodes"),
     [
         (256, 64, 13, 3),
-        (10, 2, 10, 2),  # two nodes keep their room, the code is cut
+        (10, 2, 10, 2),  # two nodes keep their room, the code is truncated
         (10, 6, 13, 3),  # code takes the room that nodes do not need
         (14, 2, 13, 3),  # a node takes the room that the code does not need
     ],

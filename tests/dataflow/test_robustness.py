@@ -1,4 +1,4 @@
-"""Any input gives an answer in little time."""
+"""Any input gets an answer quickly."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""One tiny model with random weights of every family of encoders. A new family is one entry of `FAMILIES`."""
+"""A tiny model with random weights for every family of encoders. A new family is one entry of `FAMILIES`."""
 
 import copy
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Texts to ids, token vectors to embeddings, embeddings to scores."""
+"""Turning texts into ids, token vectors into embeddings, embeddings into scores."""
 
 from types import SimpleNamespace
 

@@ -23,7 +23,7 @@ def settings(family, profile):
 
 @pytest.fixture(scope="module")
 def trainer_of(family, settings, dataset, tokenizer, tmp_path_factory):
-    """Makes a trainer of a copy of the family's model."""
+    """Makes a trainer for a copy of the family's model."""
     folder = tmp_path_factory.mktemp("family")
 
     def make(collator=None, callbacks=(), model=None, **options):
@@ -101,7 +101,7 @@ def first_loss(trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
 
 @pytest.fixture(scope="module")
 def whole(trainer_of, tokenizer):
-    """Loss and gradients of a batch that is encoded in one piece."""
+    """Computes loss and gradients of a batch that is encoded in one chunk."""
     loss, gradients, chunks = first_loss(trainer_of(PairCollator(tokenizer.pad_token_id)))
     assert chunks == 1
     return loss, gradients

@@ -22,7 +22,7 @@ def folder(model, tokenizer, profile, tmp_path):
 
 
 def change(path, changes) -> None:
-    """Changes keys of a JSON file; a list takes the place of its content."""
+    """Changes keys of a JSON file; a list replaces its content."""
     content = changes if isinstance(changes, list) else json.loads(path.read_text()) | changes
     path.write_text(json.dumps(content))
 

@@ -251,7 +251,7 @@ def test_weights_that_cannot_be_read_are_refused(model, tokenizer, profile, tmp_
 
 
 def test_folder_without_a_tokenizer_says_how_to_add_one(model, tokenizer, tmp_path):
-    """For this folder transformers makes an empty tokenizer of five special tokens, and says nothing."""
+    """For this folder transformers silently makes a tokenizer with only five special tokens."""
     model.save_pretrained(tmp_path)
     with pytest.raises(UserError) as refusal:
         load_encoder(tmp_path)

@@ -101,7 +101,7 @@ def test_the_saved_folder_pools_the_same_everywhere(prompted, pooling, tmp_path)
     export_encoder(model, tokenizer, profile, tmp_path)
     ours, theirs = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
     assert ours.profile == profile
-    texts = TEXTS[:3]  # of an empty text they take a token of the prompt for the last one
+    texts = TEXTS[:3]  # for an empty text they take a token of the prompt as the last one
     for embeddings, expected in (
         (theirs.encode_query(texts), ours.encode_queries(texts)),
         (theirs.encode_document(texts), ours.encode_codes(texts)),

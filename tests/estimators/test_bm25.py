@@ -223,7 +223,7 @@ def test_defaults_are_the_papers():
 
 
 def test_the_formula_needs_no_torch():
-    """A search on the command line uses it, and importing torch takes seconds."""
+    """Search on the command line uses it, and importing torch takes seconds."""
     code = (
         "import sys, soft_trainer.estimators.bm25_scores as _; print({'torch', 'transformers'} & sys.modules.keys())"
     )

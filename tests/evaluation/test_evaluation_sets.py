@@ -1,4 +1,4 @@
-"""Further evaluation sets: published files, judged queries, and folders that cannot be used."""
+"""Additional evaluation sets: published files, judged queries, and folders that cannot be used."""
 
 import gzip
 import json

@@ -19,7 +19,7 @@ from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import average_precision, graded_ranking
 from soft_trainer.hub.export import export_encoder
 
-# mteb is imported in the tests: it takes three seconds, which the fast tests would wait for, too.
+# mteb is imported inside the tests, because that takes three seconds, which the fast tests would have to wait for.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
 

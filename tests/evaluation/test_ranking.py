@@ -1,4 +1,4 @@
-"""Ranks are those of float64 scores, for every size of block and for scores that nearly tie."""
+"""Ranks equal those of float64 scores, for every block size and for scores that nearly tie."""
 
 import itertools
 
@@ -96,7 +96,7 @@ def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
 
 
 def test_codes_of_a_collapsed_encoder_are_not_scored_pair_by_pair(monkeypatch):
-    """They all tie, so float64 scores of every pair would take hours for a corpus of real size."""
+    """They all tie, so scoring every pair in float64 would take hours for a corpus of real size."""
     queries, codes = torch.ones(50, DIM), torch.ones(2000, DIM)
     pairs = []
 
@@ -111,7 +111,7 @@ def test_codes_of_a_collapsed_encoder_are_not_scored_pair_by_pair(monkeypatch):
 
 
 def test_float32_alone_would_get_some_of_these_ranks_wrong():
-    """Otherwise the comparison in float64 would go untested at a real size."""
+    """Otherwise the comparison in float64 would not be tested at a realistic size."""
     generator = torch.Generator().manual_seed(1)
     direction = torch.randn(1, 256, generator=generator)
     queries = torch.nn.functional.normalize(direction + 0.02 * torch.randn(200, 256, generator=generator))

@@ -1,4 +1,4 @@
-"""Several relevant codes a query: the rank of the first, nDCG, average precision, and ties that count against us."""
+"""Several relevant codes per query: the rank of the first, nDCG, average precision, and ties that count against us."""
 
 import itertools
 import math

@@ -99,7 +99,7 @@ def servers():
 
 @pytest.fixture
 def hub(servers, tmp_path):
-    """An empty Hub in a process of its own, with an empty `HF_HOME` for its clients."""
+    """An empty Hub in a separate process, with an empty `HF_HOME` for its clients."""
     if not servers or not servers[-1].running:
         servers.append(LoopbackHub())
     servers[-1].reset(tmp_path / "hf_home")
@@ -108,7 +108,7 @@ def hub(servers, tmp_path):
 
 @pytest.fixture
 def here(hub, monkeypatch):
-    """Lets the clients of this process talk to the loopback Hub; `push` does not wait between its tries."""
+    """Lets the clients of this process talk to the loopback Hub; `push` does not wait between attempts."""
     from huggingface_hub import constants
     from huggingface_hub.utils import _http
 

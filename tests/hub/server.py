@@ -32,7 +32,7 @@ FILES = r"/(?P<kind>datasets/|spaces/|)(?P<id>[^/]+/[^/]+?)"
 
 
 class Refusal(Exception):
-    """An HTTP error answer with the Hub's headers."""
+    """An HTTP error response with the Hub's headers."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(message)
@@ -88,7 +88,7 @@ LOCK = threading.RLock()
 
 
 def strikes(fault: str) -> bool:
-    """Whether this fault is due now; counts it down."""
+    """Returns whether this fault is due now, and counts it down."""
     with LOCK:
         left = FAULTS.get(fault, 0)
         FAULTS[fault] = left - 1 if left > 0 else left
@@ -124,7 +124,7 @@ class Hub(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 
     def cut(self):
-        """Drop the connection without an answer."""
+        """Drops the connection without a response."""
         self.close_connection = True
         self.connection.close()
 

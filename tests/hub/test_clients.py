@@ -1,4 +1,4 @@
-"""The real clients against the loopback Hub: processes of their own with an empty home, and `load_encoder`."""
+"""The real clients against the loopback Hub: separate processes with an empty home, and `load_encoder`."""
 
 import json
 from pathlib import Path

@@ -174,7 +174,7 @@ def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
 def test_a_full_disk_stops_with_the_last_checkpoint_whole(train, monkeypatch, file):
-    """From the second checkpoint on, a file size limit stops the weights or the optimizer from being written."""
+    """From the second checkpoint on, a file size limit prevents writing the weights or the optimizer state."""
     limits, save = resource.getrlimit(resource.RLIMIT_FSIZE), SoftInfoNCETrainer._save_checkpoint
 
     def on_a_full_disk(self, *args):

@@ -66,7 +66,7 @@ def test_wrong_input_is_named(mrr):
 
 @pytest.mark.slow
 def test_stands_alone_and_offline(tmp_path):
-    """A Space holds the file and nothing of the package."""
+    """A Space has only this file, without the package."""
     (tmp_path / "mrr.py").write_text((FOLDER / "mrr.py").read_text())
     program = (
         "import sys, evaluate; sys.modules['soft_trainer'] = None;"
