@@ -155,8 +155,10 @@ def _folder_inside(opened: pygit2.Repository, source_dir: str | os.PathLike[str]
     """The path of `source_dir` in the repository, with `/` at the end; None without one."""
     if source_dir is None:
         return None
-    root = Path(opened.workdir or opened.path).resolve()
     own = Path(source_dir).resolve()
+    if own == Path(opened.path).resolve():
+        return ""
+    root = Path(opened.workdir or opened.path).resolve()
     if not own.is_relative_to(root):
         raise UserError(
             f"source_dir={source_dir}: is no folder of the repository {root}; documentation is read from the tree at "

@@ -274,6 +274,14 @@ def test_bare_repositories_and_merges(tmp_path):
     assert mined.rows["train"][0]["repo"] == "repo"
 
 
+def test_documentation_of_a_repository_without_a_working_tree(tmp_path):
+    path = tmp_path / "repo"
+    repository = grown(path, bare=True)
+    (path / "config").unlink()  # libgit2 then takes the parent for the working tree
+    sources = Counter(row["source"] for row in mine(repository, source_dir=path).rows["train"])
+    assert sources == {"documentation": 5, "history": 20}
+
+
 def test_links_submodules_and_odd_names_are_left_alone(tmp_path):
     repository = grown(tmp_path)
     target = repository.git.create_blob(b"/etc/passwd")
