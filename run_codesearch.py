@@ -22,12 +22,12 @@ OPTIONS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the options of the command line and run."""
+    """Parses the options of the command line and run."""
     run(*parse(OPTIONS, argv, description=__doc__))
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
-    """Load, measure, train, measure again, report, push."""
+    """Loads, measures, trains, measures again, reports and pushes."""
     # Imported here, so that --help and a wrong option need not wait for them.
     from transformers import set_seed
 
@@ -96,7 +96,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
 
 
 def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer, guards=()):
-    """The trainer with its model, its rows and its callbacks."""
+    """Returns the trainer with its model, its rows and its callbacks."""
     # Imported here for the same reason.
     from transformers import EarlyStoppingCallback
 

@@ -87,7 +87,7 @@ class EstimatorCallback(TrainerCallback):
         self._last = {"weights": weights, "floor": floor, "scores": scores.detach(), "positives": positives}
 
     def statistics(self) -> dict[str, float]:
-        """Statistics of the negatives' weights and scores in the last observed step, for the log.
+        """Returns statistics of the negatives' weights and scores in the last observed step, for the log.
 
         Returns:
             Mean, minimum, share at the floor and share below one half of the weights; `weight_entropy`, the entropy
@@ -118,13 +118,13 @@ class EstimatorCallback(TrainerCallback):
         }
 
     def _histogram(self, weights: Tensor) -> dict[str, list]:
-        """Equal bins from 0 to the largest weight, or to 1."""
+        """Returns equal bins from 0 to the largest weight, or to 1."""
         counts, edges = np.histogram(weights.numpy(force=True), self.BINS, (0.0, max(float(weights.max()), 1.0)))
         return {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
 
 
 def find_estimator_callback(callbacks) -> EstimatorCallback | None:
-    """The `EstimatorCallback` among the callbacks of a trainer, None without one.
+    """Returns the `EstimatorCallback` among the callbacks of a trainer, None without one.
 
     Raises:
         UserError: there are several.

@@ -165,7 +165,7 @@ class LossSettings:
         return inputs | ({"similarity": similarity} if self.adds_terms else {})
 
     def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
-        """The columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
+        """Returns the columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
         if self.cancel == "none" or similarity is None:  # without similarity the weights hold the cancellation
             return negatives
         if negatives is not None:
@@ -179,7 +179,7 @@ class LossSettings:
         return kept if negatives is None else kept & negatives
 
     def weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """w_ij, Tensor[B, N]. A query with too few negatives for Eq. 4 (a short batch) has weights of 1."""
+        """Computes w_ij, Tensor[B, N]; a query with too few negatives for Eq. 4 (a short batch) gets weights of 1."""
         if self.weighting == "positive_aware":
             return positive_aware_weights(similarity, self.margin, self.temperature, positives, negatives)
         return negative_weights(

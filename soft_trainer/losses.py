@@ -201,7 +201,7 @@ def order_loss(
 
 
 def _mean(loss, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None, *options):
-    """The mean over queries of a loss that is given by row; of the options, tensors have a row for each query."""
+    """Averages a loss over queries; `options` that are tensors have a row for each query."""
     scores, positives = _prepare(scores, positives)
     if also is None:
         return loss(scores, positives, negatives, *options).mean()

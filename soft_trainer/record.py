@@ -30,7 +30,7 @@ from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.adapters import adapter_settings
 from soft_trainer.training.building import model_label, model_name
 
-# The settings that an embedding depends on, beside the weights.
+# The settings that an embedding depends on, apart from the weights.
 ENCODER_SETTINGS = (
     *("pooling", "query_prefix", "code_prefix", "include_prompt", "query_length", "code_length", "data_flow_length"),
     *("score_function", "score_scale"),
@@ -38,7 +38,7 @@ ENCODER_SETTINGS = (
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
-    """`outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`."""
+    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`."""
     estimator = (data.estimator or "none").replace(":", ".").replace("+", "-")
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
     return f"outputs/{model_label(model)}-{'-'.join(data.languages)}-{loss}-{estimator}"
@@ -52,7 +52,7 @@ CHANGE_RESULTS = (
 
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
-    """The options that the result of a run depends on, as JSON holds them."""
+    """Returns the options that the result of a run depends on, as JSON holds them."""
     settings, all_args = {}, args.to_dict()
     for options, values in ((model, vars(model)), (data, vars(data)), (args, all_args)):
         declared = declared_options(options)
@@ -62,7 +62,7 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
-    """Refuse an output folder with the record of another run, unless `overwrite` is set.
+    """Refuses an output folder with the record of another run, unless `overwrite` is set.
 
     Raises:
         UserError: names the folder and the options that differ.
@@ -84,7 +84,7 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
 
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """`{set: {system: metrics}}` as `SET_METRIC` of the trained encoder and `SET_SYSTEM_METRIC` of the others."""
+    """Flattens `{set: {system: metrics}}` to `SET_METRIC` of the trained encoder and `SET_SYSTEM_METRIC` of others."""
     return {
         f"{name}_{metric}" if system == "trained" else f"{name}_{system}_{metric}": value
         for name, systems in results.items()
@@ -100,7 +100,7 @@ class Run:
         trainer: the trainer.
         data: the splits train, valid, test and codebase, or those of them that exist.
         statistics: of `data_statistics`.
-        evaluation_sets: further queries to measure, beside valid and test.
+        evaluation_sets: further queries to measure, in addition to valid and test.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Run:
             print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
 
     def record(self) -> dict:
-        """The record of the run, in the form that `hub.model_card` describes; card and report are made from it."""
+        """Returns the record, in the form that `hub.model_card` describes, from which card and report are made."""
         trainer, args, model, data = self.trainer, self.trainer.args, self.model_args, self.data_args
         encoder = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
         return {
@@ -200,12 +200,12 @@ class Run:
         }
 
     def _sets_by_corpus(self) -> Iterator[tuple[Dataset, list[EvaluationSet]]]:
-        """Every corpus with its sets, so that it is encoded once."""
+        """Yields every corpus with its sets, so that it is encoded once."""
         for corpus in {id(each.codebase): each.codebase for each in self.sets}.values():
             yield corpus, [each for each in self.sets if each.codebase is corpus]
 
     def _training_numbers(self) -> dict[str, float]:
-        """`train_loss`, `train_runtime` and others as the trainer logged them; empty if it has not trained."""
+        """Returns `train_loss`, `train_runtime` and so on as the trainer logged them; {} if it has not trained."""
         logged = (entry for entry in reversed(self.trainer.state.log_history) if "train_runtime" in entry)
         return {name: value for name, value in next(logged, {}).items() if name != "step"}
 
@@ -241,7 +241,7 @@ class Run:
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
-    """Valid and test, if they exist and are asked for; with several languages, each against its own codes."""
+    """Returns valid and test, if they exist and are asked for; with several languages, each against its own codes."""
     asked = {"valid": args.do_eval, "test": args.do_predict}
     splits = [split for split in asked if asked[split] and split in data]
     if len(languages) == 1:
@@ -255,14 +255,14 @@ def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages:
 
 
 def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
-    """The loss and the settings that it reads."""
+    """Returns the loss and the settings that it reads."""
     effective, callback = trainer.plan.effective_loss, trainer.estimator_callback
     settings = {"loss": effective["loss"], "estimator": type(callback.estimator).__name__ if callback else None}
     return settings | ({"dimensions": list(trainer.plan.dims)} if trainer.plan.dims else {}) | effective
 
 
 def _estimator_settings(data: DataArguments, trainer: SoftInfoNCETrainer) -> dict:
-    """The estimator as the command line named it, and those of its settings that are not the default."""
+    """Returns the estimator as the command line named it, and those of its settings that are not the default."""
     if trainer.estimator_callback is None or not trainer.plan.loss.needs_similarity:
         return {"name": "none"}
     changed = changed_options(data)
@@ -271,7 +271,7 @@ def _estimator_settings(data: DataArguments, trainer: SoftInfoNCETrainer) -> dic
 
 
 def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
-    """The batches and the length of the training; its time, with evaluations, only if it ran in one piece."""
+    """Returns batches and length of the training, and its time, evaluations included, if it ran in one piece."""
     args, state = trainer.args, trainer.state
     settings = {
         "pairs in a batch, per process": args.per_device_train_batch_size,

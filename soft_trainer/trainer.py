@@ -192,7 +192,7 @@ class SoftInfoNCETrainer(Trainer):
 
     @property
     def evaluated_dims(self) -> tuple[int, ...]:
-        """The numbers of first dimensions that are evaluated beside all of them."""
+        """The numbers of first dimensions that are evaluated in addition to all of them."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
         return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
 
@@ -210,7 +210,7 @@ class SoftInfoNCETrainer(Trainer):
     # ---- Batches ----
 
     def get_train_dataloader(self) -> EpochDataLoader:
-        """Global batches of rows; each process's workers collate its share."""
+        """Returns global batches of rows; each process's workers collate its share."""
         if self.train_dataset is None:
             raise UserError("train_dataset: training needs rows")
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
@@ -235,7 +235,7 @@ class SoftInfoNCETrainer(Trainer):
         return rows
 
     def _train_batches(self) -> TrainBatches:
-        """The training rows as token ids, with what the workers compute beside them."""
+        """Returns the training rows as token ids, with all that the workers compute."""
         prepared, plan = self._prepared or self.prepare_rows(), self.plan
         rank, world_size = distributed.rank_and_world_size()
         if self._own_collator:
@@ -267,23 +267,23 @@ class SoftInfoNCETrainer(Trainer):
     # ---- The step ----
 
     def compute_loss(self, model, inputs: Batch, return_outputs=False, num_items_in_batch=None):
-        """The mean loss of this process's queries against the codes of the global batch."""
+        """Returns the mean loss of this process's queries against the codes of the global batch."""
         queries, codes = (self.embeddings(model, getattr(inputs, side)) for side in SIDES)
         loss = self.batch_loss(queries, codes, inputs)
         return (loss, {"query": queries, "code": codes}) if return_outputs else loss
 
     def embeddings(self, model, side: Side) -> Tensor:
-        """Embeddings Tensor[B, d] of one side of a batch, in the batch's order."""
+        """Returns embeddings Tensor[B, d] of one side of a batch, in the batch's order."""
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def batch_loss(self, queries: Tensor, codes: Tensor, batch: Batch) -> Tensor:
-        """The loss from embeddings Tensor[B, d] of this process's queries and codes."""
+        """Returns the loss from embeddings Tensor[B, d] of this process's queries and codes."""
         if self.plan.gathers:
             codes = distributed.gather_with_gradient(codes, batch.code_sizes)
         return self._block_loss(queries, codes, batch, slice(0, len(queries)))
 
     def _block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
-        """The part of a block of queries in this process's loss, against the codes Tensor[N, d] of all processes."""
+        """Returns one block's part of this process's loss, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
         settings, scores = self.plan.loss, self._scores(queries, codes)
@@ -301,12 +301,12 @@ class SoftInfoNCETrainer(Trainer):
         return loss * batch.loss_scale(len(queries))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
-        """The scores Tensor[B, N] by the first dimensions of the embeddings, for each number of the plan's `dims`."""
+        """Returns the scores Tensor[B, N] by the first dimensions of the embeddings, for each of the plan's `dims`."""
         sides = ([shorten(self.encoder, side, dim) for side in (queries, codes)] for dim in self.plan.dims)
         return [score(self.encoder, *each) for each in sides] or [score(self.encoder, queries, codes)]
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
-        """A step of any `Trainer`, or one with gradient caching; the loss must be finite."""
+        """Takes a step, with gradient caching if asked for; the loss must be finite."""
         self._duplicates_masked += inputs.duplicates
         step = super().training_step if self.plan.options.gradient_cache_chunk_size is None else self._cached_step
         loss = step(model, inputs, num_items_in_batch)
@@ -315,7 +315,7 @@ class SoftInfoNCETrainer(Trainer):
         return loss
 
     def _cached_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
-        """Forward and backward with gradient caching."""
+        """Runs forward and backward with gradient caching."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -341,10 +341,10 @@ class SoftInfoNCETrainer(Trainer):
         return inputs.to(self.args.device)
 
     def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
-        """None: the loss is a mean over a batch, not over tokens."""
+        """Returns None: the loss is a mean over a batch, not over tokens."""
 
     def floating_point_ops(self, inputs: Batch) -> int:
-        """6 x parameters x computed tokens, padding included."""
+        """Returns 6 x parameters x computed tokens, padding included."""
         return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
@@ -355,7 +355,7 @@ class SoftInfoNCETrainer(Trainer):
             self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs, with the weights' statistics beside a training loss."""
+        """Logs; a training loss comes with the statistics of the weights."""
         if "loss" in logs:
             logs |= self.estimator_callback.statistics() if self.estimator_callback is not None else {}
             logs |= {"duplicates_masked": self._duplicates_masked} if self.plan.options.duplicates != "ignore" else {}
@@ -365,7 +365,7 @@ class SoftInfoNCETrainer(Trainer):
     # ---- Before the first step, and after the last ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """Trains, after a table that says what will be trained.
+        """Prints a table of what will be trained, and trains.
 
         Args:
             resume_from_checkpoint: a folder; "last" or True for the newest complete checkpoint of `output_dir`.
@@ -481,13 +481,13 @@ class SoftInfoNCETrainer(Trainer):
         return RetrievalOutput(ranking, metrics, shorter)
 
     def _rank(self, queries: Tensor, codes: Tensor, targets: Tensor, top_k: int) -> Ranking:
-        """The ranking of the codes for every query; each process ranks for its share and gets all."""
+        """Returns the ranking of the codes for every query; each process ranks for its share and gets all."""
         shard = distributed.shard(len(queries), *distributed.rank_and_world_size())
         local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
         return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
 
     def _shortened(self, dim: int, *sides: Tensor) -> list[Tensor]:
-        """The first `dim` dimensions of comparable embeddings, comparable again."""
+        """Returns the first `dim` dimensions of embeddings, comparable by dot product again."""
         return [comparable(self.encoder, shorten(self.encoder, side, dim)) for side in sides]
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
@@ -502,7 +502,7 @@ class SoftInfoNCETrainer(Trainer):
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
     def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
-        """The corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
+        """Returns the corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
 
         Raises:
             UserError: there is none.
@@ -517,7 +517,7 @@ class SoftInfoNCETrainer(Trainer):
         return corpus
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.
+        """Returns embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.
 
         Each process encodes its share and gets all.
         """
@@ -542,7 +542,7 @@ class SoftInfoNCETrainer(Trainer):
         return comparable(self.encoder, embeddings)
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """The encoder's input of one side of `rows`; the main process prepares it, the others read its cache."""
+        """Returns the tokens of one side of `rows`; the main process prepares them, the others read its cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 

@@ -62,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def overview() -> argparse.ArgumentParser:
-    """The parser that lists the commands, of which it imports none but one that a shell completes."""
+    """Returns the parser that lists the commands, of which it imports none but one that a shell completes."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # for the longest name
     parser = CommandParser(PROGRAM, description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
@@ -76,7 +76,7 @@ def overview() -> argparse.ArgumentParser:
 
 
 def command_module(name: str) -> ModuleType:
-    """The module of a command.
+    """Returns the module of a command.
 
     Raises:
         UserError: an unknown command; names the nearest.
@@ -87,7 +87,7 @@ def command_module(name: str) -> ModuleType:
 
 
 def command_parser(name: str, **settings) -> argparse.ArgumentParser:
-    """The parser of a command; `settings` are those of `argparse.ArgumentParser`."""
+    """Returns the parser of a command; `settings` are those of `argparse.ArgumentParser`."""
     command = command_module(name)
     if hasattr(command, "OPTIONS"):
         from soft_trainer.options.parse import make_parser  # imports transformers, which takes seconds
@@ -99,7 +99,7 @@ def command_parser(name: str, **settings) -> argparse.ArgumentParser:
 
 
 def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
-    """The module of the command that `argv` begins with, and the arguments of its `run`.
+    """Returns the module of the command that `argv` begins with, and the arguments of its `run`.
 
     Raises:
         UserError: an unknown command or option, which names the nearest, or a value that an option does not take.
@@ -115,7 +115,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run the command that `argv` begins with and return its exit code.
+    """Runs the command that `argv` begins with and return its exit code.
 
     Raises:
         UserError: that of `parse_command`, or of the command.
@@ -130,7 +130,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The command line: an error is one line on standard error, and exit code 2."""
+    """Returns the command line: an error is one line on standard error, and exit code 2."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete  # the shell asks for completions, so it is installed
 

@@ -7,7 +7,7 @@ soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 Every query of test looks for its own code in the corpus, and lexical BM25 does the same. With --eval_data_dir alone
 only those sets are measured.
 
-With --mteb the benchmark mteb measures the encoder on tasks of its own, or on your rows:
+With --mteb the benchmark mteb measures the encoder on its own tasks, or on your rows:
 
 soft-trainer evaluate MODEL --mteb "MTEB(Code, v1)"
 soft-trainer evaluate MODEL --mteb CosQA,CodeSearchNetRetrieval --output_dir outputs/mteb
@@ -45,7 +45,7 @@ ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "tr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Adds the options of the command."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
     parser.add_argument("--output_dir", help="Folder for ranks and results. Default: none are written.")
     parser.add_argument(
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure the encoder and print the table; write ranks and results if there is a folder for them."""
+    """Measures the encoder and prints the table; writes ranks and results if there is a folder for them."""
     with ExitStack() as stack:
         folder = arguments.output_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="soft-trainer-"))
         options, keep = training_arguments(arguments, folder), arguments.output_dir is not None
@@ -81,7 +81,7 @@ def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:
-    """The options as a training run takes them that only measures."""
+    """Returns the options of a run that only measures."""
     given = {options: {name: getattr(arguments, name) for name in names} for options, names in SHARED.items()}
     alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not _own_rows(arguments)
     name = arguments.dataset_name or ("none" if alone else CODESEARCHNET)
@@ -181,7 +181,7 @@ def _measure_with_mteb(
 
 
 def _unused(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> list[str]:
-    """Lines about options, and a setting of the encoder's folder, that change nothing here."""
+    """Returns a line for each option, or setting of the encoder's folder, that changes nothing here."""
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options
@@ -211,7 +211,7 @@ def _report_mteb(results: list, folder: str | None, card: Path | None) -> None:
 
 
 def _card(folder: Path, profile: EncoderProfile) -> Path | None:
-    """The card that gets the results: that of a folder of ours, measured as the folder says."""
+    """Returns the card that gets the results; None unless MODEL is a folder of ours, measured as it says."""
     from soft_trainer.hub.card_results import check_card  # imports the Hub's client
 
     card = folder / "README.md"
@@ -225,7 +225,7 @@ def _card(folder: Path, profile: EncoderProfile) -> Path | None:
 
 
 def _own_tasks(data_args: DataArguments, args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> list:
-    """The evaluation sets that the options name, as tasks of mteb."""
+    """Returns the evaluation sets that the options name, as tasks of mteb."""
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.mteb import EvaluationSetTask

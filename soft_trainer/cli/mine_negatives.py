@@ -44,17 +44,17 @@ QUERY_WORDS, CODE_WORDS = "query_words", "code_words"  # columns that bm25 reads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Adds the options of the command."""
     parser.add_argument("output", metavar="OUTPUT", help="file to write: .jsonl or .jsonl.gz")
     parser.add_argument(
-        "--codes", help="JSON lines with `code` (and `url`): further code, beside that of the training rows"
+        "--codes", help="JSON lines with `code` (and `url`): further code, in addition to that of the training rows"
     )
     parser.add_argument("--code_dir", help="source tree in --language: its functions are further code")
     add_shared_options(parser, SHARED)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mine, write the file, and print a table that helps to choose limits."""
+    """Mines, writes the file, and prints a table that helps to choose limits."""
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer.data.negative_files import write_negatives
     from soft_trainer.data.negatives import limited
@@ -98,7 +98,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
-    """The codes of --codes and --code_dir, without those that are in a split of the data already."""
+    """Returns the codes of --codes and --code_dir, without those that are in a split of the data already."""
     from soft_trainer.data.codesearchnet import load_jsonl
     from soft_trainer.terminal import print_on_main
 
@@ -131,7 +131,7 @@ def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
 
 
 def _with_words(train, further: list[dict], profile) -> tuple:
-    """The rows with the columns that bm25 reads, further codes after training rows, and their `text_ids_of`."""
+    """Returns the rows with the columns that bm25 reads, further codes last, and their `text_ids_of`."""
     from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
     from soft_trainer.estimators.bm25_scores import split_identifiers
     from soft_trainer.training.hard_batches import with_codes
@@ -144,12 +144,12 @@ def _with_words(train, further: list[dict], profile) -> tuple:
 
 
 def _name(data_args: DataArguments) -> str:
-    """The estimator with its encoder."""
+    """Returns the estimator with its encoder."""
     return ":".join(filter(None, (data_args.estimator, data_args.estimator_model)))
 
 
 def _summary(negatives) -> str:
-    """A table of how many candidates there are and how they score beside the queries' own codes."""
+    """Returns a table: how many candidates there are, and how they score against the queries' own codes."""
     import numpy as np
 
     from soft_trainer.terminal import table

@@ -9,7 +9,7 @@ from transformers.hf_argparser import string_to_bool
 
 
 def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, Iterable[str]]) -> None:
-    """Add the named fields of each dataclass to a command's parser, with their types, defaults and help."""
+    """Adds the named fields of each dataclass to a command's parser, with their types, defaults and help."""
     for options, names in shared.items():
         hints, fields = get_type_hints(options), options.__dataclass_fields__
         for name in names:

@@ -29,7 +29,7 @@ OPTIONS = (WeightPlotArguments,)
 
 
 def run(arguments: WeightPlotArguments) -> None:
-    """Draw the batch or the pairs, and print the table."""
+    """Draws the batch or the pairs, and prints the table."""
     rows = batch_rows(arguments)
     if arguments.query is not None and not 0 <= arguments.query < len(rows):
         raise UserError(f"query={arguments.query}: use 0 to {len(rows) - 1}")

@@ -38,7 +38,7 @@ class ReadIf:
 
 @dataclass(frozen=True)
 class Declared:
-    """The arguments of `option` beside the default and the help text; see there."""
+    """The arguments of `option` other than the default and the help text; see there."""
 
     choices: tuple[str, ...] = ()
     least: float | None = None
@@ -106,7 +106,7 @@ def option(default, help: str, *, prefix: str = "", **declared):
 
 
 def declared_options(kind) -> dict[str, Declared]:
-    """The declarations of a dataclass, or of an instance, by option."""
+    """Returns the declarations of a dataclass, or of an instance, by option."""
     helps = {field.name: field.metadata.get("help") for field in dataclasses.fields(kind)}
     return {name: text.declared for name, text in helps.items() if isinstance(text, Help)}
 
@@ -122,7 +122,7 @@ def check_values(options) -> None:
 
 
 def changed_options(options, kind=None) -> dict[str, object]:
-    """The declared options of `kind` (all when None) whose values in `options` differ from their defaults."""
+    """Returns the declared options of `kind` (all when None) whose values in `options` differ from their defaults."""
     kind = options if kind is None else kind
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     values = {name: getattr(options, name) for name in declared_options(kind)}
@@ -130,7 +130,7 @@ def changed_options(options, kind=None) -> dict[str, object]:
 
 
 def unread_options(options: Sequence, values: Values) -> list[str]:
-    """A line for each option that was given and changes nothing beside the other options of the run."""
+    """Returns a line for each option that was given and has no effect, given the other options of the run."""
     return [
         f"warning: {name}={value} has no effect: {declared.read_if.otherwise}"
         for part in options
@@ -141,9 +141,9 @@ def unread_options(options: Sequence, values: Values) -> list[str]:
 
 
 def effective_options(kind, values: Values) -> dict[str, object]:
-    """The options of `kind` that a run reads, for tables and records: its settings, without those left at a default.
+    """Returns the settings that a run reads of the options of `kind`, for tables and records.
 
-    An option that is always read is left out at its default; one that this run reads, and others do not, is named.
+    An option that every run reads is left out at its default; one that only some runs read is named.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     effective = {}

@@ -25,7 +25,7 @@ aside = functools.partial(option, results=False)  # it changes what is printed o
 
 
 def _estimators(o: Values) -> list[str]:
-    """The names of the estimators that are mixed, or the only one."""
+    """Returns the names of the estimators that are mixed, or the only one."""
     return (o.estimator or "none").split("+")
 
 
@@ -145,7 +145,7 @@ class DataArguments:
 
 
 def _folder_name(folder: str) -> str:
-    """The folder's own name, also of `.` and `..`."""
+    """Returns the folder's own name, also of `.` and `..`."""
     return os.path.basename(os.path.abspath(folder.replace("{language}", "")))
 
 
@@ -236,7 +236,9 @@ class SoftInfoNCEOptions(LossOptions):
     equal_texts_apart: bool = similar(False, "rows with the same query or code never share a batch.")
     neighbours: int = similar(32, "the number of nearest rows that are found for each row.", least=1)
     similar_by: str = similar("estimator", "find neighbours by estimator, or by bm25.", choices=("estimator", "bm25"))
-    negatives_per_query: int = option(0, "Negatives of its own for each query, beside those of the batch.", least=0)
+    negatives_per_query: int = option(
+        0, "Further negatives for each query, in addition to those of the batch.", least=0
+    )
     negatives: str | None = option(
         None,
         "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
@@ -299,7 +301,7 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
     train_sampling_strategy: str = option(
         "random",
         "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length, "
-        "one_language, or similar (groups of rows that an estimator finds alike).",
+        "one_language, or similar (groups of rows that an estimator finds similar).",
         choices=STRATEGIES,
     )
     restore_callback_states_from_checkpoint: bool = aside(True, "Resume early stopping where it was.")

@@ -22,7 +22,7 @@ def parse(
     prog: str | None = None,
     options: Mapping | None = None,
 ) -> tuple:
-    """One instance of each of `dataclass_types` from `--option value` and `--config RECIPE`.
+    """Makes one instance of each of `dataclass_types` from `--option value` and `--config RECIPE`.
 
     What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
     names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
@@ -70,7 +70,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
 
 @functools.cache
 def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentParser:
-    """The parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
+    """Returns the parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
 
     Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
     """
@@ -83,7 +83,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentPars
 
 
 def _take_config(argv: list[str]) -> str | None:
-    """Remove `--config FILE` from `argv` and return FILE."""
+    """Removes `--config FILE` from `argv` and return FILE."""
     for place, word in enumerate(argv):
         if word == "--config":
             if place + 1 == len(argv):
@@ -105,13 +105,13 @@ def as_argv(options: dict) -> list[str]:
 
 
 def _as_one_text(parser: argparse.ArgumentParser, key: str, value):
-    """A list joined by commas for an option that takes one text; any other value as it is."""
+    """Returns a list joined by commas for an option that takes one text; any other value as it is."""
     takes_one = parser._option_string_actions[f"--{key}"].nargs is None
     return ",".join(map(_word, value)) if isinstance(value, list) and takes_one else value
 
 
 def _word(value) -> str:
-    """A value as it is written on the command line."""
+    """Returns a value as it is written on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -103,7 +103,7 @@ def check_options(args: TrainingArguments) -> None:
 
 
 def ignored_options(args: TrainingArguments) -> list[str]:
-    """A line for every option that was set and changes nothing."""
+    """Returns a line for every option that was set and changes nothing."""
     return [
         f"warning: {name} has no effect on this training: {option.reason}"
         for name, option in IGNORED.items()

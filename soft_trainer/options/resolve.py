@@ -109,13 +109,13 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
 
 
 def options_of(args) -> SoftInfoNCEOptions:
-    """A copy of the options of loss, batches and negatives; their defaults for plain `TrainingArguments`."""
+    """Returns a copy of the options of loss, batches and negatives; their defaults for plain `TrainingArguments`."""
     given = isinstance(args, SoftInfoNCEOptions)
     return SoftInfoNCEOptions(**{f.name: getattr(args, f.name) for f in fields(SoftInfoNCEOptions)} if given else {})
 
 
 def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
-    """The loss of a run, with the estimator's defaults where its options are None.
+    """Returns the loss of a run, with the estimator's defaults where its options are None.
 
     Raises:
         UserError: a value out of its range, or settings and an estimator that cannot work together.
@@ -155,7 +155,7 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
 
 
 def parse_ranks(ranks: str | None) -> tuple[int, int | None]:
-    """The first rank and the first that is left out, None for no end, of a text such as "5,50".
+    """Returns the first rank and the first that is left out, None for no end, of a text such as "5,50".
 
     Raises:
         UserError: another text.

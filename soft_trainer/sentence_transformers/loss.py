@@ -52,11 +52,11 @@ class SoftInfoNCELoss(nn.Module):
     estimator is frozen: it is fitted on the training rows when the loss is made.
 
     Where gradients are off, as in an evaluation, the value is plain InfoNCE without weights: the rows of an evaluation
-    set are no training rows, and its labels are not read.
+    set are not training rows, and its labels are not read.
 
     What `SoftInfoNCETrainer` can do and this cannot: resume with exactly the batches of an uninterrupted run; compute
     the weights in data workers, ahead of the step (here the step computes them, and waits for the labels of its
-    batch); draw own negatives anew in each epoch, or batches of similar rows; log statistics of the weights.
+    batch); draw new own negatives in each epoch, or batches of similar rows; log statistics of the weights.
 
     Args:
         model: the `SentenceTransformer` in training.
@@ -75,7 +75,7 @@ class SoftInfoNCELoss(nn.Module):
 
     Raises:
         UserError: options, rows or an estimator that cannot work together; in the first step, a batch that is too
-            small; in any step, labels that are no row numbers of `train_dataset`.
+            small; in any step, labels that are not row numbers of `train_dataset`.
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
@@ -110,13 +110,13 @@ class SoftInfoNCELoss(nn.Module):
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """The mean loss of a batch: a scalar. The features are those of queries, codes and then own negatives."""
+        """Returns the mean loss of a batch, a scalar; the features are of queries, codes and then own negatives."""
         features = list(sentence_features)
         self._check_columns(len(features))
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
-        """The loss of queries, codes and own negatives, Tensor[B, d] each, with their row numbers LongTensor[B]."""
+        """Returns the loss of queries, codes and own negatives, Tensor[B, d] each; `labels` are row numbers."""
         sizes, rank = self._sizes(len(embeddings[0]))
         if not torch.is_grad_enabled():
             return self._evaluation_loss(*self._both_sides(embeddings, sizes), sizes, rank, len(embeddings) - 1)
@@ -125,7 +125,7 @@ class SoftInfoNCELoss(nn.Module):
         return self._block_loss(queries, codes[columns.places.to(codes.device)], columns, sizes)
 
     def _sizes(self, size: int) -> tuple[list[int], int]:
-        """The number of queries of each process whose codes are negatives, and this process's place among them."""
+        """Returns the numbers of queries of the processes that share negatives, and this process's place."""
         if not self.gather_across_devices:
             return [size], 0
         return distributed.gather_numbers(size), distributed.rank_and_world_size()[0]
@@ -139,7 +139,7 @@ class SoftInfoNCELoss(nn.Module):
         return queries, codes
 
     def _columns(self, labels: Tensor | None, sizes: list[int], rank: int) -> Columns:
-        """The columns of the batch's scores. The first batch must be large enough for the weights."""
+        """Returns the columns of the batch's scores. The first batch must be large enough for the weights."""
         rows = self.rows.find(labels, sizes[rank])
         rows_of = [rows]
         if self.gather_across_devices:
@@ -153,14 +153,14 @@ class SoftInfoNCELoss(nn.Module):
         return columns
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
-        """Scaled similarities, Tensor[B, N], whose precision no autocast lowers."""
+        """Returns scaled similarities, Tensor[B, N], whose precision no autocast lowers."""
         with torch.autocast(queries.device.type, enabled=False):
             return self.similarity_fct(queries, codes) * self.scale
 
     def _block_loss(
         self, queries: Tensor, codes: Tensor, columns: Columns, sizes: list[int], block: slice = slice(None)
     ) -> Tensor:
-        """The part of a block of queries in this process's loss, against the codes Tensor[N, d]."""
+        """Returns the part of a block of queries in this process's loss, against the codes Tensor[N, d]."""
         device = queries.device
         positives = columns.positives[block].to(device)
         negatives, also = (
@@ -175,7 +175,7 @@ class SoftInfoNCELoss(nn.Module):
         return loss * (len(queries) * len(sizes) / sum(sizes))
 
     def _evaluation_loss(self, queries: Tensor, codes: Tensor, sizes: list[int], rank: int, width: int) -> Tensor:
-        """InfoNCE of the batch against all its codes."""
+        """Returns InfoNCE of the batch against all its codes."""
         start = sum(sizes[:rank]) * width
         positives = torch.arange(start, start + len(queries), device=codes.device)
         return losses.info_nce(self._scores(queries, codes), positives)
@@ -190,7 +190,7 @@ class SoftInfoNCELoss(nn.Module):
             )
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The settings that have an effect, for the model card."""
+        """Returns the settings that have an effect, for the model card."""
         config = {"estimator": _name(self.estimator)} | effective_options(LossOptions, Values(self.loss_settings))
         config |= {"duplicates": self.options.duplicates, "negatives_meet": self.options.negatives_meet}
         config |= {"scale": self.scale, "similarity_fct": similarity_fct_name(self.similarity_fct)}
@@ -238,7 +238,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """The mean loss of a batch: a scalar, whose backward pass encodes the texts again."""
+        """Returns the mean loss of a batch: a scalar, whose backward pass encodes the texts again."""
         features = list(sentence_features)
         self._check_columns(len(features))
         return self.forward_cached(features, labels)
@@ -246,7 +246,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss of the embeddings of each column's mini-batches; `with_backward` sends gradients into them."""
+        """Returns the loss of each column's mini-batches; `with_backward` sends gradients into them."""
         embeddings = [torch.cat(parts) for parts in reps]
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)
@@ -261,13 +261,13 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         return loss_in_blocks(queries, codes, loss_of, Tensor.backward, self.mini_batch_size)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The settings that have an effect, for the model card."""
+        """Returns the settings that have an effect, for the model card."""
         size = ("mini_batch_size", "mini_batch_num_tokens")[self.mini_batch_num_tokens is not None]
         return super().get_config_dict() | {size: getattr(self, size)}
 
 
 def _checked_options(options: dict) -> SoftInfoNCEOptions:
-    """The options of the loss; own negatives meet all queries unless they say otherwise."""
+    """Returns the options of the loss; own negatives meet all queries unless they say otherwise."""
     for name in options:
         if name not in OPTIONS:
             raise UserError(f"{name}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
@@ -276,7 +276,7 @@ def _checked_options(options: dict) -> SoftInfoNCEOptions:
 
 
 def _check_estimator(estimator) -> None:
-    """Refuses a class, a name, and objects that are no estimators."""
+    """Refuses a class, a name, and any object that is not an estimator."""
     for member in members_of(estimator):
         methods = (getattr(member, name, None) for name in ("fit", "similarity"))
         if isinstance(member, type) or not all(map(callable, methods)):
@@ -285,7 +285,7 @@ def _check_estimator(estimator) -> None:
 
 
 def _own_estimator(estimator, model: SentenceTransformer):
-    """A copy of the estimator for one loss, which fits it on its own rows; it may take the model in training."""
+    """Returns a copy of the estimator, which one loss fits; it may take the model in training."""
     if estimator is None:
         return None
     estimator = copy.copy(estimator)
@@ -300,7 +300,7 @@ def _own_estimator(estimator, model: SentenceTransformer):
 
 
 def _name(estimator) -> str | None:
-    """The name of an estimator's class with its members, or the column that BM25 scores against; None without one."""
+    """Returns the name of an estimator's class, with its members or the column that BM25 scores against."""
     if estimator is None:
         return None
     name = type(estimator).__name__

@@ -105,7 +105,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
 
 
 def adapter_warnings(model: PreTrainedModel, args) -> list[str]:
-    """Lines about an adapter that works, but hardly as intended."""
+    """Returns lines about an adapter that works, but probably not as intended."""
     revision = model.peft_config[active_adapter(model)].revision if has_adapter(model) else None
     if not revision or getattr(args, "merge_lora", False):
         return []

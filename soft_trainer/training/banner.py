@@ -36,7 +36,7 @@ def banner(trainer) -> str:
 
 
 def _prompts(encoder: EncoderProfile) -> dict[str, str]:
-    """The texts before queries and codes, {} where there are none."""
+    """Returns the texts before queries and codes, {} where there are none."""
     note = "" if encoder.include_prompt else ", not pooled"
     prefixes = {"query": encoder.query_prefix, "code": encoder.code_prefix}
     return {f"before every {side}": json.dumps(prefix) + note for side, prefix in prefixes.items() if prefix}

@@ -1,4 +1,4 @@
-"""Gradient caching: a batch of any size in the memory of a chunk, with exact gradients.
+"""Gradient caching: any batch size in the memory of one chunk, with exact gradients.
 
 Embed every chunk without a graph; take the loss of all embeddings and its gradient with respect to them; encode every
 chunk again, with the same dropout, and send that gradient back through it (Gao et al., 2021, "Scaling deep contrastive
@@ -89,7 +89,7 @@ def cached_backward(
 
 
 def _embed(encode: Encode, side: Side) -> tuple[Tensor, list[RandomState]]:
-    """Embeddings of every chunk without a graph, and the random state that each began with."""
+    """Returns embeddings of every chunk without a graph, and the random state that each began with."""
     parts, states = [], []
     with torch.no_grad():
         for chunk in side.chunks:

@@ -80,7 +80,7 @@ def prepare_rows(
 
 
 def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile) -> Negatives | None:
-    """The negatives of the rows' own from a file or from the rows' column; None if there are none or they are mined.
+    """Reads own negatives from a file or the rows' column; returns None if there are none or they are mined.
 
     Raises:
         UserError: no such file or column, or negatives of other rows.
@@ -112,7 +112,7 @@ def check_negatives(plan: Plan, dataset: Dataset, profile: EncoderProfile, estim
 
 
 def check_code_only(estimator, number: int) -> None:
-    """Refuses codes that are no training rows if the estimator compares queries with queries.
+    """Refuses codes that are not training rows if the estimator compares queries with queries.
 
     Raises:
         UserError: names the estimators that fit.
@@ -120,7 +120,7 @@ def check_code_only(estimator, number: int) -> None:
     for member in members_of(estimator) if number else ():
         if not getattr(member, "compares_codes", True):
             raise UserError(
-                f"negatives: codes that are no training rows ({number:,} of them) have no query, but "
+                f"negatives: codes that are not training rows ({number:,} of them) have no query, but "
                 f"{type(member).__name__} compares queries; use {COMPARE_CODES}"
             )
 
@@ -133,7 +133,7 @@ def training_texts(dataset: Dataset, profile: EncoderProfile) -> TrainingRows:
 
 
 def choice_of(options: SoftInfoNCEOptions) -> NegativeChoice:
-    """The limits and chances of own negatives that the options name."""
+    """Returns the limits and chances of own negatives that the options name."""
     return NegativeChoice(
         options.negatives_per_query,
         parse_ranks(options.negative_ranks),
@@ -147,7 +147,7 @@ def choice_of(options: SoftInfoNCEOptions) -> NegativeChoice:
 def with_codes(
     dataset: Dataset, code_only: Sequence[Mapping], profile: EncoderProfile
 ) -> tuple[Dataset, dict[str, np.ndarray]]:
-    """The training rows followed by a row without a query for each code, and `text_ids_of` of all these rows."""
+    """Appends a row without a query for each code; returns the rows and their `text_ids_of`."""
     ids = text_ids_of(dataset, profile)
     if not len(code_only):
         return dataset, ids
@@ -165,7 +165,7 @@ def with_codes(
 def mined_negatives(
     estimator, count: int, rows: int, ids: Mapping[str, np.ndarray], code_only: Sequence[dict] = ()
 ) -> Negatives:
-    """The codes most similar to each row's query, those with its query's or its code's text left out.
+    """Returns the codes most similar to each row's query, those with its query's or its code's text left out.
 
     Args:
         estimator: fitted on the training rows, followed by the code-only rows.
@@ -197,7 +197,7 @@ def mined_negatives(
 
 
 def _chosen(options: SoftInfoNCEOptions, negatives: Negatives, seed: int) -> OwnNegatives:
-    """The candidates within the limits, with a line that says how many they are."""
+    """Returns the candidates within the limits, with a line that says how many they are."""
     choice = choice_of(options)
     left = limited(negatives, choice)
     counts = left.counts
@@ -211,7 +211,7 @@ def _chosen(options: SoftInfoNCEOptions, negatives: Negatives, seed: int) -> Own
 def _similar(
     options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile, estimator, ids: Mapping
 ) -> dict[str, object]:
-    """The arguments of `similar_batches`."""
+    """Returns the arguments of `similar_batches`."""
     count, rows = max(options.neighbours, options.group_size, options.nearest_apart + 1), len(dataset)
     if options.similar_by == "bm25":
         estimator = BM25Estimator(text_column(dataset, profile.query_columns, "query"))

@@ -147,7 +147,7 @@ def set_merged(
 
 
 def _measured(trainer, model: PreTrainedModel, before: Mapping, after: Mapping, ratio: float) -> RatioResult:
-    """The figures of the encoder merged at a ratio."""
+    """Returns the figures of the encoder merged at a ratio."""
     set_merged(model, before, after, ratio)
     guards = trainer.guards.measure() if ratio else trainer.guards.mrr("untrained")
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {None: trainer.eval_dataset}
