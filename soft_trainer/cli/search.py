@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--serve", action="store_true", help="show a search page on this machine's loopback address")
     parser.add_argument("--port", type=int, help="port of the page (default: any that is free)")
     parser.add_argument(
+        "--editor",
+        metavar="LINK",
+        help="link of a result in the page, with {path} and {line} (default: vscode://file/{path}:{line})",
+    )
+    parser.add_argument(
         "--mcp", action="store_true", help="serve search and read to an agent over standard input and output"
     )
 
@@ -84,9 +89,9 @@ def _check(arguments: argparse.Namespace, query: str, limit: int) -> None:
     if mode is None:
         check_query(query, limit)
     unread = {
-        "--mcp": ("serve", "port", "limit", "json", "path", "language", "name", "query"),
+        "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query"),
         "--serve": ("limit", "json", "path", "language", "name"),
-        None: ("port",),
+        None: ("port", "editor"),
     }[mode]
     if given := [name for name in unread if getattr(arguments, name) not in (None, False, [])]:
         why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
@@ -104,6 +109,7 @@ def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
         else:
             from soft_trainer.search.server import serve_page
 
+            options |= {"editor": arguments.editor} if arguments.editor else {}
             serve_page(index, query, arguments.port or 0, **options)
         return 0
     except KeyboardInterrupt:

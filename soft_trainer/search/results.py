@@ -31,24 +31,27 @@ class SearchResult:
         """The fields by name, as `--json` prints them."""
         return asdict(self) | {"score": round(self.score, 4)}
 
-    def signature(self) -> str:
-        """The line that defines the name, or the first line with a word."""
-        lines = [line.strip() for line in self.text.split("\n") if WORD.search(line)] or [""]
+    def signature(self) -> tuple[int, str]:
+        """(number, text) of the line that defines the name, or of the first line with a word."""
         own = re.split(r"[.:#]+", self.name)[-1]
         named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)") if own else WORD
-        return next(filter(named.search, lines), lines[0])[:200]
+        lines = self._lines() or [(self.start_line, "")]
+        return next((line for line in lines if named.search(line[1])), lines[0])
 
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
-        """(number, text) of the first line with a word and of those that hold most of the wanted terms, in order."""
-        lines = [
-            (number, line) for number, line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line)
-        ]
+        """(number, text) of the signature and of the lines that hold most of the wanted terms, in order."""
+        first = self.signature()
         hits = {
-            number: len(wanted & {term for word in WORD.findall(line[:1000]) for term in terms(word)})
-            for number, line in lines
+            line: len(wanted & {term for word in WORD.findall(line[1][:1000]) for term in terms(word)})
+            for line in self._lines()
+            if line != first
         }
-        best = sorted(lines[1:], key=lambda line: (-hits[line[0]], line[0]))[: SHOWN_LINES - 1]
-        return sorted(lines[:1] + best)
+        best = sorted(hits, key=lambda line: (-hits[line], line[0]))[: SHOWN_LINES - 1]
+        return sorted([first, *best])
+
+    def _lines(self) -> list[tuple[int, str]]:
+        """The lines with a word."""
+        return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
 
 
 def check_query(query: str, limit: int) -> None:

@@ -13,12 +13,14 @@ from urllib.parse import parse_qs, quote, urlsplit
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.ranking import parse_query
-from soft_trainer.search.results import query_terms
+from soft_trainer.search.results import SearchResult, query_terms
 from soft_trainer.search.serving import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_RESULTS = 50
 MAX_QUERY = 2_000
+EDITOR = "vscode://file/{path}:{line}"
+_NO_TOKEN = b"This address lacks its token: take the whole address that `soft-trainer search --serve` printed.\n"
 
 
 class PageServer(ThreadingHTTPServer):
@@ -26,8 +28,11 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, index: CodeIndex, port: int = 0, update: bool = True, lexical: bool = False):
+    def __init__(
+        self, index: CodeIndex, port: int = 0, update: bool = True, lexical: bool = False, editor: str = EDITOR
+    ):
         super().__init__(("127.0.0.1", port), _Handler)
+        self.editor = editor
         self.served = ServedIndex(index, update, lexical)
         self.token = secrets.token_urlsafe(24)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
@@ -40,13 +45,32 @@ class PageServer(ThreadingHTTPServer):
         results, notices = self.served.search(query, MAX_RESULTS, **filters)
         wanted = query_terms(query)
         rows = [
-            result.as_dict() | {"lines": [number for number, _ in result.telling_lines(wanted)]} for result in results
+            result.as_dict()
+            | {"lines": [number for number, _ in result.telling_lines(wanted)], "editor": self.link(result)}
+            for result in results
         ]
         telling = [word.lower() for word in parse_query(query).words]
         taken = 1000 * (time.perf_counter() - started)
         return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
 
-    def about(self) -> dict:
+    def link(self, result: SearchResult) -> str:
+        """The address that opens a result in the editor."""
+        path = quote(f"{self.served.index.folder}/{result.path}")
+        return self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
+
+    def lines(self, options: dict[str, str]) -> dict:
+        """Lines `start` to `end` of an indexed file, as far as it has them."""
+        with self.served.lock:
+            text = self.served.index.text_of(options.get("path", ""))
+        try:
+            start, end = max(int(options["start"]), 1), int(options["end"])
+        except (KeyError, ValueError) as error:
+            raise UserError("start and end: whole numbers are expected") from error
+        if text is None:
+            raise UserError("path: not in the index")
+        return {"start_line": start, "text": "\n".join(text.split("\n")[start - 1 : end])}
+
+    def about(self, _: dict[str, str]) -> dict:
         """The folder and the languages that the filters offer."""
         index = self.served.index
         with self.served.lock:
@@ -68,15 +92,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return self._send(403, "text/plain", b"wrong host")
         if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self.server.token.encode()):
-            return self._send(404, "text/plain", b"not found")
+            return self._send(404, "text/plain", _NO_TOKEN)
         options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
         try:
             if parts[2] == "":
                 nonce = secrets.token_urlsafe(16)
                 page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
                 return self._send(200, "text/html", page.encode(), nonce)
-            if parts[2] in ("search", "about"):
-                answer = self.server.search(options) if parts[2] == "search" else self.server.about()
+            if parts[2] in ("search", "lines", "about"):
+                answer = getattr(self.server, parts[2])(options)
                 return self._send(200, "application/json", json.dumps(answer).encode())
         except UserError as error:
             return self._send(500, "application/json", json.dumps({"error": str(error)}).encode())
@@ -101,10 +125,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: a line a key press helps nobody."""
 
 
-def serve_page(index: CodeIndex, query: str = "", port: int = 0, update: bool = True, lexical: bool = False) -> None:
-    """Print the address and serve the page until the user stops it; a UserError where the port is taken."""
+def serve_page(index: CodeIndex, query: str = "", port: int = 0, **options) -> None:
+    """Prints the address and serves the page until the user stops it; `options` are those of `PageServer`.
+
+    Raises:
+        UserError: the port is taken.
+    """
     try:
-        server = PageServer(index, port, update, lexical)
+        server = PageServer(index, port, **options)
     except (OSError, OverflowError) as error:
         raise UserError(f"port={port}: {error}; choose another, or 0 for any that is free") from error
     sys.stdout.write(f"{server.url}{query and f'#q={quote(query)}'}\nStop with Ctrl+C.\n")

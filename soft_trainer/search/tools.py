@@ -101,7 +101,7 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
     for place, result in enumerate(results):
         title = f"{result.path}:{result.start_line}-{result.end_line} {result.name}".rstrip()
         reserved = 150 * (len(results) - place - 1)  # for the titles and signatures of the others
-        whole, short = _marked(title, result.text), _marked(title, result.signature())
+        whole, short = _marked(title, result.text), _marked(title, result.signature()[1].strip()[:200])
         text = whole if len(whole) + reserved <= left else short
         if len(text) > left:
             break

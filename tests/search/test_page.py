@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import re
+import shutil
+import subprocess
 import threading
 from urllib.parse import quote
 
@@ -42,11 +45,19 @@ def test_the_page_and_its_data(server):
     assert answer["results"][0]["name"] == "parse_date" and answer["results"][0]["lines"]
     assert json.loads(get(server, f"/{server.token}/search?q=date&path=*.go")[2])["results"] == []
     assert "python" in json.loads(get(server, f"/{server.token}/about")[2])["languages"]
+    assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
+    assert json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2]) == {
+        "start_line": 1,
+        "text": "# Shop",
+    }
+    for wrong in ("path=.env&start=1&end=2", "path=README.md", "path=README.md&start=a&end=2"):
+        assert "error" in json.loads(get(server, f"/{server.token}/lines?{wrong}")[2])
 
 
 @pytest.mark.parametrize("path", ["/", "/search?q=a", "/wrong/", "/wrong/search?q=a", "/../etc/passwd"])
 def test_without_the_token_there_is_nothing(server, path):
-    assert get(server, path)[0] == 404
+    status, _, body = get(server, path)
+    assert status == 404 and "take the whole address" in body
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example"])
@@ -69,3 +80,37 @@ def test_texts_reach_the_page_as_data(server):
 )
 def test_odd_requests_are_answered(server, query):
     assert get(server, f"/{server.token}/search?{query}")[0] == 200
+
+
+def contrast(first, second):
+    """The ratio of WCAG between two colours such as #fff."""
+
+    def luminance(colour):
+        digits = colour.lstrip("#")
+        channels = [
+            int(2 * d if len(digits) == 3 else d, 16) / 255 for d in re.findall("." * (len(digits) // 3), digits)
+        ]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_colours_have_enough_contrast():
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in PAGE.read_text().split("@media")[:2])
+    for colours in (light, dark):
+        for name in ("text", "dim", "accent", "string", "comment", "keyword"):
+            for back in ("back", "code") + (("mark",) if name not in ("dim", "accent") else ()):
+                assert contrast(colours[name], colours[back]) >= 4.5, (name, back)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
+def test_the_page_in_a_browser(server):
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
+    address = f"{server.url}#q=parse+date&path=*.py"
+    dom = subprocess.run([*words, address], capture_output=True, text=True, check=True).stdout
+    assert dom.index("src/shop/dates.py:1") < dom.index("open in the editor") and "server.go" not in dom
+    assert 'href="vscode://file/' in dom and "<script>alert" not in dom
+    assert '<span class="comment">Parse</span>' in dom.replace("<mark>", "").replace("</mark>", "")
