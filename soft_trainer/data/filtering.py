@@ -37,7 +37,7 @@ def filter_rows(
         raise UserError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
     _check_columns(dataset, rules, name)
     counts = {name: 0 for name in RULES if name in rules}
-    num_proc = num_proc or processes_for(len(dataset))
+    num_proc = num_proc or processes_for(len(dataset), PARSED_AT_ONCE)
     if "comments" in rules:
         dataset = dataset.map(_without_comments, batched=True, num_proc=num_proc, desc="comments")
         counts["comments"] = sum(dataset.data.column("had_comments").to_pylist())

@@ -1,37 +1,39 @@
-"""The codes most similar to the query of each training row: exactly, or through cells of alike codes where there are
-many. Memory is linear in the rows, and the same input and seed give the same neighbours."""
+"""Finds the codes most similar to the query of each training row: exactly, or through an index if there are many.
+
+Memory is linear in the rows, and the same input and seed give the same neighbours.
+"""
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import xxhash
 from scipy import sparse
-from sklearn.cluster import MiniBatchKMeans
 from torch import Tensor
+from torch.nn import functional as F
 from tqdm.auto import tqdm
-from transformers.utils import logging
 
 from soft_trainer import distributed
+from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.errors import UserError
-from soft_trainer.files import write_json, written_aside
-
-logger = logging.get_logger(__name__)
+from soft_trainer.terminal import print_on_main
 
 EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
+SMALLEST_INDEX = 1000  # codes
 ENTRIES = 1 << 24  # similarities held at once
 CELLS = 2.0  # cells for each square root of the number of codes
 FITTED = 64  # codes a cell that k-means looks at
 SAMPLE, SAMPLE_K = 512, 10  # queries, and neighbours of each, by which the number of cells to look into is chosen
-RECALL = 0.93  # share of the sample's neighbours that the cells must hold
-KEY_ROWS = 1 << 16  # rows of an array that its key reads at once
-COMMON = 0.05  # share of the documents above which a term is multiplied as a dense column
+RECALL = 0.95  # share of the sample's neighbours that must be found
+FETCHED = 4  # codes for each neighbour that are scored exactly
+MOST_FETCHED = 4096  # codes of a row, where nearly all have its texts
+SEARCHED_AT_ONCE = 4096  # rows
+KEY_ROWS = 1 << 16  # rows of an array that are read at once
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Neighbours:
     scores: np.ndarray
     own: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: Sequence[Neighbours]) -> Neighbours:
+        """Joins the neighbours of parts of the rows."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
 
 def nearest_rows(
     queries: np.ndarray,
@@ -60,11 +67,11 @@ def nearest_rows(
     progress: str | None = None,
     device: str | torch.device = "cpu",
 ) -> Neighbours:
-    """The nearest codes of each row by dot product of vectors.
+    """Returns the nearest codes of each row by dot product of vectors.
 
-    Above `exact_up_to` codes they come from cells that k-means finds among the codes. Queries nearest to the same cell
-    are compared with the codes of the cells nearest to them all, of so many that they hold 93 % of the nearest ten
-    codes of a sample of queries, which are compared with all codes.
+    Above `exact_up_to` codes a CPU finds candidates with an index of faiss and scores them exactly. It looks into as
+    many cells of the index as find 95 % of the nearest ten codes of a sample of queries, and prints that recall. An
+    accelerator computes all products.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
@@ -72,15 +79,16 @@ def nearest_rows(
         k: neighbours of each row.
         text_ids: arrays of n or m numbers, equal for equal texts; a code whose text equals the row's is passed over.
             An array of n says nothing of the codes beyond the rows.
-        seed: of the cells.
+        seed: of the sample and of the cells.
         progress: the label of a progress bar, None for no bar.
         device: the device that multiplies.
     """
     codes = queries if codes is None else codes
-    if len(codes) <= exact_up_to:
+    # A GPU computes all products of a million rows in minutes.
+    if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
         score = _dot_products(queries, codes, device)
-        return _exact(score, np.arange(len(queries)), len(codes), k, text_ids, progress)
-    return _through_cells(queries, codes, k, text_ids, seed, progress, device)
+        return exact_neighbours(score, np.arange(len(queries)), len(codes), k, text_ids, progress)
+    return _through_index(queries, codes, k, text_ids, seed, progress)
 
 
 def nearest_by_similarity(
@@ -92,7 +100,7 @@ def nearest_by_similarity(
     text_ids: Sequence[np.ndarray] = (),
     progress: str | None = None,
 ) -> Neighbours:
-    """The nearest codes of each row by any similarity, exactly.
+    """Returns the nearest codes of each row by any similarity, exactly.
 
     Args:
         similarity: (query rows int64[Q], code rows int64[C]) -> raw similarity Tensor[Q, C], as an estimator gives it.
@@ -100,33 +108,11 @@ def nearest_by_similarity(
         k, text_ids, progress: as in `nearest_rows`.
     """
     everything = np.arange(codes)
-    return _exact(lambda block: similarity(block, everything), np.arange(rows), codes, k, text_ids, progress)
-
-
-def nearest_by_terms(
-    queries: sparse.csr_matrix,
-    documents: sparse.csr_matrix,
-    k: int,
-    *,
-    text_ids: Sequence[np.ndarray] = (),
-    progress: str | None = None,
-) -> Neighbours:
-    """The nearest documents of each row by product of sparse matrices, such as BM25's; exactly, without a model.
-
-    A document that scores 0 or less is no neighbour.
-
-    Args:
-        queries: term counts, [n, terms].
-        documents: weights of the terms, [m, terms], m >= n; the document of row i is document i.
-        k, text_ids, progress: as in `nearest_rows`.
-    """
-    score = _products(queries.tocsr().astype(np.float32), documents.tocsr().astype(np.float32))
-    rows = np.arange(queries.shape[0])
-    return _exact(score, rows, documents.shape[0], k, text_ids, progress, above=0.0)
+    return exact_neighbours(lambda block: similarity(block, everything), np.arange(rows), codes, k, text_ids, progress)
 
 
 def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings) -> str:
-    """A name that changes with any number of the vectors and with any of `settings`."""
+    """Returns a name that changes with any number of the vectors and with any of `settings`."""
     digest = xxhash.xxh3_128(repr(sorted(settings.items())).encode())
     for values in vectors:
         arrays = (values.indptr, values.indices, values.data) if sparse.issparse(values) else (values,)
@@ -138,7 +124,7 @@ def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings
 
 
 def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], Neighbours]) -> Neighbours:
-    """The neighbours stored under `key`, or what `build` makes of it, stored for the next time.
+    """Returns the neighbours stored under `key`, or calls `build` and stores its result.
 
     The main process alone builds, so that all processes have the same neighbours, however many there are. They read
     the files of a common folder, memory-mapped, or are sent the arrays.
@@ -152,54 +138,19 @@ def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], N
     neighbours, problem = None, None
     if distributed.rank_and_world_size()[0] == 0:
         try:
-            neighbours = _load(folder, key, warn=True)
-            if neighbours is None:
-                neighbours = build()
-                _store(folder, key, neighbours)
+            stored = load_arrays(folder, key)
+            neighbours = build() if stored is None else Neighbours(**stored)
+            if stored is None and folder is not None:
+                store_arrays(folder, key, vars(neighbours))
         except UserError as error:
             problem = str(error)
     problem = distributed.from_main(problem)
     if problem is not None:
         raise UserError(problem)
-    kept = _load(folder, key)
+    kept = load_arrays(folder, key, warn=False)
     if distributed.any_process(kept is None):
-        kept = Neighbours(*distributed.from_main(neighbours and astuple(neighbours)))
-    return kept
-
-
-def _load(folder: str | Path | None, key: str, warn: bool = False) -> Neighbours | None:
-    """The stored neighbours, None where they are missing or damaged."""
-    if folder is None or not (Path(folder) / f"{key}.json").exists():
-        return None
-    try:
-        recorded = json.loads((Path(folder) / f"{key}.json").read_text())
-        arrays = {}
-        for name, checksum in recorded.items():
-            arrays[name] = np.load(Path(folder) / f"{key}.{name}.npy", mmap_mode="r", allow_pickle=False)
-            if zlib.crc32(arrays[name].reshape(-1).view(np.uint8)) != checksum:
-                raise ValueError(f"the checksum of {name} is wrong")
-        return Neighbours(**arrays)
-    except (OSError, EOFError, ValueError, TypeError) as error:
-        if warn:
-            logger.warning(f"{Path(folder) / key} is damaged ({error}) and is built again")
-        return None
-
-
-def _store(folder: str | Path | None, key: str, neighbours: Neighbours) -> None:
-    """Write the arrays and then their checksums; a warning where the disk fails: the run goes on with the memory."""
-    if folder is None:
-        return
-    checksums = {}
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for field in fields(neighbours):
-            values = np.ascontiguousarray(getattr(neighbours, field.name))
-            with written_aside(Path(folder) / f"{key}.{field.name}.npy") as aside, open(aside, "wb") as file:
-                np.save(file, values, allow_pickle=False)
-            checksums[field.name] = zlib.crc32(values.reshape(-1).view(np.uint8))
-        write_json(Path(folder) / f"{key}.json", checksums)
-    except OSError as error:
-        logger.warning(f"{folder} could not be written ({error.strerror}): the next run computes it again")
+        return Neighbours(*distributed.from_main(neighbours and astuple(neighbours)))
+    return Neighbours(**kept)
 
 
 def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[np.ndarray], Tensor]:
@@ -208,32 +159,13 @@ def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[n
     return lambda block: _vectors(queries, block, device) @ everything.T
 
 
-def _products(queries: sparse.csr_matrix, documents: sparse.csr_matrix) -> Callable[[np.ndarray], Tensor]:
-    """Products of some rows with all documents.
-
-    Few terms make most of the entries of a sparse product; as dense columns they are multiplied several times faster.
-    """
-    common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * documents.shape[0]
-    rare = sparse.diags_array((~common).astype(np.float32))
-    dense = [torch.from_numpy(side[:, common].toarray()) for side in (queries, documents)]
-    rare_queries, postings = (queries @ rare).tocsr(), (documents @ rare).T.tocsr()
-    for matrix in (rare_queries, postings):
-        matrix.eliminate_zeros()
-
-    def score(rows: np.ndarray) -> Tensor:
-        products = torch.from_numpy((rare_queries[rows] @ postings).toarray())
-        return products.addmm_(dense[0][rows], dense[1].T)
-
-    return score
-
-
 def _vectors(values: np.ndarray, rows, device) -> Tensor:
     chosen = np.asarray(values[rows], dtype=np.float32)
     # Torch warns of memory that it may not write, such as a file's.
     return torch.from_numpy(chosen if chosen.flags.writeable else chosen.copy()).to(device)
 
 
-def _exact(
+def exact_neighbours(
     score: Callable[[np.ndarray], Tensor],
     rows: np.ndarray,
     codes: int,
@@ -242,11 +174,11 @@ def _exact(
     progress: str | None,
     above: float = -np.inf,
 ) -> Neighbours:
-    """The neighbours of some rows, compared with all codes; none that does not score more than `above`."""
+    """Returns the neighbours of some rows among all codes that score more than `above`."""
     best = _Best(len(rows), k)
     own = np.empty(len(rows), np.float32)
     everything = np.arange(codes)
-    with _bar(progress, len(rows), "row") as bar:
+    with progress_bar(progress, len(rows), "row") as bar:
         for places in _blocks(np.arange(len(rows)), codes):
             block = rows[places]
             scores = score(block)
@@ -256,68 +188,80 @@ def _exact(
     return best.neighbours(own)
 
 
-def _through_cells(queries, codes, k, text_ids, seed, progress, device) -> Neighbours:
-    """The neighbours of all rows; queries nearest to one cell are compared with the codes of the same cells."""
+def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
+    """Returns the neighbours of all rows: an index of compressed codes finds candidates, which are scored exactly."""
     generator = np.random.default_rng(seed)
-    centres = _centres(codes, generator, device)
-    cell_of = _nearest_cell(codes, centres, device, by_distance=True)
-    group_of = _nearest_cell(queries, centres, device)
-    cells = _cells_by_group(queries, centres, group_of, device)
-    looked_into = _number_of_cells(queries, codes, cells, cell_of, group_of, text_ids, generator, device)
-    members, groups = _by_number(cell_of, len(centres)), _by_number(group_of, len(centres))
-    best, own = _Best(len(queries), k), np.empty(len(queries), np.float32)
-    with _bar(progress, len(queries), "row") as bar:
-        for group, rows in enumerate(groups):
-            near = np.concatenate([members[cell] for cell in cells[group, :looked_into].tolist()])
-            vectors = _vectors(codes, near, device).T if len(rows) else None
-            for block in _blocks(rows, max(len(near), 1)):
-                query = _vectors(queries, block, device)
-                own[block] = (query * _vectors(codes, block, device)).sum(1).cpu()
-                if len(near):
-                    best.add(block, block, near, _without_equal_texts(query @ vectors, block, near, text_ids))
-                bar.update(len(block))
-    return best.neighbours(own)
+    index = _index(codes, generator)
+    sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
+    score = _dot_products(queries, codes, "cpu")
+    expected = exact_neighbours(score, sample, len(codes), SAMPLE_K, text_ids, None).rows
+    search = partial(_search, index, queries, codes, text_ids)
+    while True:
+        recall = recall_of(search(sample, SAMPLE_K).rows, expected)
+        if recall >= RECALL or index.nprobe >= index.nlist:
+            break
+        index.nprobe *= 2
+    print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} rows")
+    parts = []
+    with progress_bar(progress, len(queries), "row") as bar:
+        for start in range(0, len(queries), SEARCHED_AT_ONCE):
+            parts.append(search(np.arange(start, min(start + SEARCHED_AT_ONCE, len(queries))), k))
+            bar.update(len(parts[-1].own))
+    return Neighbours.joined(parts)
 
 
-def _centres(codes: np.ndarray, generator: np.random.Generator, device) -> Tensor:
-    """Centres of cells by k-means over a sample of the codes, Tensor[cells, d]."""
-    number = min(int(CELLS * len(codes) ** 0.5), len(codes))
-    sample = np.sort(generator.choice(len(codes), min(FITTED * number, len(codes)), replace=False))
-    seed = int(generator.integers(2**31))
-    means = MiniBatchKMeans(number, batch_size=4096, n_init=1, max_iter=10, random_state=seed)
-    means.fit(_vectors(codes, sample, "cpu").numpy())
-    return torch.from_numpy(means.cluster_centers_.astype(np.float32)).to(device)
+def _index(codes: np.ndarray, generator: np.random.Generator):
+    """Returns an inverted file of all codes: four bits for every two dimensions, in cells that k-means finds."""
+    import faiss  # only many rows need it
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    width, cells = codes.shape[1], int(CELLS * len(codes) ** 0.5)
+    coding = f"PQ{width // 2}x4fs" if width % 2 == 0 else "Flat"
+    index = faiss.index_factory(width, f"IVF{cells},{coding}", faiss.METRIC_INNER_PRODUCT)
+    index.cp.niter, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 10, 1, FITTED
+    sample = np.sort(generator.choice(len(codes), min(FITTED * cells, len(codes)), replace=False))
+    index.train(_vectors(codes, sample, "cpu").numpy())
+    for start in range(0, len(codes), KEY_ROWS):
+        index.add(_vectors(codes, slice(start, start + KEY_ROWS), "cpu").numpy())
+    index.nprobe = min(8, cells)
+    return index
 
 
-def _nearest_cell(vectors: np.ndarray, centres: Tensor, device, by_distance: bool = False) -> np.ndarray:
-    """The cell nearest to each vector by dot product, or by distance; int64[n]."""
-    offset = (centres**2).sum(1) / 2 if by_distance else 0.0
-    nearest = np.empty(len(vectors), np.int64)
-    for block in _blocks(np.arange(len(vectors)), len(centres)):
-        nearest[block] = (_vectors(vectors, block, device) @ centres.T - offset).argmax(1).cpu()
+def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
+    """Returns the neighbours of some rows; more codes are fetched where too few with other texts are left."""
+    fetched = min(fetched or FETCHED * (k + 1), len(codes))
+    query = _vectors(queries, rows, "cpu")
+    found = index.search(query.numpy(), fetched)[1]
+    parts = []
+    for places in _blocks(np.arange(len(rows)), fetched * codes.shape[1]):
+        block, near = rows[places], found[places]
+        vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
+        scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
+        excluded = (near < 0) | (near == block[:, None])
+        for ids in text_ids:
+            known = near < len(ids)
+            excluded |= known & (ids[np.where(known, near, 0)] == ids[block][:, None])
+        scores, columns = scores.masked_fill(torch.from_numpy(excluded), -torch.inf).topk(min(k, fetched), dim=1)
+        chosen = torch.from_numpy(near).gather(1, columns).masked_fill(scores == -torch.inf, -1)
+        missing = (0, k - chosen.shape[1])
+        chosen, scores = F.pad(chosen, missing, value=-1), F.pad(scores, missing, value=-torch.inf)
+        own = (query[places] * _vectors(codes, block, "cpu")).sum(1)
+        parts.append(Neighbours(chosen.numpy(), scores.numpy(), own.numpy()))
+    nearest = Neighbours.joined(parts)
+    short = np.flatnonzero(nearest.rows[:, -1] < 0)
+    if len(short) and fetched < min(len(codes), MOST_FETCHED):
+        cells, index.nprobe = index.nprobe, min(4 * index.nprobe, index.nlist)
+        more = _search(index, queries, codes, text_ids, rows[short], k, 4 * fetched)
+        index.nprobe = cells
+        nearest.rows[short], nearest.scores[short] = more.rows, more.scores
     return nearest
 
 
-def _cells_by_group(queries: np.ndarray, centres: Tensor, group_of: np.ndarray, device) -> np.ndarray:
-    """For each group of queries all cells, the nearest to the sum of its queries first; int64[groups, cells]."""
-    sums = torch.zeros_like(centres)
-    for block in _blocks(np.arange(len(queries)), queries.shape[1]):
-        sums.index_add_(0, torch.from_numpy(group_of[block]).to(device), _vectors(queries, block, device))
-    return (sums @ centres.T).argsort(dim=1, descending=True).cpu().numpy()
-
-
-def _number_of_cells(queries, codes, cells, cell_of, group_of, text_ids, generator, device) -> int:
-    """The number of cells for each group that hold `RECALL` of the nearest codes of a sample of queries."""
-    sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
-    nearest = _exact(_dot_products(queries, codes, device), sample, len(codes), SAMPLE_K, text_ids, None).rows
-    places = np.argsort(cells, axis=1)[group_of[sample]]
-    needed = np.take_along_axis(places, cell_of[nearest], axis=1)[nearest >= 0]
-    return int(np.quantile(needed, RECALL, method="higher")) + 1 if len(needed) else 1
-
-
-def _by_number(numbers: np.ndarray, total: int) -> list[np.ndarray]:
-    """For each number below `total` where it stands."""
-    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers, minlength=total))[:-1])
+def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the share of the expected neighbours that were found."""
+    pairs = zip(found.tolist(), expected.tolist(), strict=True)
+    common = sum(len(set(row) & set(best) - {-1}) for row, best in pairs)
+    return common / max(int((expected >= 0).sum()), 1)
 
 
 def _without_equal_texts(
@@ -339,7 +283,7 @@ def _blocks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def _bar(progress: str | None, total: int, unit: str) -> tqdm:
+def progress_bar(progress: str | None, total: int, unit: str) -> tqdm:
     hidden = progress is None or distributed.rank_and_world_size()[0] != 0
     return tqdm(total=total, desc=progress, disable=hidden, leave=False, unit=unit)
 

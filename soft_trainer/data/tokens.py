@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from datasets.fingerprint import Hasher
 
@@ -25,6 +28,7 @@ GRAPHS = Features(
 )
 PARSED_AT_ONCE = 500  # functions
 READ_AT_ONCE = 1000  # rows of text that are in memory
+TOKENIZED_BY_PROCESS = 20_000  # rows for which a process is worth starting; fewer use the threads of `tokenizers`
 
 
 class TokenColumn:
@@ -137,10 +141,17 @@ def check_language_column(rows: Dataset, name: str) -> None:
         )
 
 
+def arrow_texts(values: pa.ChunkedArray) -> list[str]:
+    """Returns what `texts` does, from a column of an Arrow table and several times faster."""
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        return values.fill_null("").to_pylist()
+    return pc.binary_join(values, " ").fill_null("").to_pylist()
+
+
 def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
-    """Yields the texts of a column, read in small batches."""
-    for batch in dataset.select_columns(column).iter(READ_AT_ONCE):
-        yield from texts(batch[column])
+    """Yields the texts of a column, which are read in small batches."""
+    for table in dataset.select_columns(column).with_format("arrow").iter(READ_AT_ONCE):
+        yield from arrow_texts(table[column])
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
@@ -161,27 +172,35 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
 
-    def run(batch):
-        rows = zip(texts(batch[column]), batch["language"], strict=True)
+    def run(table: pa.Table) -> pa.Table:
+        rows = zip(arrow_texts(table[column]), table["language"].to_pylist(), strict=True)
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
-        return {name: [row[name] for row in features] for name in GRAPHS}
+        values = {name: [row[name] for row in features] for name in GRAPHS}
+        return pa.Table.from_pydict(values, schema=GRAPHS.arrow_schema)
 
     key = [column, lengths, tokenizer_identity(tokenizer), "data flow"]
-    parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset))}
+    parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset), PARSED_AT_ONCE)}
     return _mapped(dataset, [column, "language"], run, GRAPHS, key, desc="Extracting data flow", **parallel)
 
 
-def processes_for(rows: int) -> int | None:
-    """Returns the number of processes for `datasets.map` to parse this many rows. None means this process."""
-    return min(os.cpu_count() or 1, rows // PARSED_AT_ONCE) or None
+def processes_for(rows: int, least: int) -> int | None:
+    """Returns the number of processes for `datasets.map`, with at least so many rows for each.
+
+    None means this process.
+    """
+    processes = min(os.cpu_count() or 1, rows // least)
+    return processes if processes > 1 else None
 
 
 def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: list, **options) -> Dataset:
-    """Maps `run` over batches of `columns`; the result is cached under the hash of the rows and `key`."""
+    """Returns the result of `run` on Arrow tables of `columns`.
+
+    It is in the `datasets` cache under the hash of the rows and `key`.
+    """
     rows = dataset.select_columns(columns)
     if rows._indices is not None:  # otherwise the result of `map` would have an index mapping too
         rows = rows.flatten_indices()
-    return rows.map(
+    mapped = rows.with_format("arrow").map(
         run,
         batched=True,
         remove_columns=columns,
@@ -189,6 +208,7 @@ def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: 
         new_fingerprint=Hasher.hash([dataset._fingerprint, *key]),
         **options,
     )
+    return mapped.with_format(None)
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
@@ -202,9 +222,16 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
     settings = side_settings(profile, side)
     column = text_column(dataset, settings["columns"], side)
 
-    def run(batch):
-        ids, lengths = tokenize_with_lengths(tokenizer, texts(batch[column]), settings["prefix"], settings["length"])
-        return {"ids": ids, "length": lengths}
+    def run(table: pa.Table) -> pa.Table:
+        ids, lengths = tokenize_with_lengths(
+            tokenizer, arrow_texts(table[column]), settings["prefix"], settings["length"]
+        )
+        offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
+        values = np.fromiter(chain.from_iterable(ids), np.int32, offsets[-1])
+        # Arrow would look at every number of lists of lists.
+        columns = [pa.ListArray.from_arrays(offsets, values), pa.array(lengths, pa.int32())]
+        return pa.Table.from_arrays(columns, schema=TOKENS.arrow_schema)
 
     key = [column, settings, tokenizer_identity(tokenizer)]
-    return _mapped(dataset, [column], run, TOKENS, key, desc=f"Tokenising {side}")
+    processes = processes_for(len(dataset), TOKENIZED_BY_PROCESS)
+    return _mapped(dataset, [column], run, TOKENS, key, desc=f"Tokenising {side}", num_proc=processes)

@@ -31,7 +31,8 @@ def tokenize_with_lengths(
     if not tokenizer.is_fast:  # written in Python: it does not say how much it cuts
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
         return tokenizer(texts, truncation=True, max_length=max_length)["input_ids"], lengths
-    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings
+    unread = {"return_attention_mask": False, "return_token_type_ids": False}
+    encodings = tokenizer(texts, truncation=True, max_length=max_length, **unread).encodings
     special = tokenizer.num_special_tokens_to_add()
     lengths = [len(e) + sum(len(rest) - special for rest in e.overflowing) for e in encodings]
     return [e.ids for e in encodings], lengths

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
+from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_by_terms
+from soft_trainer.data.neighbours import Neighbours, cached_neighbours, neighbours_key
+from soft_trainer.data.term_neighbours import nearest_by_terms
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
-from soft_trainer.estimators.bm25_scores import IDFS, bm25_weights, count_terms
+from soft_trainer.estimators.bm25_scores import IDFS, bm25_weights
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 
 SCOPES = ("batch", "corpus")
+SPLIT_AT_ONCE = 1 << 14  # texts
 
 
 class BM25Estimator(Estimator):
@@ -31,6 +38,7 @@ class BM25Estimator(Estimator):
         scope: "batch" takes document frequencies and mean length from `code_rows` alone, as published; "corpus" from
             the whole training set.
         average_length: mean document length; by default that of the scope.
+        cache_dir: the folder that keeps neighbours for the next run; None keeps them in memory only.
 
     Raises:
         UserError: an unknown idf or scope, or (in `fit`) a missing column.
@@ -49,6 +57,7 @@ class BM25Estimator(Estimator):
         idf: str = "okapi",
         scope: str = "batch",
         average_length: float | None = None,
+        cache_dir: str | Path | None = DEFAULT_FOLDER,
     ):
         if idf not in IDFS:
             raise UserError(f"idf={idf!r}: use one of {', '.join(IDFS)}")
@@ -56,6 +65,7 @@ class BM25Estimator(Estimator):
             raise UserError(f"scope={scope!r}: use one of {', '.join(SCOPES)}")
         self.column, self.document_column = column, document_column or column
         self.k1, self.b, self.idf, self.scope, self.average_length = k1, b, idf, scope, average_length
+        self.cache_dir = cache_dir
 
     def check(self, dataset) -> None:
         """Raises UserError if a column is missing or lacks values."""
@@ -64,13 +74,9 @@ class BM25Estimator(Estimator):
 
     def fit(self, dataset) -> None:
         """Counts the tokens of every row, once. A text column is split at white space."""
-        terms: dict = {}
-        self._queries = count_terms(_tokens(dataset, self.column), terms)
-        if self.document_column == self.column:
-            self._documents = self._queries
-        else:
-            self._documents = count_terms(_tokens(dataset, self.document_column), terms)
-            self._queries.resize(self._documents.shape)
+        columns = [_column(dataset, name) for name in dict.fromkeys((self.column, self.document_column))]
+        counts = count_arrow_terms([_token_lists(column) for column in columns])
+        self._queries, self._documents = counts[0], counts[-1]
         self._average_length, self._term_idf = self.average_length, None
         if self.scope == "corpus":
             if self.average_length is None:
@@ -94,8 +100,9 @@ class BM25Estimator(Estimator):
         """The k rows whose documents score highest for each row's query, with the statistics of all rows."""
         weights = bm25_weights(self._documents, "lucene", self.k1, self.b)
         queries, documents = self._queries[:rows], weights[:codes]
+        key = neighbours_key([queries, documents, *text_ids], k=k)
         return cached_neighbours(
-            None, "", lambda: nearest_by_terms(queries, documents, k, text_ids=text_ids, progress=progress)
+            self.cache_dir, key, lambda: nearest_by_terms(queries, documents, k, text_ids=text_ids, progress=progress)
         )
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
@@ -105,12 +112,8 @@ class BM25Estimator(Estimator):
         return torch.from_numpy((queries @ weights.T).toarray())
 
 
-def _tokens(dataset, name: str) -> Iterator[Sequence]:
-    return (text.split() if isinstance(text, str) else text for text in _column(dataset, name))
-
-
-def _column(dataset, name: str) -> Sequence:
-    """A column of token lists, or the column of texts (named without `_tokens`) where a data set has no tokens."""
+def _column(dataset, name: str) -> pa.ChunkedArray:
+    """Returns a column of token lists, or the column of texts (named without `_tokens`) if there are no tokens."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
@@ -118,4 +121,51 @@ def _column(dataset, name: str) -> Sequence:
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1
         raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")
-    return dataset[column]
+    return values
+
+
+def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns lists of tokens; texts are split at white space."""
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        # Arrow's own notion of white space differs from Python's in control characters.
+        return pa.chunked_array([_split(chunk) for chunk in _slices(values)], pa.list_(pa.string()))
+    return values
+
+
+def _slices(values: pa.ChunkedArray) -> Iterator[pa.Array]:
+    for chunk in values.chunks:
+        for start in range(0, len(chunk), SPLIT_AT_ONCE):
+            yield chunk.slice(start, SPLIT_AT_ONCE)
+
+
+def _split(texts: pa.Array) -> pa.Array:
+    return pa.array([text.split() for text in texts.to_pylist()], pa.list_(pa.string()))
+
+
+def count_arrow_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
+    """Counts the tokens of each row of columns of token lists, float64[rows, terms] each.
+
+    The terms are those of all columns, in the order of their first appearance.
+    """
+    lists = [chunk for column in columns for chunk in column.chunks]
+    # `flatten` heeds the slice of an array, and leaves nothing out because no row is null.
+    tokens = pa.chunked_array([chunk.flatten() for chunk in lists], columns[0].type.value_type)
+    encoded = tokens.dictionary_encode(null_encoding="encode").chunks  # one dictionary; an empty chunk may be missing
+    terms = max(len(encoded[-1].dictionary) if encoded else 0, 1)
+    numbers = np.concatenate([np.empty(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded)])
+    parts = np.split(numbers, np.cumsum([len(chunk) for chunk in tokens.chunks]))
+
+    def count(chunk: pa.Array, indices: np.ndarray) -> sparse.csr_matrix:
+        offsets = chunk.offsets.to_numpy()
+        counts = sparse.csr_matrix((np.ones(len(indices)), indices, offsets - offsets[:1]), shape=(len(chunk), terms))
+        counts.sum_duplicates()
+        return counts
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        counted = list(pool.map(count, lists, parts))
+    starts = np.cumsum([0, *(column.num_chunks for column in columns)])
+    empty = sparse.csr_matrix((0, terms))
+    return [
+        sparse.vstack([empty, *counted[start:end]], format="csr")
+        for start, end in zip(starts[:-1], starts[1:], strict=True)
+    ]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from soft_trainer import distributed
+from soft_trainer.data.array_cache import map_array
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import embed_sharded, prompt_length
@@ -19,7 +20,7 @@ from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
-from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, cached_rows, load_rows, row_key
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, cached_rows, row_key
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class EncodedRowsEstimator(Estimator):
     """
 
     in_workers = True
+    _scale = 1.0  # of the dot products of `_queries` and `_codes`, which `fit` sets
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class EncodedRowsEstimator(Estimator):
 
     def __setstate__(self, state: dict) -> None:
         for name, value in state.items():
-            setattr(self, name, load_rows(value.path) if isinstance(value, _StoredRows) else value)
+            setattr(self, name, map_array(value.path) if isinstance(value, _StoredRows) else value)
 
     def load(self) -> Encoder:
         """The frozen encoder."""
@@ -106,21 +108,25 @@ class EncodedRowsEstimator(Estimator):
         key = row_key(tokens, identity, prompt, str(dtype))
         return cached_rows(self.cache_dir, key, len(tokens), encoder.model.config.hidden_size, dtype, build)
 
-    def nearest(
-        self, queries: np.ndarray, codes: np.ndarray, k: int, text_ids: Sequence[np.ndarray], progress: str | None
+    def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
+        """The encoder's scores, Tensor[Q, C] in float32."""
+        chosen = (values[as_array(rows)] for values, rows in ((self._queries, query_rows), (self._codes, code_rows)))
+        q, c = (torch.from_numpy(np.asarray(rows, dtype=np.float32)) for rows in chosen)
+        return q @ c.T * self._scale
+
+    def neighbours(
+        self,
+        k: int,
+        text_ids: Sequence[np.ndarray] = (),
+        progress: str | None = None,
+        rows: int | None = None,
+        codes: int | None = None,
     ) -> Neighbours:
-        """The k nearest codes of each row by dot product, from the cache if possible."""
-        key = neighbours_key([queries, codes, *text_ids], k=k)
-        device = distributed.device()
-        return cached_neighbours(
+        """The k rows that score highest for each row's query, from the cache if possible."""
+        vectors, device = (self._queries[:rows], self._codes[:codes]), distributed.device()
+        nearest = cached_neighbours(
             self.cache_dir,
-            key,
-            lambda: nearest_rows(queries, codes, k, text_ids=text_ids, progress=progress, device=device),
+            neighbours_key([*vectors, *text_ids], k=k),
+            lambda: nearest_rows(*vectors, k, text_ids=text_ids, progress=progress, device=device),
         )
-
-
-def dot_products(queries: np.ndarray, codes: np.ndarray, query_rows: Rows, code_rows: Rows) -> Tensor:
-    """Dot products of the given rows, Tensor[Q, C] in float32."""
-    chosen = (values[as_array(rows)] for values, rows in ((queries, query_rows), (codes, code_rows)))
-    q, c = (torch.from_numpy(np.asarray(rows, dtype=np.float32)) for rows in chosen)
-    return q @ c.T
+        return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)

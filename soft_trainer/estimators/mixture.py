@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,19 +68,12 @@ class MixtureEstimator(Estimator):
         """True if a member finds neighbours."""
         return any(isinstance(member, Estimator) and member.finds_neighbours for member in self.members)
 
-    def neighbours(
-        self,
-        k: int,
-        text_ids: Sequence[np.ndarray] = (),
-        progress: str | None = None,
-        rows: int | None = None,
-        codes: int | None = None,
-    ) -> Neighbours:
-        """The neighbours by the first member that has vectors."""
+    def neighbours(self, *args, **options) -> Neighbours:
+        """The neighbours by the first member that finds them."""
         for member in self.members:
             if isinstance(member, Estimator) and member.finds_neighbours:
-                return member.neighbours(k, text_ids, progress, rows, codes)
-        return super().neighbours(k, text_ids, progress, rows, codes)
+                return member.neighbours(*args, **options)
+        return super().neighbours(*args, **options)
 
     def fit(self, dataset) -> None:
         """Fits every member."""

@@ -78,6 +78,7 @@ def _bm25(arguments: DataArguments, models: EstimatorModels, query_column: str) 
         document_column=arguments.bm25_document_column,
         idf=arguments.bm25_idf,
         scope=arguments.bm25_scope,
+        cache_dir=None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER,
     )
 
 

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-import numpy as np
-from torch import Tensor
-
-from soft_trainer.data.neighbours import Neighbours
-from soft_trainer.estimators.base import Rows
-from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, dot_products
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
 
@@ -30,19 +24,4 @@ class SimCSEEstimator(EncodedRowsEstimator):
         """Encodes the queries of every row, or reads them from the cache."""
         encoder = self.load()
         profile = encoder.profile.replace(normalize=True, score_function="dot")
-        self._queries = self.encode_rows(dataset, "query", dataclasses.replace(encoder, profile=profile))
-
-    def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Cosines, Tensor[Q, C] in float32."""
-        return dot_products(self._queries, self._queries, query_rows, code_rows)
-
-    def neighbours(
-        self,
-        k: int,
-        text_ids: Sequence[np.ndarray] = (),
-        progress: str | None = None,
-        rows: int | None = None,
-        codes: int | None = None,
-    ) -> Neighbours:
-        """The k rows with the most similar queries."""
-        return self.nearest(self._queries[:rows], self._queries[:codes], k, text_ids, progress)
+        self._queries = self._codes = self.encode_rows(dataset, "query", dataclasses.replace(encoder, profile=profile))

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-import numpy as np
-from torch import Tensor
-
-from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Rows
-from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, dot_products
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 
 
@@ -42,22 +36,6 @@ class TrainedModelEstimator(EncodedRowsEstimator):
         encoder = self.load()
         self._scale = encoder.profile.score_scale
         self._queries, self._codes = (self.encode_rows(dataset, side, encoder) for side in ("query", "code"))
-
-    def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """The checkpoint's scores, Tensor[Q, C] in float32."""
-        return dot_products(self._queries, self._codes, query_rows, code_rows) * self._scale
-
-    def neighbours(
-        self,
-        k: int,
-        text_ids: Sequence[np.ndarray] = (),
-        progress: str | None = None,
-        rows: int | None = None,
-        codes: int | None = None,
-    ) -> Neighbours:
-        """The k rows whose codes score highest for each row's query."""
-        nearest = self.nearest(self._queries[:rows], self._codes[:codes], k, text_ids, progress)
-        return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
 
 
 class InitialModelEstimator(TrainedModelEstimator):

@@ -19,6 +19,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import COLUMN, COMPARE_CODES, Plan, parse_ranks
 from soft_trainer.terminal import print_on_main
@@ -214,7 +215,8 @@ def _similar(
     """Returns the arguments of `similar_batches`."""
     count, rows = max(options.neighbours, options.group_size, options.nearest_apart + 1), len(dataset)
     if options.similar_by == "bm25":
-        estimator = BM25Estimator(text_column(dataset, profile.query_columns, "query"))
+        kept = getattr(estimator, "cache_dir", DEFAULT_FOLDER)
+        estimator = BM25Estimator(text_column(dataset, profile.query_columns, "query"), cache_dir=kept)
         estimator.fit(dataset)
     neighbours = estimator.neighbours(count, progress="Finding neighbours", rows=rows, codes=rows)
     return {

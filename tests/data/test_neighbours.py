@@ -1,4 +1,4 @@
-"""Nearest codes: exactly against brute force, through cells with their recall, by terms, and kept on disk."""
+"""Nearest codes: exactly against brute force, through an index with its recall, by terms, and kept on disk."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,15 @@ import torch
 from scipy import sparse
 
 from soft_trainer.data import neighbours as module
-from soft_trainer.data.neighbours import (
-    cached_neighbours,
-    nearest_by_similarity,
-    nearest_by_terms,
-    nearest_rows,
-    neighbours_key,
-)
+from soft_trainer.data import term_neighbours
+from soft_trainer.data.neighbours import cached_neighbours, nearest_by_similarity, nearest_rows, neighbours_key
+from soft_trainer.data.term_neighbours import nearest_by_terms
+
+
+@pytest.fixture(autouse=True)
+def _small_index(monkeypatch):
+    """An index for a few hundred codes, too."""
+    monkeypatch.setattr(module, "SMALLEST_INDEX", 200)
 
 
 def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +61,7 @@ def test_exact_neighbours_are_those_of_brute_force(monkeypatch, entries, dtype):
     np.testing.assert_array_equal(by_call.rows, found.rows)
 
 
-@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
 def test_equal_texts_are_no_neighbours_and_codes_may_be_more_than_rows(exact_up_to):
     queries, codes = clustered(400)
     queries, generator = queries[:350], np.random.default_rng(0)
@@ -73,7 +75,7 @@ def test_equal_texts_are_no_neighbours_and_codes_may_be_more_than_rows(exact_up_
     np.testing.assert_allclose(found.own, (queries * codes[:350]).sum(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
 def test_fewer_codes_than_asked_for(exact_up_to):
     queries, codes = clustered(40)
     found = nearest_rows(queries, codes, 60, exact_up_to=exact_up_to)
@@ -86,7 +88,7 @@ def test_fewer_codes_than_asked_for(exact_up_to):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "cells"])
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
 def test_vectors_may_lie_in_a_file(tmp_path, exact_up_to):
     sides, mapped = clustered(300), []
     for number, side in enumerate(sides):
@@ -97,7 +99,7 @@ def test_vectors_may_lie_in_a_file(tmp_path, exact_up_to):
 
 
 @pytest.mark.parametrize("rows, width", [(2_500, 48), pytest.param(20_000, 128, marks=pytest.mark.slow)])
-def test_cells_hold_nine_in_ten_neighbours(rows, width):
+def test_the_index_finds_nine_in_ten_neighbours(rows, width):
     queries, codes = clustered(rows, width)
     found = nearest_rows(queries, codes, 10, exact_up_to=0)
     exact = nearest_rows(queries, codes, 10)
@@ -106,6 +108,22 @@ def test_cells_hold_nine_in_ten_neighbours(rows, width):
     np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 10, exact_up_to=0).rows)
     assert (np.diff(found.scores, axis=1) <= 0).all()
     assert all(len(set(row)) == 10 for row in found.rows.tolist())
+
+
+def test_more_codes_are_fetched_where_many_have_the_texts_of_the_row():
+    queries, codes = clustered(600)
+    codes[:400] = codes[0] + 1e-4 * codes[:400]
+    texts = np.where(np.arange(600) < 400, 0, np.arange(600)).astype(np.uint64)
+    found = nearest_rows(queries, codes, 5, text_ids=[texts], exact_up_to=0)
+    assert (found.rows[:400] >= 400).all()
+
+
+def test_an_accelerator_computes_all_products(monkeypatch):
+    queries, codes = clustered(600)
+    monkeypatch.setattr(module, "_vectors", lambda values, rows, device: torch.from_numpy(values[rows]))
+    monkeypatch.setattr(module, "_through_index", lambda *_: pytest.fail("an index on an accelerator"))
+    found = nearest_rows(queries, codes, 5, exact_up_to=0, device="cuda")
+    np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 5).rows)
 
 
 def test_vectors_of_unlike_length_are_found_too():
@@ -127,7 +145,7 @@ def counts(rows: int, terms: int = 400, seed: int = 0) -> sparse.csr_matrix:
 
 @pytest.mark.parametrize("common", [0.0, 0.02, 0.2, 1.0])
 def test_terms_find_what_their_products_say(monkeypatch, common):
-    monkeypatch.setattr(module, "COMMON", common)
+    monkeypatch.setattr(term_neighbours, "COMMON", common)
     queries = counts(300)
     weights = queries.multiply(np.random.default_rng(1).uniform(0.1, 3, 400)).tocsr()
     scores = (queries @ weights.T).toarray()
@@ -137,9 +155,25 @@ def test_terms_find_what_their_products_say(monkeypatch, common):
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
 
 
-def test_texts_without_a_common_term_are_no_neighbours():
+@pytest.mark.parametrize("visits", [1, 20, 2_000])
+def test_the_rarest_terms_find_most_neighbours(monkeypatch, capsys, visits):
+    monkeypatch.setattr(term_neighbours, "VISITS", visits)
+    queries = counts(1500)
+    weights = queries.multiply(np.random.default_rng(1).uniform(0.1, 3, 400)).tocsr()
+    texts = np.random.default_rng(2).integers(0, 300, 1500).astype(np.uint64)
+    expected = nearest_by_terms(queries, weights, 8, text_ids=[texts])
+    found = nearest_by_terms(queries, weights, 8, text_ids=[texts], exact_up_to=0)
+    assert recall(found.rows, expected.rows) > 0.9 and "recall@8" in capsys.readouterr().err
+    scores = (queries @ weights.T).toarray()
+    np.testing.assert_allclose(np.take_along_axis(scores, found.rows, 1), found.scores, rtol=1e-5)
+    np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
+    assert (texts[found.rows] != texts[:, None]).all() and (np.diff(found.scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
+def test_texts_without_a_common_term_are_no_neighbours(exact_up_to):
     queries = sparse.csr_matrix(np.array([[1.0, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]]))
-    found = nearest_by_terms(queries, queries, 2)
+    found = nearest_by_terms(queries, queries, 2, exact_up_to=exact_up_to)
     assert [sorted(row) for row in found.rows.tolist()] == [[-1, 1], [0, 2], [-1, 1], [-1, -1]]
 
 

@@ -11,8 +11,8 @@ from refusals import refused
 
 from soft_trainer.data import tokens
 from soft_trainer.data.codesearchnet import load_folder
-from soft_trainer.data.tokens import TokenColumn, column_of, text_column, texts, tokenized
-from soft_trainer.encoders.encoding import pad
+from soft_trainer.data.tokens import TokenColumn, column_of, column_texts, text_column, texts, tokenized
+from soft_trainer.encoders.encoding import pad, tokenize
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import train_tokenizer
 
@@ -104,6 +104,13 @@ def test_the_first_column_that_exists_is_read_and_its_tokens_joined_by_one_space
     assert texts([["sort", "a", "list"], "as it  is", [], None]) == ["sort a list", "as it  is", "", ""]
 
 
+@pytest.mark.parametrize("values", [["as it  is", "", None], [["sort", "a", "list"], [], None, ["é", ""]]], ids=type)
+def test_texts_of_a_column_are_those_of_its_values(values):
+    rows = Dataset.from_dict({"text": values * 1500})
+    assert list(column_texts(rows, "text")) == texts(values * 1500)
+    assert list(column_texts(rows.shuffle(seed=1), "text")) == texts(rows.shuffle(seed=1)["text"])
+
+
 # ---- Tokenised data sets ----
 
 
@@ -140,6 +147,17 @@ def test_a_data_set_on_disk_is_tokenised_once(data_dir, tokenizer, profile, monk
     tokenizer(["a text in between"], truncation=True, max_length=5, padding="max_length")
     monkeypatch.setattr(tokens, "tokenize_with_lengths", lambda *_: pytest.fail("tokenised again"))
     assert tokenized(load_folder(data_dir)["train"], "query", profile, tokenizer)["ids"][:] == first
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_several_processes_give_the_ids_of_one(write_folder, rows, tokenizer, profile, monkeypatch, on_disk):
+    many = [row | {"docstring_tokens": [*row["docstring_tokens"], str(number)]} for number, row in enumerate(rows * 5)]
+    train = load_folder(write_folder(train=many), ["train"])["train"] if on_disk else Dataset.from_list(many)
+    expected = tokenize(tokenizer, [" ".join(row["docstring_tokens"]) for row in many], "", profile.query_length)
+    monkeypatch.setattr(tokens, "processes_for", lambda rows, least: 2)
+    column = column_of(train, "query", profile, tokenizer)
+    assert lists(column) == expected
+    assert lists(pickle.loads(pickle.dumps(column))) == expected
 
 
 def test_other_settings_and_vocabularies_are_not_taken_from_the_cache(data_dir, tokenizer, profile):

@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from rank_bm25 import BM25Okapi
 
 from soft_trainer.errors import UserError
+from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.bm25_scores import count_terms
 
@@ -237,6 +238,39 @@ def test_terms_that_the_documents_lack_are_ignored_in_queries():
     assert terms == {"sort": 0, "list": 1}
     assert documents.toarray().tolist() == [[2, 1], [0, 0]]
     assert queries.toarray().tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda rows: rows,
+        lambda rows: rows.select(range(2, 5)),
+        lambda rows: rows.select([4, 0, 2]),
+        lambda rows: concatenate_datasets([rows.select(range(3, 6)), rows.select([]), rows]),
+    ],
+    ids=["whole", "slice", "chosen", "several chunks"],
+)
+def test_counts_of_arrow_columns_are_those_of_their_lists(view):
+    rows = Dataset.from_dict(
+        {"query": QUERIES, "code_tokens": [text.split() for text in CODES], "ids": PUBLISHED_IDS + [[]] * 2}
+    )
+    rows = view(rows)
+    terms = {}
+    expected = [count_terms(map(str.split, rows["query"]), terms), count_terms(rows["code_tokens"], terms)]
+    expected[0].resize(expected[1].shape)
+    estimator = BM25Estimator("query", "code_tokens")
+    estimator.fit(rows)
+    for found, counts in zip((estimator._queries, estimator._documents), expected, strict=True):
+        assert found.shape == counts.shape and (found != counts).nnz == 0
+    estimator = BM25Estimator("ids")
+    estimator.fit(rows)
+    assert (estimator._queries != count_terms(rows["ids"], {})).nnz == 0
+
+
+def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
+    first = fitted(cache_dir=tmp_path).neighbours(2)
+    monkeypatch.setattr(bm25, "nearest_by_terms", lambda *_, **__: pytest.fail("computed again"))
+    np.testing.assert_array_equal(fitted(cache_dir=tmp_path).neighbours(2).rows, first.rows)
 
 
 # ---- What a user can get wrong ----

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from soft_trainer import SimCSEEstimator, TrainedModelEstimator, load_encoder
+from soft_trainer.data import array_cache
 from soft_trainer.errors import UserError
 
 
@@ -89,10 +90,8 @@ def test_another_configuration_of_the_same_weights_has_rows_of_its_own(dataset, 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:-4] + bytes(4), lambda b: b""])
 def test_a_damaged_cache_is_built_again(dataset, encoder_dir, tmp_path, count_encodings, damage, monkeypatch):
-    import soft_trainer.estimators.row_cache as row_cache
-
     warned = []
-    monkeypatch.setattr(row_cache.logger, "warning", warned.append)
+    monkeypatch.setattr(array_cache.logger, "warning", warned.append)
     estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
     estimator.fit(dataset)
     expected = estimator.similarity(range(24), range(24)).clone()
@@ -107,14 +106,12 @@ def test_a_damaged_cache_is_built_again(dataset, encoder_dir, tmp_path, count_en
 
 
 def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_dir, tmp_path, monkeypatch):
-    import soft_trainer.estimators.row_cache as row_cache
-
     def killed(file, values, **kwargs):
         file.write(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(row_cache.np, "save", killed)
+        patch.setattr(array_cache.np, "save", killed)
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
     SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
     assert len([p for p in tmp_path.glob("*.npy") if not p.name.startswith(".")]) == 1
@@ -134,12 +131,10 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder
 
 
 def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(dataset, encoder_dir, tmp_path, monkeypatch):
-    import soft_trainer.estimators.row_cache as row_cache
-
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(row_cache.np, "save", full)
+    monkeypatch.setattr(array_cache.np, "save", full)
     estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
     estimator.fit(dataset)
     assert estimator.similarity([0], [0]).item() == pytest.approx(1, abs=1e-5)
