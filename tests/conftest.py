@@ -123,6 +123,14 @@ def model(_model):
 
 
 @pytest.fixture(scope="session")
+def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
+    """The tiny encoder in a folder, as a run saves it."""
+    from soft_trainer.hub.export import export_encoder
+
+    return export_encoder(copy.deepcopy(_model), tokenizer, profile, tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+@pytest.fixture(scope="session")
 def data_dir(rows, tmp_path_factory):
     """The pairs as a folder in GraphCodeBERT's layout: 16 train, 4 valid, 4 test, all in the codebase."""
     folder = tmp_path_factory.mktemp("data")

@@ -12,7 +12,6 @@ from soft_trainer.cli.evaluate import training_arguments
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import load_ranks
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.studies.report.records import find_runs
 
@@ -21,18 +20,13 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 HERE = ["--language", "python", "--use_cpu", "true", "--disable_tqdm", "true"]
 
 
-@pytest.fixture(scope="module")
-def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
-    return str(export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoders") / "tiny"))
-
-
 def rows_of(printed: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[2:]]
 
 
 def test_the_table_has_the_encoder_beside_lexical_bm25(encoder_dir, data_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert run_command(["evaluate", encoder_dir, "--data_dir", str(data_dir), *HERE]) == 0
+    assert run_command(["evaluate", str(encoder_dir), "--data_dir", str(data_dir), *HERE]) == 0
     rows = rows_of(capsys.readouterr().out)
     assert [row[:2] for row in rows] == [["test", "lexical BM25"], ["test", "tiny"]]
     assert all(row[-1] == "24" for row in rows)
@@ -40,7 +34,7 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(encoder_dir, data_dir, tm
 
 
 def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, tmp_path, capsys):
-    words = ["evaluate", encoder_dir, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
+    words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
     assert run_command([*words, "--lexical", "false", "--matryoshka_dims", "8,32", "--include_prompt", "false"]) == 0
     printed = capsys.readouterr()
     assert "include_prompt=False has no effect without" in printed.err
@@ -64,7 +58,7 @@ def test_settings_without_effect_are_named(encoder_dir, data_dir, tmp_path, caps
 
 @pytest.mark.slow
 def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir, data_dir, tmp_path, capsys):
-    words = ["evaluate", encoder_dir, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
+    words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
     assert run_command([*words, "--lexical", "false"]) == 0
     assert [row[1] for row in rows_of(capsys.readouterr().out)] == ["tiny"]
     encoder, data = load_encoder(encoder_dir, device="cpu"), load_folder(data_dir)
@@ -76,7 +70,7 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
         assert numbers[name] == expected.metrics[name]
     assert load_ranks(tmp_path / "out/ranks-test-trained.parquet").ranks.tolist() == expected.ranks.tolist()
     record = json.loads((tmp_path / "out/run.json").read_text())
-    assert record["base_model"] == encoder_dir and "loss" not in record and "training" not in record
+    assert record["base_model"] == str(encoder_dir) and "loss" not in record and "training" not in record
     # Nothing was trained, so a report has no row for it.
     with pytest.raises(UserError, match="measured by `soft-trainer evaluate`, not trained; `soft-trainer compare`"):
         find_runs([tmp_path / "out"])
@@ -96,7 +90,7 @@ def test_human_queries_alone_need_no_other_rows(encoder_dir, rows, tmp_path, cap
     (human / "code_idx_map.txt").write_text(json.dumps({row["code"]: number for number, row in enumerate(rows)}))
     queries = [{"doc": row["docstring"], "retrieval_idx": number} for number, row in enumerate(rows)]
     (human / "cosqa-retrieval-dev-500.json").write_text(json.dumps(queries))
-    assert run_command(["evaluate", encoder_dir, "--eval_data_dir", str(human), *HERE]) == 0
+    assert run_command(["evaluate", str(encoder_dir), "--eval_data_dir", str(human), *HERE]) == 0
     assert {row[0] for row in rows_of(capsys.readouterr().out)} == {"human"}
 
 
@@ -141,6 +135,6 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     ],
 )
 def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir):
-    words = [encoder_dir if word == "ENCODER" else word for word in words]
+    words = [str(encoder_dir) if word == "ENCODER" else word for word in words]
     with refused(says):
         run_command(["evaluate", *words, *HERE])

@@ -13,7 +13,6 @@ from soft_trainer.data.negative_files import load_negatives
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.estimators.bm25_scores import split_identifiers
 from soft_trainer.estimators.trained_model import TrainedModelEstimator
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.training.hard_batches import training_texts
 
 FURTHER = {"code": "def sort_quickly(items): return sorted(items)", "url": "https://example.org/further"}
@@ -70,14 +69,13 @@ def test_functions_of_a_source_tree_are_further_codes(folder, rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_encoder_mines_and_training_reads_the_file(folder, _model, tokenizer, profile, rows, tmp_path, script):
-    export_encoder(_model, tokenizer, profile, tmp_path / "encoder")
+def test_an_encoder_mines_and_training_reads_the_file(folder, encoder_dir, rows, tmp_path, script):
     output = tmp_path / "negatives.jsonl"
-    words = ["--estimator", "trained_model", "--estimator_model", str(tmp_path / "encoder")]
+    words = ["--estimator", "trained_model", "--estimator_model", str(encoder_dir)]
     limits = ["--no_estimator_cache", "true", "--negative_candidates", "6", "--negative_margin", "0"]
     assert run_command(["mine-negatives", str(output), *folder, *words, *limits]) == 0
     negatives = read(output, rows)
-    estimator = TrainedModelEstimator(tmp_path / "encoder", cache_dir=None)
+    estimator = TrainedModelEstimator(encoder_dir, cache_dir=None)
     estimator.fit(Dataset.from_list(rows[:16]))
     scores = estimator.similarity(range(16), range(16)).numpy()
     assert negatives.own == pytest.approx(scores.diagonal(), abs=1e-4)
@@ -85,7 +83,7 @@ def test_an_encoder_mines_and_training_reads_the_file(folder, _model, tokenizer,
     assert negatives.scores == pytest.approx(scores[owners, negatives.codes], abs=1e-4)
     assert (negatives.scores <= negatives.own[owners] + 1e-6).all()
     options = {"data_dir": folder[1], "language": "python", "use_cpu": True, "max_steps": 1, "examples": 0}
-    options |= {"model_name_or_path": tmp_path / "encoder", "per_device_train_batch_size": 8, "lexical": False}
+    options |= {"model_name_or_path": encoder_dir, "per_device_train_batch_size": 8, "lexical": False}
     options |= {"negatives": output, "negatives_per_query": 1, "output_dir": tmp_path / "run"}
     code, said = script(**options)
     assert code == 0 and any(line.startswith("own negatives: ") for line in said)
@@ -93,9 +91,8 @@ def test_an_encoder_mines_and_training_reads_the_file(folder, _model, tokenizer,
     assert code == 2 and "made for other rows (16 rows" in said[-1]
 
 
-def test_a_mixture_compares_all_pairs(folder, rows, tmp_path, _model, tokenizer, profile):
-    export_encoder(_model, tokenizer, profile, tmp_path / "encoder")
-    words = ["--estimator", "bm25+trained_model", "--estimator_model", str(tmp_path / "encoder")]
+def test_a_mixture_compares_all_pairs(folder, encoder_dir, rows, tmp_path):
+    words = ["--estimator", "bm25+trained_model", "--estimator_model", str(encoder_dir)]
     output = tmp_path / "negatives.jsonl"
     assert run_command(["mine-negatives", str(output), *folder, *words, "--estimator_cache_dir", str(tmp_path)]) == 0
     negatives = read(output, rows)

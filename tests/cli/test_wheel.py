@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from pathlib import Path
 
@@ -74,19 +75,13 @@ def quickstart(installed) -> Path:
     return installed.folder / "outputs/quickstart"
 
 
-def test_both_archives_pass_twine(archives):
-    files = sorted(path.name for path in archives.iterdir())
-    assert [name.rsplit(".", 2)[-1] for name in files] == ["whl", "gz"]
-    words = [sys.executable, "-m", "twine", "check", "--strict", *map(str, archives.iterdir())]
+def test_both_archives_pass_twine_and_the_source_holds_tests_and_documentation(archives):
+    source, wheel = sorted(archives.iterdir(), key=lambda path: path.suffix)
+    assert (source.suffix, wheel.suffix) == (".gz", ".whl")
+    words = [sys.executable, "-m", "twine", "check", "--strict", str(source), str(wheel)]
     checked = subprocess.run(words, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
-
-
-def test_the_source_archive_holds_the_tests_and_the_documentation(archives):
-    import tarfile
-
-    (archive,) = archives.glob("*.tar.gz")
-    names = {name.split("/", 1)[-1] for name in tarfile.open(archive).getnames()}
+    names = {name.split("/", 1)[-1] for name in tarfile.open(source).getnames()}
     tracked = ("tests/conftest.py", "tests/cli/test_wheel.py", "docs/theory.md", "recipes/paper/unixcoder/base.yaml")
     assert {*tracked, "CHANGELOG.md", "run_codesearch.py"} <= names
 
@@ -98,14 +93,6 @@ def test_every_recipe_and_data_file_is_in_the_wheel(installed):
     for folder, there in ((ROOT / "recipes", package / "recipes"), (ROOT / "soft_trainer", package)):
         wanted = {path.relative_to(folder) for path in folder.rglob("*.*") if "__pycache__" not in path.parts}
         assert not {path for path in wanted if not (there / path).is_file() and (folder / path).is_file()}
-
-
-def test_help_and_errors(installed):
-    printed = installed.run("soft-trainer", "--help").stdout
-    assert "usage: soft-trainer" in printed and "evaluate" in printed
-    assert "did you mean 'train'" in installed.run("soft-trainer", "trian", code=2).stderr
-    wrong = installed.run("soft-trainer", "train", "--config", "quikstart", code=2).stderr
-    assert wrong == "error: quikstart: neither a file nor the name of a recipe; did you mean quickstart?\n"
 
 
 def test_the_quickstart_trains_and_its_encoder_finds_functions(quickstart, installed):
@@ -133,11 +120,12 @@ def test_an_encoder_is_measured_and_reported(quickstart, installed):
     assert "delta MRR +0.0000" in installed.run("soft-trainer", *words).stdout
 
 
-@pytest.mark.parametrize("study", ["paper/overall", "paper/time"])
-def test_a_study_by_name_is_planned(installed, study):
-    only = ["--only", "language=ruby,seed=1234"] if study == "paper/overall" else []
-    printed = installed.run("soft-trainer", "study", "--config", study, "--dry_run", *only).stdout
+def test_commands_know_recipes_and_studies_by_name(installed):
+    only = ["--only", "language=ruby,seed=1234"]
+    printed = installed.run("soft-trainer", "study", "--config", "paper/overall", "--dry_run", *only).stdout
     assert "0 of them done" in printed and "codebert" in printed
+    wrong = installed.run("soft-trainer", "train", "--config", "quikstart", code=2).stderr
+    assert wrong == "error: quikstart: neither a file nor the name of a recipe; did you mean quickstart?\n"
 
 
 def test_a_study_runs_its_cells_without_a_checkout(installed, data_dir):

@@ -27,30 +27,27 @@ def first_ids(side) -> list[int]:
     return chunk["input_ids"][:, 0].tolist()
 
 
-def test_one_process_has_the_whole_batch(tokens):
-    batch = TrainBatches(tokens, PairCollator(0)).__getitems__([7, 2, 5])
-    assert first_ids(batch.query) == [107, 102, 105]
-    assert first_ids(batch.code) == [207, 202, 205]
-    assert batch.rows.tolist() == batch.code_rows.tolist() == [7, 2, 5]
-    assert batch.positives.tolist() == [0, 1, 2]
-    assert batch.sizes == (3,)
-    assert batch.duplicates == 0 and batch.negatives is None and batch.loss_inputs is None
+FIVE = [7, 2, 5, 0, 9]
 
 
-@pytest.mark.parametrize("rank, rows, positives", [(0, [7, 2, 5], [0, 1, 2]), (1, [0, 9], [3, 4])])
-def test_a_process_takes_its_part_and_meets_the_codes_of_all(tokens, rank, rows, positives):
-    batch = TrainBatches(tokens, PairCollator(0), rank=rank, world_size=2).__getitems__([7, 2, 5, 0, 9])
-    assert batch.rows.tolist() == rows
+@pytest.mark.parametrize(
+    "options, rows, code_rows, positives",
+    [
+        ({}, FIVE, FIVE, [0, 1, 2, 3, 4]),
+        ({"rank": 0, "world_size": 2}, [7, 2, 5], FIVE, [0, 1, 2]),
+        ({"rank": 1, "world_size": 2}, [0, 9], FIVE, [3, 4]),
+        ({"rank": 1, "world_size": 2, "gather": False}, [0, 9], [0, 9], [0, 1]),
+    ],
+    ids=["one process", "first of two", "second of two", "without gathering"],
+)
+def test_a_process_takes_its_part_and_meets_the_codes_that_are_gathered(tokens, options, rows, code_rows, positives):
+    batch = TrainBatches(tokens, PairCollator(0), **options).__getitems__(FIVE)
+    assert batch.rows.tolist() == rows and batch.code_rows.tolist() == code_rows
+    assert first_ids(batch.query) == [100 + row for row in rows]
     assert first_ids(batch.code) == [200 + row for row in rows]
-    assert batch.code_rows.tolist() == [7, 2, 5, 0, 9]
     assert batch.positives.tolist() == positives
-    assert batch.sizes == (3, 2)
-
-
-def test_without_gathering_a_process_meets_its_own_codes(tokens):
-    batch = TrainBatches(tokens, PairCollator(0), gather=False, rank=1, world_size=2).__getitems__([7, 2, 5, 0])
-    assert batch.rows.tolist() == batch.code_rows.tolist() == [5, 0]
-    assert batch.positives.tolist() == [0, 1]
+    assert batch.sizes == ((3, 2) if options else (5,))
+    assert batch.duplicates == 0 and batch.negatives is None and batch.loss_inputs is None
 
 
 def test_an_estimate_is_of_these_queries_and_those_codes(tokens):
@@ -78,17 +75,13 @@ def test_a_negative_with_the_positives_query_or_code_does_not_count(tokens):
     assert batch.duplicates == 4
 
 
-def test_a_batch_without_duplicates_has_no_mask(tokens):
+def test_a_batch_without_duplicates_has_no_mask_and_those_of_another_process_are_masked(tokens):
     ids = {"query": text_ids(list("abcdefghia")), "code": text_ids(list("abcdefghij"))}
     batches = TrainBatches(tokens, PairCollator(0), text_ids=ids)
     assert batches.__getitems__([0, 1, 2]).negatives is None
     assert batches.__getitems__([0, 9]).negatives.tolist() == [[True, False], [False, True]]
-
-
-def test_duplicates_of_another_process_are_masked(tokens):
-    ids = {"query": text_ids(list("abcdefghia"))}
-    batch = TrainBatches(tokens, PairCollator(0), text_ids=ids, rank=1, world_size=2).__getitems__([0, 1, 9, 2])
-    assert batch.negatives.tolist() == [[False, True, True, True], [True, True, True, True]]
+    second = TrainBatches(tokens, PairCollator(0), text_ids=ids, rank=1, world_size=2).__getitems__([0, 1, 9, 2])
+    assert second.negatives.tolist() == [[False, True, True, True], [True, True, True, True]]
 
 
 def test_versions_of_one_function_count_as_the_same_code():

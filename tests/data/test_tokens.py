@@ -90,6 +90,9 @@ def test_padding_is_to_the_longest_on_the_right():
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 1, 1], [9, 1, 1]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]  # the 1 of a text counts
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
+    batch = pad([[5, 6, 7], [8, 9]], pad_token_id=0, prompt_length=1)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch["pooling_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]  # without the prompt
 
 
 # ---- Which column, which text ----

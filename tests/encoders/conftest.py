@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers
 
+from soft_trainer.encoders.loading import load_encoder
+
 SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
@@ -72,3 +74,22 @@ def make_family(name: str, tokenizer, positions: int = 40) -> Family:
 )
 def family(request, tokenizer) -> Family:
     return make_family(request.param, tokenizer)
+
+
+@pytest.fixture
+def same_everywhere():
+    """Checks that `load_encoder` and `SentenceTransformer` embed texts alike; returns what the first has loaded."""
+
+    def check(folder, texts, **options):
+        from sentence_transformers import SentenceTransformer
+
+        ours = load_encoder(folder, device="cpu", **options)
+        theirs = SentenceTransformer(str(folder), device="cpu", **options)
+        for embeddings, expected in (
+            (theirs.encode_query(texts), ours.encode_queries(texts)),
+            (theirs.encode_document(texts), ours.encode_codes(texts)),
+        ):
+            torch.testing.assert_close(torch.tensor(embeddings), expected, atol=1e-5, rtol=0)
+        return ours
+
+    return check

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from soft_trainer.encoders.encoding import embed, encode, pad, tokenize, tokenize_with_lengths
+from soft_trainer.encoders.encoding import embed, encode, pad, tokenize
 from soft_trainer.encoders.pooling import pool, score
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -21,13 +21,6 @@ def test_ids_have_special_tokens_and_are_cut_but_not_padded(tokenizer):
         whole = tokenizer.encode(text)
         assert cut == (whole if len(whole) <= 12 else [*whole[:11], tokenizer.eos_token_id])
     assert ids[1] == [tokenizer.bos_token_id, tokenizer.eos_token_id]
-
-
-@pytest.mark.parametrize("max_length", [3, 10, 40, 500])
-def test_lengths_are_those_before_the_cut(tokenizer, max_length):
-    ids, lengths = tokenize_with_lengths(tokenizer, TEXTS, "sort ", max_length)
-    assert lengths == [len(tokenizer.encode("sort " + text)) for text in TEXTS]
-    assert max(map(len, ids)) == min(max_length, max(lengths))
 
 
 # ---- Token vectors to embeddings ----

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
+from refusals import refused
 from transformers.modeling_outputs import BaseModelOutput
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.encoding import embed, encode, pad, prompt_length, tokenize
-from soft_trainer.encoders.loading import Encoder, load_encoder
+from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.pooling import pool
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.trained_model import TrainedModelEstimator
-from soft_trainer.hub.export import export_encoder
 
 THEIRS = {"mean": "mean", "cls": "cls", "last_token": "lasttoken"}
 COLUMNS = {"query": "docstring", "code": "code"}
@@ -92,33 +91,12 @@ def test_prompts_are_left_out_of_the_pooling_and_stay_in_the_attention(prompted,
     torch.testing.assert_close(batched, together, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token"])
-def test_the_saved_folder_pools_the_same_everywhere(prompted, pooling, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    model, tokenizer, profile = prompted
-    profile = profile.replace(pooling=pooling)
-    export_encoder(model, tokenizer, profile, tmp_path)
-    ours, theirs = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
-    assert ours.profile == profile
-    texts = TEXTS[:3]  # for an empty text they take a token of the prompt as the last one
-    for embeddings, expected in (
-        (theirs.encode_query(texts), ours.encode_queries(texts)),
-        (theirs.encode_document(texts), ours.encode_codes(texts)),
-    ):
-        torch.testing.assert_close(torch.tensor(embeddings), expected, atol=1e-5, rtol=0)
-    with_prompt = load_encoder(export_encoder(model, tokenizer, profile.replace(include_prompt=True), tmp_path))
-    same = torch.allclose(with_prompt.encode_queries(texts), ours.encode_queries(texts), atol=1e-4)
-    assert same == (pooling == "last_token")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"chunk_by_length": False}, {"gradient_cache_chunk_size": 3}], ids=str)
-def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, dataset, options, tmp_path):
+def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, dataset, options, trainer_of):
     model, tokenizer, profile = prompted
-    arguments = {"per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True, "max_steps": 1}
-    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), save_strategy="no", **arguments | options)
-    trainer = SoftInfoNCETrainer(model, args, dataset, processing_class=tokenizer, encoder=profile)
+    arguments = {"model": model, "encoder": profile}
+    trainer = trainer_of(estimator=None, max_steps=1, arguments=arguments, **options)
     encoder = Encoder(model, tokenizer, profile)
     texts = {side: [" ".join(tokens) for tokens in dataset[f"{column}_tokens"]] for side, column in COLUMNS.items()}
     expected = {"query": encoder.encode_queries(texts["query"]), "code": encoder.encode_codes(texts["code"])}
@@ -135,12 +113,9 @@ def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, 
     trainer.train()
 
 
-def test_prompts_that_cannot_be_left_out_are_refused(prompted, dataset, tmp_path):
+def test_prompts_that_cannot_be_left_out_are_refused(prompted, trainer_of):
     for values in ({"pooling": "pooler"}, {"data_flow_length": 8}):
         with pytest.raises(UserError, match="^include_prompt=False: .*use pooling mean or cls$"):
             EncoderProfile(include_prompt=False, **values)
-    model, tokenizer, profile = prompted
-    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
-    given = {"train_dataset": dataset, "processing_class": tokenizer, "encoder": profile}
-    with pytest.raises(UserError, match="^data_collator: does not know which tokens are the prompt's"):
-        SoftInfoNCETrainer(model, args, data_collator=lambda features: {}, **given)
+    with refused("data_collator: does not know which tokens are the prompt's"):
+        trainer_of(arguments={"encoder": prompted[2], "data_collator": lambda features: {}})

@@ -13,10 +13,8 @@ from transformers import (
     T5EncoderModel,
 )
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.tokens import column_of, tokenized
-from soft_trainer.encoders.encoding import pad, prompt_length, tokenize, tokenize_with_lengths
-from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.encoding import prompt_length, tokenize, tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.tokenizers import add_padding_token, prepare_tokenizer
 from soft_trainer.errors import UserError
@@ -55,20 +53,15 @@ def test_the_end_token_survives_the_cut(decoder_tokenizer):
         assert lengths == [4, 2, 46]
 
 
-def test_a_tokenizer_without_a_padding_token_takes_its_end_token(decoder, decoder_tokenizer, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
+def test_without_a_padding_token_it_takes_its_end_token(decoder, decoder_tokenizer, tmp_path, same_everywhere):
     size = len(decoder_tokenizer)
     prepare_tokenizer(decoder_tokenizer, PROFILE)
     assert decoder_tokenizer.pad_token == END and len(decoder_tokenizer) == size
     export_encoder(decoder, decoder_tokenizer, PROFILE, tmp_path)
-    ours = load_encoder(tmp_path, device="cpu")
+    ours = same_everywhere(tmp_path, TEXTS)
     assert ours.tokenizer.pad_token == END and len(ours.tokenizer) == size == ours.model.config.vocab_size
-    theirs = SentenceTransformer(str(tmp_path), device="cpu")
-    together = ours.encode_queries(TEXTS)
-    torch.testing.assert_close(torch.tensor(theirs.encode_query(TEXTS)), together, atol=1e-5, rtol=0)
     alone = torch.cat([ours.encode_queries([text]) for text in TEXTS])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.encode_queries(TEXTS), alone, atol=1e-5, rtol=0)
 
 
 def test_a_tokenizer_that_cannot_work_is_refused(decoder_tokenizer):
@@ -80,9 +73,7 @@ def test_a_tokenizer_that_cannot_work_is_refused(decoder_tokenizer):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_side_of_padding_and_cut_changes_no_embedding_of_ours(decoder, decoder_tokenizer, side, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
+def test_the_side_of_padding_and_cut_changes_no_embedding(decoder, decoder_tokenizer, side, tmp_path, same_everywhere):
     decoder_tokenizer.padding_side = decoder_tokenizer.truncation_side = side
     decoder_tokenizer.init_kwargs |= {"padding_side": side, "truncation_side": side}  # as its published file says
     profile = PROFILE.with_prompts("find ")
@@ -91,19 +82,15 @@ def test_the_side_of_padding_and_cut_changes_no_embedding_of_ours(decoder, decod
     first = decoder_tokenizer("find")["input_ids"][0]
     assert [row[0] for row in ids] == [first] * 3 and [row[-1] for row in ids] == [1] * 3
     export_encoder(decoder, decoder_tokenizer, profile, tmp_path)
-    ours, theirs = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
     assert AutoTokenizer.from_pretrained(tmp_path).padding_side == "right"
-    expected = torch.tensor(theirs.encode_query(TEXTS))
-    torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
+    same_everywhere(tmp_path, TEXTS)
 
 
 # ---- Tokenizers written in Python ----
 
 
 @pytest.mark.slow
-def test_a_tokenizer_written_in_python_trains_and_loads(dataset, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
+def test_a_tokenizer_written_in_python_trains_and_loads(dataset, trainer_of, same_everywhere):
     tokenizer = ByT5Tokenizer()
     profile = EncoderProfile(query_length=24, code_length=24, query_prefix="q: ", include_prompt=False)
     ids, lengths = tokenize_with_lengths(tokenizer, TEXTS, "", 10)
@@ -113,22 +100,8 @@ def test_a_tokenizer_written_in_python_trains_and_loads(dataset, tmp_path):
     assert len(column_of(dataset, "code", profile, tokenizer)) == len(dataset)
     torch.manual_seed(0)
     config = T5Config(vocab_size=384, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
-    args = {"max_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True}
-    trainer = SoftInfoNCETrainer(
-        T5EncoderModel(config),
-        SoftInfoNCETrainingArguments(output_dir=str(tmp_path), save_strategy="no", **args),
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        encoder=profile,
-    )
+    arguments = {"model": T5EncoderModel(config), "processing_class": tokenizer, "encoder": profile}
+    trainer = trainer_of(estimator=None, max_steps=2, arguments=arguments)
     trainer.train()
     trainer.save_model()
-    ours, theirs = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
-    expected = torch.tensor(theirs.encode_query(TEXTS))
-    torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
-
-
-def test_masks_say_which_tokens_are_pooled():
-    batch = pad([[5, 6, 7], [8, 9]], pad_token_id=0, prompt_length=1)
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert batch["pooling_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]
+    same_everywhere(trainer.args.output_dir, TEXTS)

@@ -20,7 +20,6 @@ from transformers import (
     T5Model,
 )
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.encoders.loading import load_encoder, load_model, load_tokenizer
 from soft_trainer.encoders.positions import most_tokens
@@ -67,26 +66,15 @@ def test_code_runs_only_on_request_and_the_refusal_names_the_option(remote, load
 
 
 @pytest.mark.slow
-def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, dataset, profile, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
+def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, trainer_of, profile, same_everywhere):
     model = load_model(remote, profile, trust_remote_code=True)
     assert type(model).__name__ == "OwnModel" and model.pooler is None
-    args = {"max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True}
-    trainer = SoftInfoNCETrainer(
-        model,
-        SoftInfoNCETrainingArguments(output_dir=str(tmp_path / "out"), save_strategy="no", **args),
-        train_dataset=dataset,
-        processing_class=load_tokenizer(remote, profile, trust_remote_code=True),
-        encoder=profile,
-    )
+    tokenizer = load_tokenizer(remote, profile, trust_remote_code=True)
+    trainer = trainer_of(max_steps=1, estimator=None, arguments={"model": model, "processing_class": tokenizer})
     trainer.train()
     trainer.save_model()
     shutil.rmtree(remote)
-    ours = load_encoder(tmp_path / "out", device="cpu", trust_remote_code=True)
-    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu", trust_remote_code=True)
-    expected = torch.tensor(theirs.encode_query(TEXTS))
-    torch.testing.assert_close(ours.encode_queries(TEXTS), expected, atol=1e-5, rtol=0)
+    same_everywhere(trainer.args.output_dir, TEXTS, trust_remote_code=True)
 
 
 def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote):
@@ -137,17 +125,16 @@ def test_the_number_of_tokens_that_a_model_reads(config, most):
     assert most_tokens(config) == most
 
 
-def test_texts_longer_than_the_positions_are_refused_from_python(saved, model, tokenizer, profile, dataset):
+def test_texts_longer_than_the_positions_are_refused_from_python(saved, profile, trainer_of):
     long = profile.replace(code_length=33)
-    refusal = "^code_length=33: the model reads at most 32 tokens$"
-    with pytest.raises(UserError, match=refusal):
-        args = SoftInfoNCETrainingArguments(per_device_train_batch_size=8, use_cpu=True)
-        SoftInfoNCETrainer(model, args, dataset, processing_class=tokenizer, encoder=long)
-    with pytest.raises(UserError, match=refusal):
-        load_model(saved, long)
     long.save(saved)
-    with pytest.raises(UserError, match=refusal):
-        load_encoder(saved)
+    for call in (
+        lambda: trainer_of(arguments={"encoder": long}),
+        lambda: load_model(saved, long),
+        lambda: load_encoder(saved),
+    ):
+        with pytest.raises(UserError, match="^code_length=33: the model reads at most 32 tokens$"):
+            call()
 
 
 def test_lengths_of_sentence_transformers_end_at_the_positions(saved):
@@ -177,11 +164,10 @@ def test_a_model_that_does_not_fit_is_refused(model):
             check_model(wrong, EncoderProfile(**settings))
 
 
-def test_a_trainer_warns_of_settings_without_effect(model, dataset, tokenizer, profile, tmp_path):
-    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
+def test_a_trainer_warns_of_settings_without_effect(model, profile, trainer_of):
     encoder = profile.replace(include_prompt=False)
-    trainer = SoftInfoNCETrainer(model, args, dataset, processing_class=tokenizer, encoder=encoder)
-    assert profile_warnings(model, encoder)[0] in warnings_of(trainer)
+    warned = warnings_of(trainer_of(arguments={"encoder": encoder}))
+    assert profile_warnings(model, encoder)[0] in warned
 
 
 # ---- Published encoders ----

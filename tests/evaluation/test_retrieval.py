@@ -74,16 +74,6 @@ def test_the_best_order_gives_exactly_one_and_places_beyond_k_nothing():
     assert found.ranking.ranks.tolist() == [1, 16]
 
 
-def test_one_relevant_code_a_query_has_the_rank_that_it_had():
-    scores = np.random.default_rng(0).integers(0, 4, (7, 9))
-    targets = np.arange(7)
-    found, _, _ = graded(scores, np.eye(7, 9))
-    assert found.ranking.ranks.tolist() == (scores >= scores[targets, targets][:, None]).sum(1).tolist()
-    expected = [1 / math.log2(rank + 1) for rank in found.ranking.ranks.tolist()]
-    assert found.ndcg.tolist() == pytest.approx(expected, abs=1e-15)
-    assert found.ranking.top_indices.shape == (7, 3)
-
-
 def test_what_does_not_fit_is_refused():
     ranking = Ranking(torch.tensor([1, 2]), torch.zeros(2, 1).long(), torch.zeros(2, 1))
     for queries, words in (([0], "2 ranks"), ([0, 2], "without gaps")):

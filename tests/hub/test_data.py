@@ -11,7 +11,6 @@ from refusals import refused
 from server import READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data import sources
 from soft_trainer.data.codesearchnet import SPLITS, load_folder, load_hub
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -98,25 +97,6 @@ def test_rows_of_one_language_out_of_several(here, data_dir, tmp_path):
     push_folder(folder, REPO, WRITE_TOKEN, repo_type="dataset")
     assert {split: len(rows) for split, rows in load_hub(REPO, "go").items()} == dict.fromkeys(SPLITS, 1)
     assert len(load_hub(REPO, "python")["train"]) == 15
-
-
-@pytest.mark.parametrize(
-    "options, token, says",
-    [
-        ({"push_data_to_hub": "rows"}, WRITE_TOKEN, "push_data_to_hub='rows': write USER/NAME"),
-        ({"push_data_to_hub": "bob/rows"}, WRITE_TOKEN, "may not write"),
-        ({"push_data_to_hub": REPO}, READ_TOKEN, "may not write"),
-        ({"push_data_to_hub": REPO}, "hf_wrong", "token is not valid"),
-        ({"push_data_to_hub": REPO, "source_dir": None}, WRITE_TOKEN, "--source_dir, --history or --data_dir"),
-    ],
-    ids=["invalid name", "foreign namespace", "read-only token", "wrong token", "no rows of one's own"],
-)
-def test_refused_before_anything_is_mined(train, monkeypatch, tmp_path, options, token, says):
-    monkeypatch.setenv("HF_TOKEN", token)
-    monkeypatch.setattr(sources, "load_folder", lambda *_, **__: pytest.fail("it mines"))
-    code, error = train(**({"data_dir": None, "source_dir": "stdlib"} | options))
-    assert code == 2 and says in error
-    assert train.places_of(token) == []
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ EXPORTED = {
     "one length": EncoderProfile(query_length=16, code_length=16),
     "cls": EncoderProfile(pooling="cls", query_prefix="query: ", score_function="cosine", **LENGTHS),
     "normalised": EncoderProfile(normalize=True, score_scale=20.0, **LENGTHS),
+    "mean after the prompt": EncoderProfile(query_prefix="query: ", include_prompt=False, **LENGTHS),
+    "cls after the prompt": EncoderProfile(pooling="cls", query_prefix="query: ", include_prompt=False, **LENGTHS),
     "normalised pooler": EncoderProfile(pooling="pooler", normalize=True, score_function="cosine", **LENGTHS),
 }
 TEXTS = ["  two spaces first", "def f(x):\n    return x", "much too long " * 30, "a </s> inside", ""]

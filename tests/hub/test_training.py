@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 REPO = "ann/tiny"
 PUSH = {"push_to_hub": True, "hub_model_id": REPO}
+ROWS = {"data_dir": None, "source_dir": "stdlib", "push_data_to_hub": "ann/rows"}
 TEXTS = ["read a file line by line", "def f(x): return x"]
 COMPLETE = {
     "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modules.json",
@@ -104,39 +105,30 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "token, repo, says",
+    "token, options, says",
     [
-        (None, REPO, "no token"),
-        ("hf_wrong", REPO, "token is not valid"),
-        (READ_TOKEN, REPO, "may not write"),
-        (WRITE_TOKEN, "bob/tiny", "may not write"),
-        (WRITE_TOKEN, "tiny", "write USER/NAME"),
+        (None, PUSH, "no token"),
+        ("hf_wrong", PUSH, "token is not valid"),
+        (READ_TOKEN, PUSH, "may not write"),
+        (WRITE_TOKEN, PUSH | {"hub_model_id": "bob/tiny"}, "may not write"),
+        (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "write USER/NAME"),
+        ("hf_wrong", ROWS, "token is not valid"),
+        (READ_TOKEN, ROWS, "may not write"),
+        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "may not write"),
+        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': write USER/NAME"),
+        (WRITE_TOKEN, ROWS | {"source_dir": None}, "--source_dir, --history or --data_dir"),
     ],
-    ids=["no token", "wrong token", "read-only token", "foreign namespace", "invalid name"],
 )
-def test_refused_before_rows_are_read(train, monkeypatch, token, repo, says):
+def test_refused_before_rows_are_read_or_mined(train, monkeypatch, token, options, says):
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(sources, "load_folder", lambda *_, **__: pytest.fail("it reads rows"))
-    code, error = train(push_to_hub=True, hub_model_id=repo)
+    code, error = train(**options)
     assert code == 2 and says in error
     assert not list(train.folder.rglob("*.safetensors"))
     assert train.places_of(token or WRITE_TOKEN) == []
 
 
-# ---- Faults that pass ----
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [{"upload": 2}, {"commit": 1}, {"cut_upload": 1}, {"gone": 1}],
-    ids=["upload 500 twice", "commit 500 once", "connection cut in a large file", "repository gone"],
-)
-def test_a_run_gets_over_it(train, fault):
-    train.hub.fault(**fault)
-    assert train(**PUSH, hub_strategy="every_save") == (0, "")
-    assert not any(train.hub.fault().values())
-    check_whole(train.folder)
-    assert train.places_of(WRITE_TOKEN) == []
+# ---- Faults ----
 
 
 def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(train, caplog):
@@ -147,9 +139,6 @@ def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(tra
     assert of_steps(pushed()) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
     (line,) = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
     assert "checkpoint-2" in line and "500" in line and "pushed again at the end" in line and ".push-" not in line
-
-
-# ---- Faults that last ----
 
 
 def stop_at_the_end(train, monkeypatch):

@@ -17,6 +17,7 @@ from soft_trainer.mining.packages import assign_splits, package_names
 from soft_trainer.mining.tree import mine, mine_to, mining_table
 
 # language -> source, and its rows: name, query, code, documentation
+# fmt: off
 SOURCES = {
     "python": (
         '''
@@ -39,13 +40,10 @@ class Cart:
         """
 ''',
         [
-            (
-                "Cart.total",
-                "Add up the prices of shop.Item in items.",
-                "def total(self):\n        price = 0\n\n        for item in self.items:\n"
-                '            price += item.price\n        return f"{price}"',
-                "Add up the *prices* of :class:`~shop.Item` in ``items``.\n\n:param x: none",
-            ),
+            ("Cart.total", "Add up the prices of shop.Item in items.",
+             "def total(self):\n        price = 0\n\n        for item in self.items:\n"
+             '            price += item.price\n        return f"{price}"',
+             "Add up the *prices* of :class:`~shop.Item` in ``items``.\n\n:param x: none"),
             ("Cart.empty", "Nothing else in it.", "def empty(self):", "Nothing else in it."),
         ],
     ),
@@ -72,13 +70,10 @@ module Shop
 end
 """,
         [
-            (
-                "Shop.Cart.total",
-                "Adds up the prices of Item in items.",
-                "def total\n      items.sum(&:price)\n    end",
-                ":call-seq:\n  total -> Integer\n\nAdds up the +prices+ of {Item} in <tt>items</tt>.\n"
-                "  cart.total # => 3\n\n@return [Integer]",
-            ),
+            ("Shop.Cart.total", "Adds up the prices of Item in items.",
+             "def total\n      items.sum(&:price)\n    end",
+             ":call-seq:\n  total -> Integer\n\nAdds up the +prices+ of {Item} in <tt>items</tt>.\n"
+             "  cart.total # => 3\n\n@return [Integer]"),
             ("Shop.Cart.clear", "Empties it.", "def self.clear(*names) = names.clear", "Empties it."),
         ],
     ),
@@ -105,18 +100,12 @@ class Cart {
 }
 """,
         [
-            (
-                "Cart.total",
-                "Adds up the List<Price> of every price.",
-                "@Override\n    public int total() {\n        return 1;\n    }",
-                "Adds up the {@code List<Price>} of every {@link Item#price() price}.\n<p>More of it.\n@return cents",
-            ),
-            (
-                "Cart.at",
-                "Returns the nth item",
-                "Item at(int n) { return items.get(n); }",
-                "{@return the {@code n}th item}",
-            ),
+            ("Cart.total", "Adds up the List<Price> of every price.",
+             "@Override\n    public int total() {\n        return 1;\n    }",
+             "Adds up the {@code List<Price>} of every {@link Item#price() price}.\n<p>More of it.\n@return cents"),
+            ("Cart.at", "Returns the nth item",
+             "Item at(int n) { return items.get(n); }",
+             "{@return the {@code n}th item}"),
             ("Cart.size", "", "int size() { return 0; }", ""),
         ],
     ),
@@ -146,12 +135,9 @@ class Cart {
 })();
 """,
         [
-            (
-                "exports.total",
-                "Adds up prices, see here.",
-                "exports.total = function (items) {\n    return items.map(item => item.price);\n  }",
-                "Adds up `prices`, see [here](x.html).\n\n@param {Item[]} items",
-            ),
+            ("exports.total", "Adds up prices, see here.",
+             "exports.total = function (items) {\n    return items.map(item => item.price);\n  }",
+             "Adds up `prices`, see [here](x.html).\n\n@param {Item[]} items"),
             ("Cart.clear", "Empties it.", "static async clear() { await 1; }", "@description Empties it."),
             ("sell", "Sells it.", "sell: async (a) => `${a}`", "Sells it."),
             ("plain", "", "function plain() {}", ""),
@@ -179,12 +165,9 @@ final class Cart
 }
 """,
         [
-            (
-                "Cart.total",
-                "Adds up the Item::$price of all items.",
-                "#[Pure]\n    public function total(): int\n    {\n        return array_sum($this->prices);\n    }",
-                "Adds up the {@see Item::$price} of all <b>items</b>.\n\n@return int",
-            ),
+            ("Cart.total", "Adds up the Item::$price of all items.",
+             "#[Pure]\n    public function total(): int\n    {\n        return array_sum($this->prices);\n    }",
+             "Adds up the {@see Item::$price} of all <b>items</b>.\n\n@return int"),
             ("Cart.none", "", "public function none() { return 0; }", "{@inheritdoc}"),
         ],
     ),
@@ -207,16 +190,14 @@ func (c *Cart[T]) Total() int {
 func helper() {}
 """,
         [
-            (
-                "Cart.Total",
-                "Total adds up the prices in a Cart. It never fails.",
-                "func (c *Cart[T]) Total() int {\n\treturn c.sum\n}",
-                "Total adds up the prices in a [Cart].\nIt never fails.\n\n       c.Total()",
-            ),
+            ("Cart.Total", "Total adds up the prices in a Cart. It never fails.",
+             "func (c *Cart[T]) Total() int {\n\treturn c.sum\n}",
+             "Total adds up the prices in a [Cart].\nIt never fails.\n\n       c.Total()"),
             ("helper", "", "func helper() {}", ""),
         ],
     ),
 }
+# fmt: on
 
 
 def rows_of(source: str, language: str) -> list[dict]:

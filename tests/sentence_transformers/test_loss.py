@@ -218,13 +218,6 @@ def test_a_trained_encoder_gives_the_weights(encoder_folder, tuples, still, feat
     assert_same(found, step(SoftInfoNCELoss(still, guide, train_dataset, **options), *given), 1e-5)
 
 
-def test_the_codes_of_own_negatives_know_the_rows_that_they_are(tuples, sentence_transformer):
-    loss = loss_of(sentence_transformer, with_rows(tuples))
-    assert loss.rows.code_only == 8 and len(loss.rows.rows) == 32
-    # The first negative of row 0 is the code of row 1, and row 22's is that of row 23, which row 1 has first.
-    assert loss.rows.negatives[[0, 22], 0].tolist() == [1, 1] and loss.rows.negatives[0, 1] == 24
-
-
 # ---- In the trainer of sentence-transformers ----
 
 

@@ -7,16 +7,10 @@ from refusals import refused
 
 from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.errors import UserError
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.studies import execution
 from soft_trainer.studies.grid import read_study
 
 HERE = ["--language", "python", "--use_cpu", "true", "--disable_tqdm", "true", "--max_steps", "2"]
-
-
-@pytest.fixture(scope="module")
-def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
-    return str(export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoders") / "tiny"))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +48,8 @@ def test_a_baseline_trains_and_writes_the_folder_of_a_run(encoder_dir, data_dir,
     from soft_trainer import load_encoder
 
     folder = tmp_path / "out"
-    words = [*words, "--model_name_or_path", encoder_dir, "--data_dir", str(data_dir), "--output_dir", str(folder)]
-    assert run_command(["baseline", *HERE, *words, "--per_device_train_batch_size", "2"]) == 0
+    places = ["--model_name_or_path", str(encoder_dir), "--data_dir", str(data_dir), "--output_dir", str(folder)]
+    assert run_command(["baseline", *HERE, *words, *places, "--per_device_train_batch_size", "2"]) == 0
     record = json.loads((folder / "run.json").read_text())
     assert record["loss"]["loss"] == loss and record["training"]["steps"] == 2
     assert 0 < record["results"]["test"]["trained"]["mrr"] <= 1

@@ -6,16 +6,10 @@ import torch
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.studies import weight_plot
 from soft_trainer.studies.weight_plot import Estimate, WeightPlotArguments
 
 CASE_STUDY = Path(__file__).parents[2] / "recipes" / "paper" / "case_study.jsonl"
-
-
-@pytest.fixture(scope="module")
-def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
-    return export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture
