@@ -192,14 +192,28 @@ def test_a_shell_completes_commands_and_options(line, completions, tmp_path):
 
 SMALL = {"language": "python", "from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32}
 SHORT = {"per_device_train_batch_size": 8, "max_steps": 1, "save_strategy": "no", "model_card": "false"}
-HERE = {"use_cpu": "true", "lexical": "false", "disable_tqdm": "true", "output_dir": "out"}
+HERE = {"use_cpu": "true", "disable_tqdm": "true", "output_dir": "out"}
 
 
 @pytest.mark.slow
-def test_a_folder_that_holds_another_run_is_refused(script, data_dir, own_cache, tmp_path):
+@pytest.mark.usefixtures("own_cache")
+def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_run(script, data_dir, tmp_path):
     options = SMALL | SHORT | HERE | {"data_dir": data_dir}
+
+    def read(name: str) -> dict:
+        return json.loads((tmp_path / "out" / name).read_text())
+
     assert script(**options)[0] == 0
-    record = (tmp_path / "out/run.json").read_text()
+    every, train, evaluated = (read(f"{part}_results.json") for part in ("all", "train", "eval"))
+    assert every == train | evaluated and all(isinstance(value, int | float) for value in every.values())
+    assert {"train_loss", "train_runtime", "epoch"} <= train.keys() and "step" not in train
+    record = read("run.json")
+    for name, systems in record["results"].items():
+        assert evaluated[f"{name}_mrr"] == systems["trained"]["mrr"]
+        assert evaluated[f"{name}_untrained_recall@5"] == systems["untrained"]["recall@5"]
+        assert evaluated[f"{name}_lexical_pool_size"] == systems["lexical"]["pool_size"] == 24
+    assert len(evaluated) == sum(len(each) for systems in record["results"].values() for each in systems.values())
+
     assert script(**options, examples=0)[0] == 0  # the same run again, shown otherwise
     for change, says in (
         ({"estimator": "none"}, "estimator was bm25, is none"),
@@ -212,26 +226,8 @@ def test_a_folder_that_holds_another_run_is_refused(script, data_dir, own_cache,
         code, lines = script(**options | change)
         assert code == 2 and lines[-1].startswith("error: out holds another run (") and says in lines[-1]
         assert "--overwrite true" in lines[-1]
-    assert json.loads((tmp_path / "out/run.json").read_text())["options"] == json.loads(record)["options"]
+    assert read("run.json")["options"] == record["options"]
     assert script(**options, estimator="none", overwrite="true")[0] == 0
-    assert json.loads((tmp_path / "out/run.json").read_text())["options"]["estimator"] == "none"
+    assert read("run.json")["options"]["estimator"] == "none"
     (tmp_path / "out/run.json").write_text("{}")
     assert "its record is not that of a training run" in script(**options)[1][-1]
-
-
-@pytest.mark.slow
-def test_the_files_of_a_run_hold_flat_numbers_and_its_record(script, data_dir, own_cache, tmp_path):
-    assert script(**SMALL | SHORT | HERE | {"data_dir": data_dir, "lexical": "true"})[0] == 0
-
-    def read(name: str) -> dict:
-        return json.loads((tmp_path / "out" / name).read_text())
-
-    every, train, evaluated = (read(f"{part}_results.json") for part in ("all", "train", "eval"))
-    assert every == train | evaluated and all(isinstance(value, int | float) for value in every.values())
-    assert {"train_loss", "train_runtime", "epoch"} <= train.keys() and "step" not in train
-    results = read("run.json")["results"]
-    for name, systems in results.items():
-        assert evaluated[f"{name}_mrr"] == systems["trained"]["mrr"]
-        assert evaluated[f"{name}_untrained_recall@5"] == systems["untrained"]["recall@5"]
-        assert evaluated[f"{name}_lexical_pool_size"] == systems["lexical"]["pool_size"] == 24
-    assert len(evaluated) == sum(len(metrics) for systems in results.values() for metrics in systems.values())

@@ -46,13 +46,6 @@ def test_every_row_is_in_one_chunk_longest_first():
     assert longest == sorted(longest, reverse=True) and len(chunks) > 2
 
 
-def test_dear_chunks_are_few_and_free_ones_many():
-    lengths = np.array([10, 50, 100, 10])
-    assert len(chunk_by_length(lengths, ChunkCost(overhead=1e6))) == 1
-    chunks = [sorted(chunk.tolist()) for chunk in chunk_by_length(lengths, ChunkCost(overhead=0.0))]
-    assert chunks == [[2], [1], [0, 3]]
-
-
 def test_without_a_cost_there_is_one_chunk_in_the_order_given():
     [chunk] = chunk_by_length(np.array([3, 200, 1]), None)
     assert chunk.tolist() == [0, 1, 2]
@@ -69,7 +62,11 @@ def test_no_chunk_has_more_rows_than_the_largest(cost):
     assert [len(chunk) for chunk in chunk_by_length(np.ones(10), None, largest=4)] == [4, 4, 2]
 
 
-def test_a_chunk_costs_fewer_tokens_of_a_wider_model_and_more_on_a_gpu():
+def test_dear_chunks_are_few_and_free_ones_many_and_a_model_says_what_they_cost():
+    lengths = np.array([10, 50, 100, 10])
+    assert len(chunk_by_length(lengths, ChunkCost(overhead=1e6))) == 1
+    chunks = [sorted(chunk.tolist()) for chunk in chunk_by_length(lengths, ChunkCost(overhead=0.0))]
+    assert chunks == [[2], [1], [0, 3]]
     small, large = ChunkCost.of(128, "cpu"), ChunkCost.of(768, "cpu")
     assert small.overhead > large.overhead > 0
     assert ChunkCost.of(768, "cuda").overhead > large.overhead

@@ -220,13 +220,9 @@ def write_lists(folder, **urls):
 
 def test_lists_of_urls_choose_the_rows_of_every_split(data, rows, tmp_path, capsys):
     url = [row["url"] for row in rows]
-    lists = write_lists(
-        tmp_path / "lists",
-        train=[url[5], url[2], "https://example.org/lost"],
-        valid=[url[11]],
-        test=[url[8], url[9]],
-        codebase=[url[11], url[9], url[8], url[8], "https://example.org/gone", "https://example.org/lost"],
-    )
+    lost, gone = "https://example.org/lost", "https://example.org/gone"
+    queries = {"train": [url[5], url[2], lost], "valid": [url[11]], "test": [url[8], url[9]]}
+    lists = write_lists(tmp_path / "lists", **queries, codebase=[url[11], url[9], url[8], url[8], gone, lost])
     chosen = select_by_urls(data, lists)
     assert chosen["train"]["docstring"][:] == [rows[5]["docstring"], rows[2]["docstring"]]
     assert chosen["valid"]["url"][:] == [url[11]]
@@ -239,18 +235,15 @@ def test_lists_of_urls_choose_the_rows_of_every_split(data, rows, tmp_path, caps
     check_rows(chosen, EncoderProfile())
 
 
-def test_a_url_may_hold_a_space(data, rows, tmp_path):
+def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, tmp_path):
     url = "https://example.org/my folder/a file.py#L1"
     data["valid"] = split_of(rows[8:9], url=url)
     lists = {split: data[split]["url"][:] for split in ("train", "test")}
-    chosen = select_by_urls(data, write_lists(tmp_path / "lists", valid=[url], codebase=[url], **lists))
-    assert chosen["valid"]["url"][:] == [url]
-
-
-def test_a_missing_list_of_urls(data, tmp_path):
-    lists = write_lists(tmp_path / "lists", train=["a"], valid=["b"], test=["c"])
-    with refused(lists / "codebase.txt", "--split_urls"):
-        select_by_urls(data, lists)
+    folder = write_lists(tmp_path / "lists", valid=[url], codebase=[url], **lists)
+    assert select_by_urls(data, folder)["valid"]["url"][:] == [url]
+    (folder / "codebase.txt").unlink()
+    with refused(folder / "codebase.txt", "--split_urls"):
+        select_by_urls(data, folder)
 
 
 # ---- Rows that would not work ----
@@ -333,9 +326,8 @@ def test_code_that_is_parsed_needs_a_language(data, split):
     spoilt = data[split].to_list()
     spoilt[2]["language"] = None
     rows = Dataset.from_list(spoilt, features=FEATURES)
-    assert error_of(check_rows, data | {split: rows}, graphs) == (
-        f"{split}: column 'language' is missing or empty in row 3"
-    )
+    with refused(f"{split}: column 'language' is missing or empty in row 3"):
+        check_rows(data | {split: rows}, graphs)
     data[split] = data[split].remove_columns("language")
     assert f"{split}: no column 'language'" in error_of(check_rows, data, graphs)
     check_rows(data, EncoderProfile())

@@ -2,21 +2,21 @@
 
 import pytest
 import torch
+from refusals import refused
 from transformers import AutoTokenizer
 
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta, train_tokenizer
-from soft_trainer.errors import UserError
 
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 
 
-@pytest.mark.parametrize("size", ["256", "x4", "256x", "256x0", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"])
-def test_what_is_no_size_is_refused_with_an_example(size):
-    with pytest.raises(UserError, match="HIDDENxLAYERS, for example 256x4"):
-        parse_size(size)
+def test_what_is_no_size_is_refused_with_an_example():
+    for size in ("256", "x4", "256x", "256x0", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"):
+        with refused("HIDDENxLAYERS, for example 256x4"):
+            parse_size(size)
 
 
 def test_a_multiple_of_32_gives_a_model_of_that_size(tokenizer, profile):
@@ -34,14 +34,11 @@ def test_the_tokenizer_has_robertas_special_tokens(tokenizer):
     assert len({tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}) == 3
 
 
-def test_ids_keep_every_character_but_case_and_white_space(tokenizer):
+def test_ids_keep_every_character_and_one_name_in_several_spellings_has_one_in_tokens(tokenizer):
     for text in ("sort a list", "def f(x):\n\treturn 'é😀'", "\x00 ~"):
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids, skip_special_tokens=True).split() == text.split()
-
-
-def test_one_name_in_several_spellings_has_one_spelling_in_tokens(tokenizer):
     spellings = tokenizer(["read lines", "readLines", "read_lines", "Read lines", "ReadLines"])["input_ids"]
     assert all(ids == spellings[0] for ids in spellings)
     assert tokenizer("readlines")["input_ids"] != spellings[0]

@@ -141,20 +141,15 @@ def test_data_flow_needs_one_language_and_is_left_out_without(encoder, tokenizer
     assert [language_code(name) for name in ("csharp", "kotlin", None)] == ["c#-Code", "eng-Latn", "eng-Latn"]
 
 
-def test_names_are_split_at_commas_outside_brackets_and_benchmarks_are_their_tasks():
-    from soft_trainer.mteb.tasks import find_tasks, split_names
+def test_tasks_are_found_by_name_and_those_that_cannot_be_measured_are_one_line(encoder):
+    from mteb.get_tasks import TASK_LIST
+
+    from soft_trainer.mteb import EvaluationSetTask
+    from soft_trainer.mteb.tasks import check_data, find_tasks, split_names
 
     assert split_names("MTEB(Code, v1), CosQA,,") == ["MTEB(Code, v1)", "CosQA"]
     names = [task.metadata.name for task in find_tasks(["CosQA", "MTEB(Code, v1)"])]
     assert len(names) == len(set(names)) == 12 and names[0] == "CosQA"
-
-
-def test_tasks_that_cannot_be_measured_are_one_line(encoder):
-    from mteb.get_tasks import TASK_LIST
-
-    from soft_trainer.mteb import EvaluationSetTask
-    from soft_trainer.mteb.tasks import check_data, find_tasks
-
     pictures = next(task.metadata.name for task in TASK_LIST if task.metadata.modalities == ["image"])
     for name, *words in (
         ("cosqa", "did you mean 'CosQA'"),

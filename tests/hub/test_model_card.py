@@ -140,13 +140,10 @@ def test_body_says_what_the_record_says(card_of):
     assert "truncated to 12 tokens and codes to 20" in body
 
 
-def test_card_before_training_has_no_results(card_of):
+def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_alone(card_of):
     header, body = card_of(CODEBERT, results={}, base_model=None)
     assert "model-index" not in header and "## Results" not in body
     assert "random weights" in body
-
-
-def test_data_flow_is_said_to_be_ours_alone(card_of):
     _, body = card_of(PROFILES["graphcodebert"].replace(query_length=12, code_length=20))
     assert "data flow" in body and 'language="python"' in body
 

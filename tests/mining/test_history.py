@@ -8,11 +8,11 @@ from collections import Counter
 import pygit2 as git
 import pytest
 from git_repositories import LINK, SUBMODULE, Repository, function, grown
+from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.mining.changes import SourceFile
 from soft_trainer.mining.history import mine_history
@@ -23,34 +23,36 @@ def mine(repository, language="python", **options):
     return mine_history(getattr(repository, "path", repository), language, num_workers=1, progress=False, **options)
 
 
-def by_query(rows):
-    return {row["docstring"]: row for row in rows}
+@pytest.fixture
+def repository(tmp_path):
+    return grown(tmp_path)
 
 
-def test_a_pair_is_a_subject_and_the_function_as_it_was_before(tmp_path):
-    mined = mine(grown(tmp_path))
-    assert {split: len(rows) for split, rows in mined.rows.items()} == {
-        "train": 20, "valid": 2, "test": 3, "codebase": 5,
-    }  # fmt: skip
-    assert [row["docstring"] for row in mined.rows["train"]][:2] == [
-        "Make the sum number 15 larger",
-        "Make the sum number 14 larger",
-    ]
-    row = by_query(mined.rows["train"])["Make the sum number 12 larger"]
+def sizes(mined):
+    return {split: len(rows) for split, rows in mined.rows.items()}
+
+
+def numbered(numbers, value="value += {}"):
+    """Files of functions f0, f1, ...; each adds its number."""
+    return {f"src/f{i}.py": function(f"f{i}", value.format(number)) for i, number in numbers}
+
+
+def test_a_pair_is_a_subject_and_the_function_as_it_was_before_or_as_it_was_added(repository):
+    mined = mine(repository)
+    assert sizes(mined) == {"train": 20, "valid": 2, "test": 3, "codebase": 5}
+    queries = [row["docstring"] for row in mined.rows["train"]]
+    assert queries[:2] == ["Make the sum number 15 larger", "Make the sum number 14 larger"]
+    row = mined.rows["train"][queries.index("Make the sum number 12 larger")]
     assert row["code"] == "def f2(value):\n    value += 1007\n    return value"
     assert row["docstring_tokens"] == "Make the sum number 12 larger".split()
     assert (row["url"], row["path"], row["func_name"]) == ("src/f2.py#f2", "src/f2.py", "f2")
-    assert (row["repo"], row["partition"], row["source"]) == (tmp_path.name, "train", "history")
-
-
-def test_new_functions_are_rows_as_they_were_added(tmp_path):
-    mined = mine(grown(tmp_path))
+    assert (row["repo"], row["partition"], row["source"]) == (repository.path.name, "train", "history")
     first = [row for row in mined.rows["train"] if row["docstring"] == "Start with five functions of numbers"]
     assert [row["func_name"] for row in first] == [f"f{i}" for i in range(5)]
 
 
-def test_the_corpus_is_the_tree_before_the_oldest_test_commit(tmp_path):
-    mined = mine(grown(tmp_path))
+def test_the_corpus_is_the_tree_before_the_oldest_test_commit(repository):
+    mined = mine(repository)
     assert {row["url"]: row["code"].split()[4] for row in mined.rows["codebase"]} == {
         f"src/f{i}.py#f{i}": str(number) for i, number in enumerate((1015, 1016, 1017, 1013, 1014))
     }
@@ -64,15 +66,10 @@ def test_the_corpus_is_the_tree_before_the_oldest_test_commit(tmp_path):
 def test_nothing_from_after_a_cut_reaches_what_is_before_it(tmp_path):
     repository = grown(tmp_path, 12)
     base = repository.git.head.target
-    late = {"src/g.py": function("g", "value += 7777")}
+    late, later = ({"src/g.py": function("g", f"value += {number}")} for number in (7777, 8888))
     # A branch that starts long before the cut of the test queries, and is merged after it.
     side = repository.commit("Add a function on a branch", late, [base], branch="refs/heads/side")
-    side = repository.commit(
-        "Change the function on the branch",
-        {"src/g.py": function("g", "value += 8888")},
-        [side],
-        branch="refs/heads/side",
-    )
+    side = repository.commit("Change the function on the branch", later, [side], branch="refs/heads/side")
     files = {}
     for number in range(13, 31):
         files[f"src/f{number}.py"] = function(f"f{number}", f"value += {1000 + number}")
@@ -84,14 +81,10 @@ def test_nothing_from_after_a_cut_reaches_what_is_before_it(tmp_path):
         files["src/f14.py"] = function("f14", f"value += {1000 + number}")
         repository.commit(f"Add the function number {number}", files | late)
     mined = mine(repository, source_dir=tmp_path)
-    numbers = {
-        split: {int(word) for row in rows for word in row["code_tokens"] if word.isdigit()}
-        for split, rows in mined.rows.items()
-    }
-    queries = {
-        split: {int(number) for row in rows for number in re.findall(r"\d+$", row["docstring"])}
-        for split, rows in mined.rows.items()
-    }
+    numbers, queries = {}, {}
+    for split, rows in mined.rows.items():
+        numbers[split] = {int(word) for row in rows for word in row["code_tokens"] if word.isdigit()}
+        queries[split] = {int(number) for row in rows for number in re.findall(r"\d+$", row["docstring"])}
     assert queries["test"] and min(queries["test"]) > max(queries["train"] | queries["valid"])
     assert min(queries["valid"]) > max(queries["train"])
     cut, train_cut = 999 + min(queries["test"]), 999 + min(queries["valid"])
@@ -114,8 +107,7 @@ LEFT_OUT = [
 
 
 @pytest.mark.parametrize(("message", "text", "outcome"), LEFT_OUT, ids=[case[0] for case in LEFT_OUT])
-def test_commits_without_a_change_to_search_for_are_left_out(tmp_path, message, text, outcome):
-    repository = grown(tmp_path)
+def test_commits_without_a_change_to_search_for_are_left_out(repository, message, text, outcome):
     rest = {f"src/f{i}.py": function(f"f{i}") for i in range(1, 5)}
     repository.commit("Make all functions short again", {"src/f0.py": function("f0")} | rest)
     before = mine(repository).commits
@@ -126,80 +118,69 @@ def test_commits_without_a_change_to_search_for_are_left_out(tmp_path, message, 
     assert (kept, +changes) == ((1, {}) if outcome == "kept" else (0, {outcome: 1}))
 
 
-def test_a_bot_is_left_out(tmp_path):
-    repository = grown(tmp_path)
-    repository.commit("Make the functions much nicer", {"src/f0.py": function("f0")}, author="renovate[bot]")
+def test_max_functions_and_body_are_options_and_a_bot_is_left_out(repository):
+    assert len(mine(repository, max_functions=4).rows["train"]) == 15  # without the first commit's five
+    short = {"src/f0.py": function("f0")}
+    repository.commit("Make the first one shorter\n\nIt was long.\n\nSigned-off-by: Ann", short)
+    mined = mine(repository, body=True, max_functions=6)
+    assert mined.relevance[0]["query"] == "Make the first one shorter. It was long"
+    repository.commit("Make the functions much nicer", short, author="renovate[bot]")
     assert mine(repository).commits["bot"] == 1
 
 
-def test_max_functions_and_body_are_options(tmp_path):
-    repository = grown(tmp_path)
-    assert len(mine(repository, max_functions=4).rows["train"]) == 15  # without the first commit's five
-    repository.commit(
-        "Make the first one shorter\n\nIt was long.\n\nSigned-off-by: Ann", {"src/f0.py": function("f0")}
-    )
-    mined = mine(repository, body=True, max_functions=6)
-    assert mined.relevance[0]["query"] == "Make the first one shorter. It was long"
-
-
-def test_tests_and_other_languages_do_not_count(tmp_path):
-    repository = grown(tmp_path)
+def test_tests_and_other_languages_do_not_count(repository):
     files = {"tests/test_f.py": function("test_f"), "f.js": "function f() { return 1; }", "src/f0.py": function("f0")}
     repository.commit("Change one function, and add its test", files)
-    mined = mine(repository)
-    assert [(row["docstring"], row["func_name"]) for row in mined.rows["test"]][:1] == [
-        ("Change one function, and add its test", "f0")
-    ]
+    newest = mine(repository).rows["test"][0]
+    assert (newest["docstring"], newest["func_name"]) == ("Change one function, and add its test", "f0")
 
 
-def test_renamed_files_keep_their_functions(tmp_path):
-    repository = grown(tmp_path)
+def test_renamed_files_keep_their_functions(repository):
     texts = {i: function(f"f{i}", "value += 1", "value -= 2", document=f"Adds the {i}th number.") for i in range(5)}
+
+    def commit(message, folder):
+        repository.commit(message, {f"{folder}/f{i}.py": text for i, text in texts.items()})
+
+    def change(number, function_number, folder):
+        name = f"f{function_number}"
+        texts[function_number] = function(name, f"value += {number}", "value -= 2", "value *= 3")
+        commit(f"Set the number {number} of it", folder)
+
     for number in range(20, 24):
-        texts[number % 5] = function(f"f{number % 5}", f"value += {number}", "value -= 2", "value *= 3")
-        repository.commit(f"Set the number {number} of it", {f"src/f{i}.py": text for i, text in texts.items()})
-    repository.commit("Move all files to another folder", {f"lib/f{i}.py": text for i, text in texts.items()})
+        change(number, number % 5, "src")
+    commit("Move all files to another folder", "lib")
     for number in range(30, 40):
-        texts[0] = function("f0", f"value += {number}", "value -= 2", "value *= 3")
-        repository.commit(f"Set the number {number} of it", {f"lib/f{i}.py": text for i, text in texts.items()})
-    repository.commit("Move all files to the last folder", {f"kit/f{i}.py": text for i, text in texts.items()})
-    texts[0] = function("f0", "value += 99", "value -= 2", "value *= 3")
-    repository.commit("Set the number 99 of it", {f"kit/f{i}.py": text for i, text in texts.items()})
-    mined = mine(repository)
-    assert {row["url"] for row in mined.rows["codebase"]} == {f"lib/f{i}.py#f{i}" for i in range(5)}
-    newest = mined.rows["test"][0]
-    assert (newest["docstring"], newest["path"], newest["url"]) == (
-        "Set the number 99 of it",
-        "kit/f0.py",
-        "lib/f0.py#f0",
-    )
-    old = by_query(mined.rows["train"])["Set the number 22 of it"]
+        change(number, 0, "lib")
+    commit("Move all files to the last folder", "kit")
+    change(99, 0, "kit")
+    rows = mine(repository).rows
+    assert {row["url"] for row in rows["codebase"]} == {f"lib/f{i}.py#f{i}" for i in range(5)}
+    newest, (old,) = rows["test"][0], [row for row in rows["train"] if row["docstring"] == "Set the number 22 of it"]
+    assert newest["docstring"] == "Set the number 99 of it"
+    assert (newest["path"], newest["url"]) == ("kit/f0.py", "lib/f0.py#f0")
     assert (old["path"], old["url"]) == ("src/f2.py", "lib/f2.py#f2")
 
 
-def test_queries_whose_subject_or_patch_occurs_before_the_cut_are_dropped(tmp_path):
-    repository = grown(tmp_path)
-    files = {f"src/f{i}.py": function(f"f{i}", "value += 5") for i in range(5)}
+def test_queries_whose_subject_or_patch_occurs_before_the_cut_are_dropped(repository):
+    files = numbered((i, 5) for i in range(5))
     repository.commit("Make the sum number 3 larger", files)
     # the patch of an earlier commit once more
-    again = {"src/f0.py": function("f0", "value += 1005", document="Adds the 0th number.")}
-    back = {"src/f0.py": function("f0", "value += 1010", document="Adds the 0th number.")}
-    repository.commit("Go back to what it was", files | again)
-    repository.commit("Set it to the greater number", files | back)
+    for number, subject in ((1005, "Go back to what it was"), (1010, "Set it to the greater number")):
+        changed = function("f0", f"value += {number}", document="Adds the 0th number.")
+        repository.commit(subject, files | {"src/f0.py": changed})
     mined = mine(repository)
     assert mined.commits["test: subject or patch occurs before"] == 2
-    assert not {"Make the sum number 3 larger", "Set it to the greater number"} & {
-        row["docstring"] for row in mined.rows["test"]
-    }
+    tested = {row["docstring"] for row in mined.rows["test"]}
+    assert not tested & {"Make the sum number 3 larger", "Set it to the greater number"}
 
 
-def test_documentation_and_commits_are_rows_of_the_same_tree(tmp_path):
-    mined = mine(grown(tmp_path), source_dir=tmp_path / "src")
+def test_documentation_and_commits_are_rows_of_the_same_tree(repository, tmp_path):
+    mined = mine(repository, source_dir=tmp_path / "src")
     rows = [row for row in mined.rows["train"] if row["source"] == "documentation"]
     assert [row["docstring"] for row in rows] == [f"Adds the {i}th number." for i in range(5)]
     assert [row["url"] for row in rows] == [f"src/f{i}.py#f{i}" for i in range(5)]
     assert Counter(row["source"] for row in mined.rows["train"]) == {"documentation": 5, "history": 20}
-    with pytest.raises(UserError, match="is no folder of the repository"):
+    with refused("is no folder of the repository"):
         mine(tmp_path, source_dir=tmp_path.parent)
 
 
@@ -238,8 +219,7 @@ def test_the_same_rows_with_any_number_of_workers(tmp_path):
     assert (one.rows, one.relevance, one.commits) == (two.rows, two.relevance, two.commits)
 
 
-def test_no_author_and_no_address_enters_a_row(tmp_path):
-    repository = grown(tmp_path)
+def test_no_author_and_no_address_enters_a_row(repository):
     message = "Make it nicer for ann@example.org\n\nSo Bob said.\nCo-authored-by: Ann Author <ann@example.org>"
     repository.commit(message, {"src/f0.py": function("f0")}, author="Ann Author")
     text = json.dumps([mine(repository, body=True).rows, mine(repository).relevance])
@@ -252,9 +232,8 @@ def test_the_folder_is_read_by_training_and_evaluation(tmp_path, capsys):
     out = tmp_path / "out"
     run_command(["mine", "--history", str(tmp_path / "repo"), "--language", "python", "--output_dir", str(out)])
     assert "| commits | train" in capsys.readouterr().out
-    assert sorted(os.listdir(out)) == [
-        f"{name}.jsonl.gz" for name in ("codebase", "relevance", "test", "train", "valid")
-    ]
+    names = ("codebase", "relevance", "test", "train", "valid")
+    assert sorted(os.listdir(out)) == [f"{name}.jsonl.gz" for name in names]
     assert len(load_folder(out)["train"]) == 20
     sets = load_evaluation_sets(DataArguments(language="python", eval_data_dir=str(out)), PROFILES["codebert"])
     assert {each.name: len(each.queries) for each in sets} == {"out-relevance": 3, "out-test": 3}
@@ -265,7 +244,7 @@ def test_the_folder_is_read_by_training_and_evaluation(tmp_path, capsys):
 
 def test_bare_repositories_and_merges(tmp_path):
     repository = grown(tmp_path / "repo.git", bare=True)
-    files = {f"src/f{i}.py": function(f"f{i}", "value += 3") for i in range(5)}
+    files = numbered((i, 3) for i in range(5))
     tip = repository.git.head.target
     side = repository.commit("Change one on another branch", files, [tip], branch="refs/heads/side")
     repository.commit("Merge the other branch into it", files, [tip, side])
@@ -282,8 +261,7 @@ def test_documentation_of_a_repository_without_a_working_tree(tmp_path):
     assert sources == {"documentation": 5, "history": 20}
 
 
-def test_links_submodules_and_odd_names_are_left_alone(tmp_path):
-    repository = grown(tmp_path)
+def test_links_submodules_and_odd_names_are_left_alone(repository):
     target = repository.git.create_blob(b"/etc/passwd")
     others = [("link.py", LINK, target), ("kit.py", SUBMODULE, repository.git.head.target)]
     files = {"src/f0.py": function("f0"), **{f"src/f{i}.py": function(f"f{i}") for i in range(1, 5)}}
@@ -293,19 +271,13 @@ def test_links_submodules_and_odd_names_are_left_alone(tmp_path):
     assert {row["path"] for row in mine(repository).rows["codebase"]} == {f"src/f{i}.py" for i in range(5)}
 
 
-def test_a_shallow_clone_gives_what_it_has(tmp_path, capsys):
-    repository = grown(tmp_path)
+def test_a_shallow_clone_gives_what_it_has(repository, tmp_path, capsys):
     commits = list(repository.git.walk(repository.git.head.target))
     (tmp_path / ".git/shallow").write_text(f"{commits[12].id}\n")
     mined = mine(repository)
     assert "a shallow clone with 13 commits" in capsys.readouterr().err
     assert mined.commits["end of a shallow clone"] == 1
-    assert {split: len(rows) for split, rows in mined.rows.items()} == {
-        "train": 10,
-        "valid": 1,
-        "test": 1,
-        "codebase": 5,
-    }
+    assert sizes(mined) == {"train": 10, "valid": 1, "test": 1, "codebase": 5}
 
 
 def test_places_without_a_history_get_one_line(tmp_path, capsys):
@@ -322,11 +294,10 @@ def test_places_without_a_history_get_one_line(tmp_path, capsys):
         "short": "only 2 of 3 commits change python functions",
         "damaged": "clone without --filter",
     }.items():
-        with pytest.raises(UserError, match=message):
-            mine(tmp_path / name)
-        with pytest.raises(UserError, match=message):
-            mine_history(tmp_path / name, "python", num_workers=2, progress=False)
-    with pytest.raises(UserError, match="language='cobol'"):
+        for workers in (1, 2):
+            with refused(message):
+                mine_history(tmp_path / name, "python", num_workers=workers, progress=False)
+    with refused("language='cobol'"):
         mine(tmp_path / "short", "cobol")
 
 
