@@ -56,12 +56,15 @@ def test_a_folder_gives_its_rows_in_order_with_codesearchnets_columns(write_fold
     assert data["test"].to_list() == rows[10:12]
 
 
-def test_other_columns_are_left_out_and_token_text_is_split(write_folder, rows):
+def test_other_columns_and_blank_lines_are_left_out_and_token_text_is_split(write_folder, rows):
     row = rows[0] | {"code_tokens": "def  f ( )", "docstring_tokens": "sort a list", "stars": 7}
     train = load_folder(write_folder(train=[row]))["train"]
     assert "stars" not in train.column_names
     assert train[0]["code_tokens"] == ["def", "f", "(", ")"]
     assert train[0]["docstring_tokens"] == ["sort", "a", "list"]
+    codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]  # separators of lines to some, but not in a file of JSON lines
+    lines = [json.dumps(row | {"code": code}, ensure_ascii=False) for code in codes]
+    assert load_folder(write_folder(train="\n\n".join(lines) + "\n\n"))["train"]["code"][:] == codes
 
 
 def test_negatives_are_one_text_or_several_and_the_column_is_there_only_with_values(write_folder, rows):
@@ -73,13 +76,6 @@ def test_negatives_are_one_text_or_several_and_the_column_is_there_only_with_val
     train[1]["negatives"] = ["u", 5]
     with refused("train.jsonl, row 2: negatives holds a value that is not text"):
         load_folder(write_folder(train=train))
-
-
-def test_blank_lines_and_odd_line_separators_inside_a_text_are_no_rows(write_folder, rows):
-    codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]
-    lines = [json.dumps(row | {"code": code}, ensure_ascii=False) for row, code in zip(rows, codes, strict=False)]
-    train = load_folder(write_folder(train="\n\n".join(lines) + "\n\n"))["train"]
-    assert train["code"][:] == codes
 
 
 def test_rows_are_memory_mapped_from_a_cache(write_folder, rows, tmp_path):
@@ -249,11 +245,14 @@ def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, 
 # ---- Rows that would not work ----
 
 
-def test_good_rows_pass_and_the_codebase_needs_no_query_and_training_no_url(data, rows):
+def test_good_rows_pass_and_the_codebase_needs_no_query_and_training_no_url(data, rows, write_folder):
     check_rows(data, EncoderProfile())
     data["codebase"] = split_of(rows[8:12], docstring="", docstring_tokens=[])
     data["train"] = split_of(rows[:8], url=None)
     check_rows(data, EncoderProfile())
+    plain = [{name: row[name] for name in ("docstring", "code", "url")} for row in rows]  # texts serve for tokens
+    parts = {"train": plain[:8], "valid": plain[8:10], "test": plain[10:12], "codebase": plain[8:12]}
+    check_rows(load_folder(write_folder(**parts)), EncoderProfile())
 
 
 def second(**changes):
@@ -300,12 +299,6 @@ def test_columns_and_splits_that_are_missing(data, rows):
     del whole["codebase"]
     with refused("valid: no corpus"):
         check_rows(whole, EncoderProfile())
-
-
-def test_texts_serve_where_a_folder_has_no_tokens(write_folder, rows):
-    plain = [{name: row[name] for name in ("docstring", "code", "url")} for row in rows]
-    parts = {"train": plain[:8], "valid": plain[8:10], "test": plain[10:12], "codebase": plain[8:12]}
-    check_rows(load_folder(write_folder(**parts)), EncoderProfile())
 
 
 def test_queries_are_matched_with_the_corpus(data, rows):

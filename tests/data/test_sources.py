@@ -53,27 +53,22 @@ def folders(tmp_path, data_dir, **sizes):
     return str(tmp_path / "{language}")
 
 
-def test_several_languages_are_joined_and_every_row_says_its_own(data_dir, tmp_path):
-    data = load(tmp_path, language="ruby, go", data_dir=folders(tmp_path, data_dir, ruby=6, go=6))
-    assert data["train"]["language"][:] == ["ruby"] * 6 + ["go"] * 6
-    assert data["codebase"]["language"][:] == ["ruby"] * 8 + ["go"] * 8
-    with pytest.raises(UserError, match="several languages need {language}"):
-        load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
-
-
-@pytest.mark.parametrize(
-    "limit, shares",
-    [(2, (1, 1, 0)), (9, (3, 3, 3)), (10, (4, 3, 3)), (15, (6, 3, 6)), (16, (6, 3, 7)), (99, (6, 3, 8))],
-)
-def test_max_train_rows_takes_every_languages_share(data_dir, tmp_path, limit, shares):
+def test_several_languages_are_joined_and_max_train_rows_takes_the_first_of_each(data_dir, rows, tmp_path):
     sizes = {"ruby": 6, "go": 3, "php": 8}
-    folder = folders(tmp_path, data_dir, **sizes)
-    whole = load(tmp_path, language="ruby,go,php", data_dir=folder)["train"]
-    train = load(tmp_path, language="ruby,go,php", data_dir=folder, max_train_rows=limit)["train"]
-    expected = []
-    for language, share in zip(sizes, shares, strict=True):
-        expected += [row["url"] for row in whole if row["language"] == language][:share]
-    assert train["url"][:] == expected
+    options = {"language": "ruby, go,php", "data_dir": folders(tmp_path, data_dir, **sizes)}
+    data = load(tmp_path, **options)
+    assert data["train"]["language"][:] == ["ruby"] * 6 + ["go"] * 3 + ["php"] * 8
+    assert data["codebase"]["language"][:] == ["ruby"] * 8 + ["go"] * 8 + ["php"] * 8
+    own = {language: [row["url"] for row in data["train"] if row["language"] == language] for language in sizes}
+    for limit, *shares in ((2, 1, 1, 0), (9, 3, 3, 3), (10, 4, 3, 3), (15, 6, 3, 6), (16, 6, 3, 7), (99, 6, 3, 8)):
+        train = load(tmp_path, **options, max_train_rows=limit)["train"]
+        expected = [own[language][:share] for language, share in zip(sizes, shares, strict=True)]
+        assert train["url"][:] == sum(expected, [])
+    with refused("several languages need {language}"):
+        load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
+    data = load(tmp_path, language="python", data_dir=str(data_dir), max_train_rows=3)
+    assert data["train"]["url"][:] == [row["url"] for row in rows[:3]]
+    assert [len(data[split]) for split in ("valid", "test", "codebase")] == [4, 4, 24]
 
 
 def without(rows, *columns):
@@ -141,20 +136,17 @@ def test_the_hub_without_a_folder(data_dir, tmp_path, monkeypatch):
     assert len(data["train"]) == 16
 
 
-def test_max_train_rows_takes_the_first_of_training_only(data_dir, rows, tmp_path):
-    data = load(tmp_path, data_dir=str(data_dir), max_train_rows=3)
-    assert data["train"]["url"][:] == [row["url"] for row in rows[:3]]
-    data = load(tmp_path, language="python", data_dir=str(data_dir), max_train_rows=1000)
-    assert {split: len(rows) for split, rows in data.items()} == {"train": 16, "valid": 4, "test": 4, "codebase": 24}
-
-
-def test_split_urls_choose_from_a_folder(data_dir, rows, tmp_path):
+def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tmp_path):
     url = [row["url"] for row in rows]
     lists = {"train": url[2:4], "valid": url[0:1], "test": url[20:21], "codebase": [*url[0:2], url[20]]}
     for split, urls in lists.items():
         (tmp_path / f"{split}.txt").write_text("\n".join(urls))
     data = load(tmp_path, data_dir=str(data_dir), split_urls=str(tmp_path))
     assert {split: part["url"][:] for split, part in data.items()} == lists
+    folder = shutil.copytree(data_dir, tmp_path / "copy")
+    (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
+    with refused("valid: rows 1, 2, 3, 4 have a url that is not in the codebase"):
+        load(tmp_path, data_dir=str(folder))
 
 
 NOUNS = ["lines", "words", "pages", "notes", "books"]
@@ -213,13 +205,6 @@ def test_a_history_is_mined_once_and_joins_documentation(tmp_path, monkeypatch):
 def test_what_cannot_be_had_is_one_line(tmp_path, arguments, words):
     with refused(*words):
         load(tmp_path, **arguments)
-
-
-def test_rows_are_checked(data_dir, rows, tmp_path):
-    folder = shutil.copytree(data_dir, tmp_path / "copy")
-    (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
-    with pytest.raises(UserError, match="valid: rows 1, 2, 3, 4 have a url that is not in the codebase"):
-        load(tmp_path, data_dir=str(folder))
 
 
 def test_the_standard_library_is_that_of_the_running_python(tmp_path, monkeypatch):

@@ -118,13 +118,10 @@ def test_todays_grammars_give_the_published_rules(language, code, expected):
     assert drawn(code, language) == expected
 
 
-def test_a_method_and_its_class_give_the_same_edges(functions):
+def test_a_method_and_its_class_give_the_same_edges_and_docstrings_and_comments_are_no_tokens(functions):
     for language in ("java", "javascript", "php"):
         whole = f"class C {{ {functions[language]} }}"
         assert drawn(whole, language)[-3:] == drawn(functions[language], language)[-3:]
-
-
-def test_docstrings_and_comments_are_no_tokens(functions):
     for language, words in {"python": ("Add up", "grows"), "ruby": ("the end",), "go": ("scale",)}.items():
         text = " ".join(extract_data_flow(functions[language], language).tokens)
         assert not any(word in text for word in words)

@@ -183,10 +183,14 @@ def test_cosqa_plus_with_something_wrong(cosqa_plus, name, content, words):
         load(cosqa_plus)
 
 
-def test_rows_of_another_project_and_several_folders(cosqa, data_dir):
+def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, judged, data_dir, rows, pool):
     found = load(f"{cosqa}, {data_dir}/")
     assert [evaluation_set.name for evaluation_set in found] == ["cosqa", data_dir.name]
     assert (len(found[1].queries), len(found[1].codebase), found[1].graded) == (4, 24, False)
+    folder = judged(("sort", rows[0]["url"], 1))
+    (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+    (found,) = load(folder, pool)  # which has a codebase, too
+    assert len(found.codebase) == 5
 
 
 def test_judged_queries_give_a_row_for_each_relevant_code(judged, rows, pool, capsys):
@@ -211,13 +215,6 @@ def test_judged_queries_give_a_row_for_each_relevant_code(judged, rows, pool, ca
     said = capsys.readouterr().err
     assert "1 judged codes are not in the corpus" in said and "1 of 3 queries" in said
     assert "judged: 2 queries (relevance) over 24 codes" in said
-
-
-def test_the_folder_s_own_codebase_comes_before_that_of_the_run(judged, rows, pool):
-    folder = judged(("sort", rows[0]["url"], 1))
-    (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
-    (found,) = load(folder, pool)
-    assert len(found.codebase) == 5
 
 
 def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):

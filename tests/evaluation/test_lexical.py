@@ -19,17 +19,12 @@ CODES = [
 
 def bm25(query, documents, k1=1.2, b=0.75):
     """Scores of all documents by the formula, word by word."""
-    average = sum(map(len, documents)) / len(documents)
-    scores = []
-    for words in documents:
-        norm = k1 * (1 - b + b * len(words) / average)
-        score = 0.0
-        for word in query:
-            having = sum(word in other for other in documents)
-            idf = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
-            count = words.count(word)
-            score += idf * count * (k1 + 1) / (count + norm)
-        scores.append(score)
+    average, total, scores = sum(map(len, documents)) / len(documents), len(documents), [0.0] * len(documents)
+    for word in query:
+        having = sum(word in words for words in documents)
+        for place, words in enumerate(documents):
+            norm, count = k1 * (1 - b + b * len(words) / average), words.count(word)
+            scores[place] += math.log(1 + (total - having + 0.5) / (having + 0.5)) * count * (k1 + 1) / (count + norm)
     return scores
 
 
@@ -49,14 +44,11 @@ def test_scores_are_bm25_and_order_the_codes():
         assert ranking.ranks.tolist() == [3]
 
 
-def test_ties_count_against_the_own_code_and_take_the_lower_row():
+def test_ties_count_against_the_own_code_and_take_the_lower_row_and_blocks_do_not_matter():
     ranking = lexical_ranks([["read", "file"], ["unheard"]], CODES, [4, 0], top_k=5)
     assert ranking.ranks.tolist() == [2, 5]
     assert ranking.top_indices[0, :2].tolist() == [0, 4]
     assert ranking.top_indices[1].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_blocks_do_not_matter():
     queries = [["close"], ["write", "value"], ["shutdown"]] * 50
     ranking = lexical_ranks(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)
     assert ranking.ranks.tolist() == [1] * 150

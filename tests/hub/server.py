@@ -225,9 +225,8 @@ class Hub(BaseHTTPRequestHandler):
         objects = []
         for wanted in self.json()["objects"]:
             where = {"href": f"http://{self.headers['Host']}/-/objects/{wanted['oid']}"}
-            verify = {"href": f"http://{self.headers['Host']}/-/verify"}
             missing = wanted["oid"] not in OBJECTS
-            objects.append(wanted | ({"actions": {"upload": where, "verify": verify}} if missing else {}))
+            objects.append(wanted | ({"actions": {"upload": where}} if missing else {}))
         self.answer({"transfer": "basic", "objects": objects})
 
     def put_object(self, oid):
@@ -236,12 +235,6 @@ class Hub(BaseHTTPRequestHandler):
         if hashlib.sha256(self.body).hexdigest() != oid:
             raise Refusal(400, "hash mismatch")
         OBJECTS[oid] = self.body
-        self.answer({})
-
-    def verify(self):
-        wanted = self.json()
-        if len(OBJECTS[wanted["oid"]]) != wanted["size"]:
-            raise Refusal(400, "size mismatch")
         self.answer({})
 
     def commit(self, kind, id, revision):
@@ -373,7 +366,6 @@ ROUTES = [
     ("POST", r"/-/reset", Hub.reset),
     ("DELETE", rf"/-/repos/{REPO}", Hub.remove),
     ("PUT", r"/-/objects/(?P<oid>\w+)", Hub.put_object),
-    ("POST", r"/-/verify", Hub.verify),
     ("GET", r"/api/whoami-v2", Hub.whoami),
     ("POST", r"/api/repos/create", Hub.create),
     ("POST", r"/api/validate-yaml", Hub.validate_yaml),

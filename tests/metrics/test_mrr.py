@@ -19,24 +19,26 @@ def mrr():
     return evaluate.load(str(FOLDER))
 
 
-def test_scores_ties_count_against_the_right_code(mrr):
-    scores = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.8], [0.5, 0.5, 0.5]]
-    result = mrr.compute(predictions=scores, references=[0, 2, 1])
-    assert result == {"mrr": pytest.approx((1 + 1 / 2 + 1 / 3) / 3), "queries": 3, "pool_size": 3}
+RANKS, POOLS = [1, 4, 1500], [2000, 2000, 2000]
 
 
-def test_ids_best_first(mrr):
-    result = mrr.compute(predictions=[["7", "8"], ["8", "9"], ["7", "9"]], references=["8", "8", "8"], pool_size=90)
-    assert result == {"mrr": pytest.approx((1 / 2 + 1 + 0) / 3), "queries": 3, "pool_size": 90}
-    assert mrr.compute(predictions=[["a"]], references=["a"])["pool_size"] is None
-
-
-def test_ranks_and_max_rank(mrr):
-    ranks, pools = [1, 4, 1500], [2000, 2000, 2000]
-    assert mrr.compute(predictions=ranks, references=pools)["mrr"] == pytest.approx((1 + 1 / 4 + 1 / 1500) / 3)
-    cut = mrr.compute(predictions=ranks, references=pools, max_rank=1000)
-    assert cut == {"mrr": pytest.approx(1.25 / 3), "queries": 3, "pool_size": 2000}
-    assert mrr.compute(predictions=[1, 1], references=[10, 20])["pool_size"] == 15
+@pytest.mark.parametrize(
+    ("predictions", "references", "options", "mrr_value", "pool_size"),
+    [
+        # Scores; a tie counts against the right code.
+        ([[0.9, 0.1, 0.4], [0.2, 0.8, 0.8], [0.5, 0.5, 0.5]], [0, 2, 1], {}, (1 + 1 / 2 + 1 / 3) / 3, 3),
+        # Ids, best first.
+        ([["7", "8"], ["8", "9"], ["7", "9"]], ["8", "8", "8"], {"pool_size": 90}, (1 / 2 + 1 + 0) / 3, 90),
+        ([["a"]], ["a"], {}, 1, None),
+        # Ranks, and the sizes of their pools.
+        (RANKS, POOLS, {}, (1 + 1 / 4 + 1 / 1500) / 3, 2000),
+        (RANKS, POOLS, {"max_rank": 1000}, 1.25 / 3, 2000),
+        ([1, 1], [10, 20], {}, 1, 15),
+    ],
+)
+def test_scores_ids_and_ranks(mrr, predictions, references, options, mrr_value, pool_size):
+    result = mrr.compute(predictions=predictions, references=references, **options)
+    assert result == {"mrr": pytest.approx(mrr_value), "queries": len(predictions), "pool_size": pool_size}
 
 
 def test_batches_add_up(mrr):
@@ -44,13 +46,6 @@ def test_batches_add_up(mrr):
         mrr.add_batch(predictions=np.array(ranks), references=[9] * len(ranks))
     mrr.add(prediction=2, reference=9)
     assert mrr.compute()["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 3 + 1 + 1 / 2) / 6)
-
-
-def test_combined_with_another_module(mrr):
-    both = evaluate.combine({"all": mrr, "file": evaluate.load(str(FOLDER / "mrr.py"))}, force_prefix=True)
-    both.add_batch(predictions=[1, 2], references=[9, 9])
-    result = both.compute(max_rank=1)
-    assert result["all_mrr"] == result["file_mrr"] == 0.5
 
 
 def test_wrong_input_is_named(mrr):

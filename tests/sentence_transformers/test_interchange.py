@@ -32,7 +32,7 @@ def made(scores=True) -> list[dict]:
     return rows
 
 
-def test_pairs_have_row_numbers_and_come_back():
+def test_pairs_have_row_numbers_which_may_repeat_and_come_back():
     dataset = to_sentence_transformers(ROWS)
     assert dataset.column_names == ["anchor", "positive", "label"] and dataset["label"][:] == [0, 1, 2, 3]
     again = from_sentence_transformers(dataset, language="ruby")
@@ -40,6 +40,9 @@ def test_pairs_have_row_numbers_and_come_back():
     for name in ("docstring", "code"):
         assert again[name][:] == [row[name] for row in ROWS]
     assert len(from_sentence_transformers(dataset.remove_columns("label"))) == 4
+    for order in ([0, 0, 1, 2], [0, 1, 2, 0, 1, 2], [1, 2]):
+        rows = from_sentence_transformers(dataset.select(order))
+        assert rows["code"][:] == [ROWS[row]["code"] for row in order] and "negatives" not in rows.column_names
 
 
 def test_tuples_have_equally_many_negatives(capsys):
@@ -68,12 +71,16 @@ def test_lists_of_any_length_come_back(layout, scores):
     assert to_sentence_transformers(again, layout=layout, scores=scores).to_list() == dataset.to_list()
 
 
-def test_triplets_are_rows_of_one_negative_each():
+def test_triplets_are_rows_of_one_negative_each_and_the_loss_takes_tuples(sentence_transformer):
     dataset = to_sentence_transformers(made(), layout="triplet")
     assert dataset.column_names == ["anchor", "positive", "negative", "label"] and len(dataset) == 8
     assert dataset["negative"][:3] == [READ, FAR, OTHER] and dataset["label"][:] == list(range(8))
     one = to_sentence_transformers(made(), layout="triplet", number=1, scores=True)
     assert one.column_names == ["anchor", "positive", "negative", "scores"] and one["scores"][0] == [1.0, 0.5]
+    estimator = BM25Estimator(document_column="code_tokens")
+    loss = SoftInfoNCELoss(sentence_transformer, estimator, to_sentence_transformers(made(), number=2))
+    assert loss.rows.negatives.tolist() == [[1, 4], [3, 0], [0, 1]]
+    assert loss.rows.rows["code"][3:] == [OTHER, FAR]
 
 
 def test_labelled_pairs_are_read():
@@ -85,12 +92,6 @@ def test_labelled_pairs_are_read():
         pairs = {"query": ["sort a list"] * 2, "answer": [SORT, READ], "label": labels}
         rows = from_sentence_transformers(Dataset.from_dict(pairs))
         assert rows["code"][:] == [SORT] and rows["negatives"][:] == [[READ]]
-
-
-def test_row_numbers_may_repeat():
-    for order in ([0, 0, 1, 2], [0, 1, 2, 0, 1, 2], [1, 2]):
-        rows = from_sentence_transformers(to_sentence_transformers(ROWS[:3]).select(order))
-        assert rows["code"][:] == [ROWS[row]["code"] for row in order] and "negatives" not in rows.column_names
 
 
 def test_negatives_that_were_mined_are_taken_with_their_codes():
@@ -109,13 +110,6 @@ def test_negatives_that_were_mined_are_taken_with_their_codes():
     # The last two rows are equal, so that they share their negatives.
     np.testing.assert_array_equal(again.scores[:3], mined.scores[:3])
     np.testing.assert_array_equal(again.own[:2], mined.own[:2])
-
-
-def test_the_loss_takes_what_is_made(sentence_transformer):
-    estimator = BM25Estimator(document_column="code_tokens")
-    loss = SoftInfoNCELoss(sentence_transformer, estimator, to_sentence_transformers(made(), number=2))
-    assert loss.rows.negatives.tolist() == [[1, 4], [3, 0], [0, 1]]
-    assert loss.rows.rows["code"][3:] == [OTHER, FAR]
 
 
 @pytest.mark.parametrize(
