@@ -428,6 +428,8 @@ class SoftInfoNCETrainer(Trainer):
         """
         own = eval_dataset is None
         eval_dataset = self.eval_dataset if own else eval_dataset
+        if eval_dataset is None:
+            raise UserError("evaluate() has no queries: pass eval_dataset= to it or to the trainer")
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         if isinstance(eval_dataset, Mapping):
@@ -464,7 +466,9 @@ class SoftInfoNCETrainer(Trainer):
             UserError: no corpus, or a query whose url is not in it.
         """
         start = time.time()
-        corpus = self.corpus_of(None, codebase)
+        dataset, corpus = as_rows(dataset, "dataset"), self.corpus_of(None, codebase)
+        if not len(dataset):
+            raise UserError("dataset: there are no rows")
         targets = torch.from_numpy(target_rows(dataset, corpus, metric_key_prefix))
         queries = self.embed_rows(dataset, "query")
         codes = self.embed_rows(corpus, "code") if codes is None else codes
@@ -507,7 +511,7 @@ class SoftInfoNCETrainer(Trainer):
         Raises:
             UserError: there is none.
         """
-        corpus = self.codebase if codebase is None else codebase
+        corpus = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
         if isinstance(corpus, Mapping):
             if key not in corpus:
                 raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpus))}")

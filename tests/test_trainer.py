@@ -349,3 +349,31 @@ def test_a_half_written_checkpoint_is_passed_over(make_trainer, capsys):
 def test_a_query_without_its_code_is_named(make_trainer, dataset):
     with pytest.raises(UserError, match="module_20.py"):
         make_trainer().predict(dataset.select([20]), dataset.select(range(10)))
+
+
+def test_rows_may_be_lists_of_dicts_everywhere(make_trainer, dataset):
+    trainer, rows = make_trainer(), dataset.to_list()
+    whole = trainer.evaluate()
+    assert trainer.evaluate(rows, codebase=rows)["eval_mrr"] == whole["eval_mrr"]
+    assert trainer.predict(rows, rows).metrics["test_mrr"] == whole["eval_mrr"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda trainer, rows: trainer.evaluate(codebase=rows), r"evaluate\(\) has no queries: pass eval_dataset="),
+        (lambda trainer, rows: trainer.predict(rows.select([])), "dataset: there are no rows"),
+        (lambda trainer, rows: trainer.predict(rows.remove_columns("url")), "test: no column 'url'"),
+        (
+            lambda trainer, rows: trainer.predict(
+                rows.select_columns("url").add_column("docstring", [*range(len(rows))])
+            ),
+            "column 'docstring' holds int64, text is expected for the query",
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said(make_trainer, dataset, call, message):
+    trainer = make_trainer()
+    trainer.eval_dataset = None
+    with pytest.raises(UserError, match=message):
+        call(trainer, dataset)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
     parser.add_argument("--history", metavar="REPOSITORY", help="git repository whose commits give the rows")
-    parser.add_argument("--language", required=True, help=", ".join(SOURCE_LANGUAGES))
+    parser.add_argument("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
     parser.add_argument("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
     parser.add_argument("--num_workers", type=int, help="processes (default: one a CPU core)")
     parser.add_argument(

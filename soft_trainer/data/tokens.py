@@ -112,10 +112,13 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """Returns the first of `columns` that the data set has.
 
     Raises:
-        UserError: the data set has none of them.
+        UserError: the data set has none of them, or the column holds no text.
     """
     for column in columns:
         if column in dataset.column_names:
+            feature = dataset.features[column]
+            if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
+                raise UserError(f"column {column!r} holds {feature.dtype}, text is expected for the {side}")
             return column
     raise UserError(
         f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; expected {' or '.join(columns)} "

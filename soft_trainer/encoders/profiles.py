@@ -272,8 +272,8 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             query_prefix=prompts.get("query") or "",
             code_prefix=code_prefix,
             include_prompt=pooling_config.get("include_prompt", True),
-            query_length=transformer.get("query_length") or length,
-            code_length=transformer.get("document_length") or length,
+            query_length=int(transformer.get("query_length") or 0) or length,
+            code_length=int(transformer.get("document_length") or 0) or length,
             score_function=similarity,
             score_scale=COSINE_SCALE if bounded else 1.0,
         )

@@ -129,7 +129,7 @@ class DataArguments:
     @property
     def languages(self) -> list[str]:
         """The languages that are trained together."""
-        return [name.strip() for name in self.language.split(",")]
+        return [name.strip().lower() for name in self.language.split(",")]
 
     @property
     def paper_language(self) -> str | None:

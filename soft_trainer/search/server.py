@@ -93,7 +93,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, "text/plain", b"wrong host")
         if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self.server.token.encode()):
             return self._send(404, "text/plain", _NO_TOKEN)
-        options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        try:
+            options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        except ValueError as error:
+            return self._send(400, "text/plain", str(error).encode())
         try:
             if parts[2] == "":
                 nonce = secrets.token_urlsafe(16)
@@ -134,7 +137,7 @@ def serve_page(index: CodeIndex, query: str = "", port: int = 0, **options) -> N
     try:
         server = PageServer(index, port, **options)
     except (OSError, OverflowError) as error:
-        raise UserError(f"port={port}: {error}; choose another, or 0 for any that is free") from error
+        raise UserError(f"port={port}: {str(error).rstrip('.')}; choose another, or 0 for any that is free") from error
     sys.stdout.write(f"{server.url}{query and f'#q={quote(query)}'}\nStop with Ctrl+C.\n")
     sys.stdout.flush()
     try:

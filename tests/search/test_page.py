@@ -11,8 +11,9 @@ from urllib.parse import quote
 import pytest
 from trees import write_tree
 
+from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.server import PAGE, PageServer
+from soft_trainer.search.server import PAGE, PageServer, serve_page
 
 
 @pytest.fixture
@@ -114,3 +115,12 @@ def test_the_page_in_a_browser(server):
     assert dom.index("src/shop/dates.py:1") < dom.index("open in the editor") and "server.go" not in dom
     assert 'href="vscode://file/' in dom and "<script>alert" not in dom
     assert '<span class="comment">Parse</span>' in dom.replace("<mark>", "").replace("</mark>", "")
+
+
+def test_a_request_with_too_many_fields_is_refused(server):
+    assert get(server, f"/{server.token}/search?" + "&".join(f"a{n}=1" for n in range(12)))[0] == 400
+
+
+def test_a_port_out_of_range_is_named(tree):
+    with pytest.raises(UserError, match=r"port=80000: .*0-65535; choose another"):
+        serve_page(CodeIndex.build(tree), port=80000)
