@@ -20,7 +20,7 @@ from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
-# Names that are recognised: of a query with its code, of splits, and of the repository that a row is from.
+# Recognised names: of a query with its code, of splits, and of the repository that a row is from.
 PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
 SPLIT_NAMES = {
     "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
@@ -41,18 +41,18 @@ def load_rows(
 ) -> DatasetDict:
     """Loads pairs of a query and its code as the splits train, valid, test and codebase, in CodeSearchNet's columns.
 
-    Columns of a name in `PAIRS` are recognised. Without `valid`, `test` and `codebase`, the rows are split: by
-    repository where there is such a column, otherwise at random, with equal queries and equal codes on the same side.
-    A row without a `url` gets one that is made from its code.
+    Column names in `PAIRS` are recognised. Without `valid`, `test` and `codebase`, the rows are split: by repository
+    if there is such a column, otherwise at random, with equal queries and equal codes on the same side. A row without
+    a `url` gets one made from its code.
 
     Args:
         source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, or a name on the Hub.
-        query_column, code_column: their names, if they are others.
+        query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
         split: False takes all rows as `test`.
 
     Raises:
-        UserError: rows that cannot be read, no such column, or a column without text.
+        UserError: rows cannot be read, a column is missing, or a column does not hold text.
     """
     source = str(source)
     if not (query_column or code_column) and _is_codesearchnet(Path(source)) and split:
@@ -119,7 +119,7 @@ def _read(source: str) -> dict[str, Dataset]:
 
 
 def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
-    """Reads each file with its format's reader. Where no file is named after a split, all are joined."""
+    """Reads each file with its format's reader. If no file is named after a split, all are joined."""
     files = [(*_split_and_format(path), path) for path in paths if path.is_file() and _split_and_format(path)[1]]
     if not files:
         raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
@@ -135,10 +135,10 @@ def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
 
 
 def _renamed(data: dict[str, Dataset], query: str | None, code: str | None, source: str) -> dict[str, Dataset]:
-    """Gives the columns of query and code CodeSearchNet's names, and says which they were.
+    """Renames the columns of query and code to CodeSearchNet's names, and says which they were.
 
     Raises:
-        UserError: no such column, or one that does not hold text.
+        UserError: a column is missing or does not hold text.
     """
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
@@ -170,13 +170,13 @@ def _as_text(rows: Dataset, name: str, targets: tuple[str, str], source: str) ->
 
 
 def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
-    """The texts of one side, for comparison; None where a row has none."""
+    """Returns the texts of one side, for comparison; None for a row without one."""
     column = next(name for name in columns if name in rows.column_names)
     return [" ".join(text) if isinstance(text, list) else text for text in rows[column]]
 
 
 def _with_url(rows: Dataset) -> Dataset:
-    """Adds a url made from the code, so that equal codes are one code of the corpus, where rows have none."""
+    """Adds urls, if there are none, made from the code, so that equal codes are one code of the corpus."""
     if "url" in rows.column_names or not {*CODES} & {*rows.column_names}:
         return rows
     urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
@@ -190,7 +190,7 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
     """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has.
 
     Raises:
-        UserError: no column of a query or a code, or too few rows for three splits.
+        UserError: there is no column of a query or a code, or there are too few rows for three splits.
     """
     for side, columns in (("query", QUERIES), ("code", CODES)):
         if not {*columns} & {*rows.column_names}:
@@ -211,7 +211,7 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
 
 
 def _groups_of_equals(rows: Dataset) -> list[str]:
-    """The group of each row: rows with an equal query or an equal code are in one, also through other rows."""
+    """Groups rows that share a query or a code, directly or through other rows; returns each row's group."""
     parent = list(range(len(rows)))
 
     def root(row: int) -> int:
@@ -228,6 +228,6 @@ def _groups_of_equals(rows: Dataset) -> list[str]:
 
 
 def _corpus(parts: Sequence[Dataset]) -> Dataset:
-    """The codes of some rows, each url once."""
+    """Returns the codes of some rows, each url once."""
     rows = concatenate_datasets(list(parts))
     return rows.select(list(row_of_url(rows["url"]).values()))

@@ -288,10 +288,10 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
 
 
 def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
-    """Leaves out rows without a text, and queries whose code is left out; prints how many of each split.
+    """Leaves out rows without text, and queries whose code is left out; prints how many of each split.
 
     Raises:
-        UserError: a split has no column of a side that it needs.
+        UserError: a split lacks a column that it needs.
     """
     kept, counts = {}, []
     for split in reversed(SPLITS):  # the corpus first
@@ -321,7 +321,7 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
 
 
 def _blank(rows: Dataset, column: str) -> list[int]:
-    """The rows whose value of a column is missing, blank or an empty list.
+    """Finds the rows whose value in a column is missing, blank or an empty list.
 
     Raises:
         UserError: the column holds neither text nor lists.

@@ -131,10 +131,10 @@ def _sets_of(
 
 
 def _all_rows(source: Path, arguments: DataArguments, option: str, profile: EncoderProfile) -> tuple[Dataset, Dataset]:
-    """All rows of a file, a folder or a data set, as queries over their own codes.
+    """Loads all rows of a file, a folder or a data set, as queries over their own codes.
 
     Raises:
-        UserError: there is no set that is known, and no rows with a query and its code.
+        UserError: there is neither a known set nor rows with a query and its code.
     """
     try:
         data = load_rows(source, arguments.query_column, arguments.code_column, split=False)

@@ -174,7 +174,7 @@ def _shown_name(name: str) -> str:
 
 
 def _merging(merging: Mapping | None) -> str | None:
-    """Says in a sentence what was merged; None for an encoder that is not merged, or at ratio 1 with nothing."""
+    """Says in a sentence what was merged; None for an encoder that is not merged, or not at all (ratio 1)."""
     if merging is None or (merging["ratio"] == 1 and merging["models"] == [UNMERGED]):
         return None
     models = " and ".join(map(_shown_name, merging["models"]))
