@@ -1,4 +1,4 @@
-"""The command `soft-trainer`: its commands, what it says of wrong ones, and how fast it says it."""
+"""The program `soft-trainer`: its commands, its errors for wrong ones, and how fast it starts."""
 
 import errno
 import gc

@@ -1,4 +1,4 @@
-"""Every command of the documentation is one that its program takes; those that need nothing are run."""
+"""Every command in the documentation is accepted by its program; those that need nothing are run."""
 
 import pkgutil
 import re
@@ -19,7 +19,7 @@ OTHERS = {".", "cd", "eval", "export", "git", "hf", "pip", "pytest", "ruff"}
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """The commands of all shell blocks as words, without comments, `VARIABLE=value` before them and `&&`."""
+    """Lists the commands of all shell blocks as words, without comments, leading `VARIABLE=value` and `&&`."""
     found = []
     for block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
@@ -35,10 +35,10 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def ours(words: list[str]) -> list[str] | None:
-    """The words that a command gives to `soft-trainer`, None for another program.
+    """Returns the words that a command passes to `soft-trainer`, None for another program.
 
     Raises:
-        AssertionError: a program, module or script that is not known here.
+        AssertionError: the program, module or script is not known here.
     """
     program, *rest = words
     if program == "soft-trainer":
@@ -63,7 +63,7 @@ def ours(words: list[str]) -> list[str] | None:
 
 
 def check(words: list[str]) -> None:
-    """Parse a command of ours as it would be when it is run, without a GPU."""
+    """Parses one of our commands as it would be parsed when run, without a GPU."""
     words = [*words, "--use_cpu", "true"] if words[0] in ("train", "simcse") else words
     if words[-1] in ("--help", "--version"):
         return
@@ -74,13 +74,13 @@ def check(words: list[str]) -> None:
 
 
 def new_places() -> list[str]:
-    """Modules and names in the second column of the tables of CHANGELOG.md."""
+    """Lists modules and names in the second column of the tables in CHANGELOG.md."""
     lines = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("| ")]
     return sorted({name for line in lines for name in re.findall(r"`(soft_trainer(?:\.\w+)+)`", line.split("|")[2])})
 
 
 def mentioned_files() -> list[str]:
-    """The files that CONTRIBUTING.md names."""
+    """Lists the files that CONTRIBUTING.md names."""
     names = re.findall(r"`((?:soft_trainer|tests|recipes)/[\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
     return [name for name in names if "NAME" not in name]
 

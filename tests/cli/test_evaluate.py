@@ -1,4 +1,4 @@
-"""`soft-trainer evaluate`: an encoder on a data set, without training."""
+"""`soft-trainer evaluate`: measures an encoder on a data set, without training."""
 
 import json
 import shutil

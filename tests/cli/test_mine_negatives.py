@@ -1,4 +1,4 @@
-"""Negatives mined by a command: the nearest codes, in a file that training reads; never codes of test."""
+"""Negatives mined by a command: the nearest codes, in a file that training reads, and never codes of test."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The wheel, installed into a new environment and used from an empty folder, as people have it."""
+"""The wheel, installed into a new environment and used from an empty folder, as users have it."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class Installed:
         self.environment["HF_DATASETS_CACHE"] = str(folder / "datasets")
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess:
-        """Run a command of the environment; it must end with this exit code."""
+        """Runs a command of the environment, which must end with this exit code."""
         words = [str(self.bin / words[0]), *words[1:]]
         done = subprocess.run(
             words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900

@@ -1,8 +1,8 @@
-"""A `datasets` cache that goes with the test."""
+"""A `datasets` cache that is removed with the test."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def _cache(own_cache):
-    """Every test of this folder has a cache of its own."""
+    """Gives every test in this folder its own cache."""

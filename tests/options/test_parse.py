@@ -42,7 +42,7 @@ def read(*argv: str) -> tuple[Colours, Sizes]:
 
 
 def error_of(*argv: str) -> str:
-    """The one line that a person sees."""
+    """Returns the one line that the user sees."""
     with pytest.raises(UserError) as caught:
         read(*argv)
     assert "\n" not in str(caught.value)

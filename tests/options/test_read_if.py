@@ -1,4 +1,4 @@
-"""Options that change nothing beside the others are named in a line, and those that work are not."""
+"""A line names the options that have no effect given the other options, and no others."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArgume
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import resolve
 
-# Values that differ from the defaults: first beside options that give them no effect, then beside others.
+# Values that differ from the defaults: first with options that give them no effect, then with others.
 TRAINING = [
     ({"alpha": 2.0, "loss": "info_nce"}, {"alpha": 2.0}),
     ({"beta": 2.0, "weighting": "positive_aware"}, {"beta": 2.0}),
@@ -74,14 +74,14 @@ def command_lines(**options) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "without", "beside"),
+    ("lines", "without", "effective"),
     [(training_lines, *pair) for pair in TRAINING] + [(command_lines, *pair) for pair in COMMAND],
 )
-def test_an_option_without_effect_is_named(lines, without, beside):
+def test_an_option_without_effect_is_named(lines, without, effective):
     name = next(iter(without))
     (line,) = lines(**without)
     assert line.startswith(f"warning: {name}={without[name]} has no effect: ")
-    assert lines(**beside) == []
+    assert lines(**effective) == []
 
 
 def test_every_condition_is_tried_and_defaults_are_silent():

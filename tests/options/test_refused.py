@@ -1,6 +1,6 @@
 """Every option of `TrainingArguments` and every argument of `Trainer`: it works, is refused or named, or is untouched.
 
-A field of the installed version that stands in no table fails the test; one of a newer version warns.
+A field of the installed version that is in none of the tables fails the test; one of a newer version warns.
 """
 
 import ast
@@ -31,7 +31,7 @@ OPTIONS = "training/test_trainer_options.py"
 HUB = "hub/test_training.py"
 SCRIPT = "test_script.py"
 PROCESSES = "training/test_processes.py"
-# Works -> the test that shows it.
+# Options that work -> the test that shows it.
 WORKS = {
     "output_dir": "test_script.py::test_the_default_output_folder_says_what_was_trained",
     "per_device_train_batch_size": "training/test_combinations.py::test_a_training_has_the_plain_loss_or_is_refused",
@@ -91,7 +91,7 @@ WORKS = {
     "resume_from_checkpoint": f"{SCRIPT}::test_the_same_run_again_gives_the_same_figures_and_a_checkpoint_goes_on",
     "restore_callback_states_from_checkpoint": f"{OPTIONS}::test_early_stopping_resumes_where_it_was",
 }
-# Works, unless the value is one of these: the options of a training that is refused.
+# Options that work unless the value is one of these: the options of a training that is refused.
 REFUSED_VALUES = {
     "accelerator_config": {"accelerator_config": {"split_batches": True}},
     "fp16": {"fp16": True},
@@ -99,7 +99,7 @@ REFUSED_VALUES = {
     "torch_empty_cache_steps": {"torch_empty_cache_steps": 2, "gradient_cache_chunk_size": 4},
     "report_to": {"report_to": ["tensorbord"]},
 }
-# `Trainer`'s own affair: neither read nor disturbed here.
+# Options that only `Trainer` deals with: neither read nor affected here.
 UNTOUCHED = """
     warmup_steps optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon optim_target_modules max_grad_norm tf32
     activation_checkpointing_kwargs gradient_checkpointing_kwargs torch_compile_mode use_cache log_on_each_node
@@ -107,7 +107,7 @@ UNTOUCHED = """
     trackio_static_space_id eval_delay save_on_each_node ignore_data_skip full_determinism
     dataloader_pin_memory ddp_bucket_cap_mb ddp_backend ddp_timeout deepspeed debug skip_memory_metrics local_rank
 """.split()
-# Refused unless every process has a batch of its own: test_processes_that_share_a_batch_are_refused.
+# Refused unless every process has its own batch: test_processes_that_share_a_batch_are_refused.
 REFUSED_ELSEWHERE = {"parallelism_config"}
 
 ARGUMENTS = {
@@ -126,7 +126,7 @@ ARGUMENTS = {
 
 
 def unclassified(names: set[str], classes: list) -> set[str]:
-    """The names that are in no class, or in several."""
+    """Returns the names that are in no class, or in several."""
     return {name for name in names if sum(name in classified for classified in classes) != 1}
 
 

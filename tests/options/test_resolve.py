@@ -1,4 +1,4 @@
-"""Options and an estimator become the plan of a training, or one line that says what cannot work."""
+"""Options and an estimator become a training plan, or one line that says what cannot work."""
 
 import dataclasses
 

@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 
 class StubEncoder(vectors.LazyEncoder):
-    """Embeds a text as counts of letters, so that like texts have like embeddings; counts what it encodes."""
+    """Embeds a text as counts of letters, so that similar texts have similar embeddings; counts what it encodes."""
 
     encoded: list = []
     weights, code_side = 1.0, ""
@@ -53,7 +53,7 @@ class StubEncoder(vectors.LazyEncoder):
 
 @pytest.fixture
 def stub(monkeypatch):
-    """Puts the stub in place of the encoder; gives its class."""
+    """Replaces the encoder by the stub; returns the stub's class."""
     monkeypatch.setattr(vectors, "LazyEncoder", StubEncoder)
     StubEncoder.encoded, StubEncoder.weights, StubEncoder.code_side = [], 1.0, ""
     return StubEncoder
@@ -61,7 +61,7 @@ def stub(monkeypatch):
 
 @pytest.fixture
 def command(capsys):
-    """Runs `soft-trainer NAME ...` in this process; gives exit code, standard output and standard error."""
+    """Runs `soft-trainer NAME ...` in this process; returns exit code, standard output and standard error."""
 
     def run(name, *words):
         module = importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")

@@ -1,4 +1,4 @@
-"""The commands: what they print, and with which exit code they end."""
+"""The commands: their output and exit codes."""
 
 import json
 import os

@@ -12,7 +12,7 @@ from trees import write_tree
 
 from soft_trainer.search import CodeIndex, store
 
-# Embeds slowly and in small commits, so that kills fall into every part of the work.
+# Embeds slowly and commits often, so that kills hit every part of the work.
 WRITER = """
 import sys, time
 import numpy as np
@@ -31,7 +31,7 @@ CodeIndex.build(sys.argv[1], sys.argv[2], model="stub")
 
 
 def change(tree, number):
-    """Writes forty files anew."""
+    """Rewrites forty files."""
     text = "def stable_name_{n}(x):\n    return x\n\n\ndef version_{v}_{n}(y):\n    return y + {v}\n"
     write_tree(tree, {f"src/m{n}.py": text.format(n=n, v=number) for n in range(40)})
 

@@ -84,7 +84,7 @@ def test_odd_requests_are_answered(server, query):
 
 
 def contrast(first, second):
-    """The ratio of WCAG between two colours such as #fff."""
+    """Returns the WCAG contrast ratio of two colours such as #fff."""
 
     def luminance(colour):
         digits = colour.lstrip("#")

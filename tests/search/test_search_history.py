@@ -14,7 +14,7 @@ WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
 
 
 def repository_of_words(path):
-    """Each function has a word that commits name; the newest commits change lantern and harbour."""
+    """Each function contains a word that commits mention; the newest commits change lantern and harbour."""
     repository, numbers = Repository(path), [0] * 5
 
     def files():

@@ -1,4 +1,4 @@
-"""An index that is served: what changes is seen, and no search waits for an encoder."""
+"""Serving an index: changes are seen, and no search waits for an encoder."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from soft_trainer.search.serving import ServedIndex, Watch
 
 
 def until(condition, seconds=20):
-    """Waits until a condition holds; gives the seconds that it took."""
+    """Waits until a condition holds; returns the seconds that it took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def call(index, *calls):
-    """The answers of the tools to `(name, arguments)`: whether each is an error, and its text."""
+    """Calls the tools with `(name, arguments)`; returns whether each answer is an error, and its text."""
     import anyio
     from mcp import Client
 

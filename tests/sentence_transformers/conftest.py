@@ -13,7 +13,7 @@ from soft_trainer.sentence_transformers import with_rows
 
 @pytest.fixture(scope="session")
 def long_profile(profile):
-    """The profile of the tests with lengths that cut no text."""
+    """The profile of the tests with lengths that truncate no text."""
     return profile.replace(query_length=32, code_length=32)
 
 
@@ -48,7 +48,7 @@ def pairs(rows):
 
 @pytest.fixture(scope="session")
 def tuples(pairs):
-    """The pairs with two negatives each: codes of other rows, and the code of no row."""
+    """The pairs with two negatives each: codes of other rows, and codes that belong to no row."""
     codes = pairs["positive"][:]
     first = [codes[(row + 1) % len(codes)] for row in range(len(codes))]
     further = [f"def other(): return {row}" for row in range(len(codes))]
@@ -58,7 +58,7 @@ def tuples(pairs):
 
 @pytest.fixture
 def features_of():
-    """The features of a batch as the trainer of sentence-transformers gives them to a loss, and its labels."""
+    """Returns a batch's features as sentence-transformers' trainer passes them to a loss, and its labels."""
 
     def make(model, dataset, rows):
         batch = dataset.select(rows)

@@ -24,7 +24,7 @@ from soft_trainer.sentence_transformers import (
     with_rows,
 )
 
-ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with twins, which meet across processes
+ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with twins, which are on different processes
 CASES = {
     "plain": (SoftInfoNCELoss, 4, {}),
     "unequal": (SoftInfoNCELoss, 5, {"negatives_meet": "own"}),
@@ -37,7 +37,7 @@ def in_order(dataset, batch_size, drop_last, **others):
 
 
 def load(folder: Path) -> tuple[SentenceTransformer, Dataset]:
-    """The model without dropout, in float64, and the training rows."""
+    """Loads the model without dropout, in float64, and the training rows."""
     model = SentenceTransformer(str(folder / "encoder"), device="cpu").double()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -46,7 +46,7 @@ def load(folder: Path) -> tuple[SentenceTransformer, Dataset]:
 
 
 def step(folder: Path, name: str, rank: int, world_size: int) -> dict:
-    """The loss of this process and the gradients of all."""
+    """Computes the loss of this process and the gradients of all processes."""
     kind, first, options = CASES[name]
     model, dataset = load(folder)
     estimator = BM25Estimator(document_column="code_tokens")
@@ -64,7 +64,7 @@ def step(folder: Path, name: str, rank: int, world_size: int) -> dict:
 
 
 def run(folder: Path, output: Path, world_size: int) -> list[float]:
-    """The losses that the trainer of sentence-transformers logs, weights by the model as it starts."""
+    """Returns the losses that sentence-transformers' trainer logs, with weights by the initial model."""
     model, dataset = load(folder)
     options = {"per_device_train_batch_size": 8 // world_size, "max_steps": 3, "logging_steps": 1, "use_cpu": True}
     options |= {"learning_rate": 1e-2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}

@@ -1,4 +1,4 @@
-"""Data sets, options and estimators that cannot work together are refused in one line."""
+"""Data sets, options and estimators that do not work together are refused in one line."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Rows of ours become data sets of sentence-transformers and come back the same, with negatives and scores."""
+"""Our rows become data sets of sentence-transformers and come back the same, with negatives and scores."""
 
 import numpy as np
 import pytest

@@ -38,7 +38,7 @@ def without_dropout(model):
 
 
 def loss_of(model, rows, kind=SoftInfoNCELoss, **options):
-    """A loss with weights by BM25 of queries against codes."""
+    """Makes a loss with weights by BM25 of queries against codes."""
     return kind(model, BM25Estimator(document_column="code_tokens"), rows, **options)
 
 
@@ -52,7 +52,7 @@ def gradients(model) -> dict[str, torch.Tensor]:
 
 
 def step(loss, features, labels):
-    """The loss of a batch and its gradients."""
+    """Computes the loss of a batch and its gradients."""
     loss.model.zero_grad()
     value = loss(features, labels)
     value.backward()
@@ -68,7 +68,7 @@ def assert_same(found, expected, tolerance=1e-6):
 
 @pytest.fixture
 def trainer_step(encoder_folder, long_profile, tmp_path):
-    """Loss and gradients of the first batch of `SoftInfoNCETrainer`, the rows in their order, without dropout."""
+    """Computes loss and gradients of `SoftInfoNCETrainer`'s first batch, with the rows in order, without dropout."""
 
     def run(dataset, estimator, **options):
         encoder = load_encoder(encoder_folder, device="cpu")
@@ -156,7 +156,7 @@ def test_in_an_evaluation_it_is_the_loss_of_sentence_transformers(tuples, senten
         for labels in (None, torch.full((8,), 999)):  # the numbers of other rows
             for loss in losses:
                 torch.testing.assert_close(loss(features, labels), theirs(features, None))
-        # An evaluation set may have no negatives where the training rows have some.
+        # An evaluation set may lack negatives although the training rows have some.
         torch.testing.assert_close(losses[0](features[:2], None), theirs(features[:2], None))
 
 
@@ -301,7 +301,7 @@ def test_it_works_inside_matryoshka(kind, tuples, still, features_of):
 
 
 class Constant(Estimator):
-    """All codes are equally similar, as an estimator of a user's own."""
+    """A user's own estimator, by which all codes are equally similar."""
 
     def fit(self, dataset):
         self.columns = dataset.column_names

@@ -16,9 +16,9 @@ POOL = 60
 
 
 def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL, other: int = 0) -> None:
-    """A file of ranks: query q's own code is row q of the pool, the codes around it fill the other places.
+    """Writes a file of ranks: query q's own code is row q of the pool; the codes around it fill the other ranks.
 
-    `other` gives so many codes at the end of the pool other ids.
+    `other` changes the ids of that many codes at the end of the pool.
     """
     names = [*range(pool - other), *(f"other{row}" for row in range(other))]
     codes = {"url": [f"u{name}" for name in names], "code": [f"def f{name}():\n  pass" for name in names]}
@@ -33,7 +33,7 @@ def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL, other:
 def _write_run(
     outputs, name, ranks, loss=None, seed=1, language="ruby", system="trained", split="test", texts=True, **changes
 ) -> Path:
-    """A run's folder below `outputs`; `changes` are keys of its record."""
+    """Writes a run's folder below `outputs`; `changes` are keys of its record."""
     folder = outputs / name
     _write_ranks(folder / f"ranks-{split}-{system}.parquet", ranks, texts)
     metrics = {**retrieval_metrics(torch.tensor(np.array(ranks)), POOL), "queries": len(ranks)}
@@ -64,7 +64,7 @@ def write_run():
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Write a run's folder below `tmp_path / "outputs"`."""
+    """Writes a run's folder below `tmp_path / "outputs"`."""
     return partial(_write_run, tmp_path / "outputs")
 
 

@@ -1,4 +1,4 @@
-"""Two runs against each other, by their files of ranks."""
+"""Comparing two runs by their files of ranks."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,7 +18,7 @@ def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
 
 @pytest.fixture
 def ranked(make_run):
-    """The ranks of runs that had these, each as it is read from its folder."""
+    """Writes runs with these ranks, and reads each back from its folder."""
 
     def make(*runs, **options):
         folders = [make_run(f"run-{number}", ranks, **options) for number, ranks in enumerate(runs)]

@@ -11,7 +11,7 @@ from soft_trainer.studies.significance import paired_bootstrap, stratified_boots
 
 @pytest.fixture
 def study(make_run, tmp_path):
-    """Two methods, two sets, of which the second has one query more, and two seeds."""
+    """Two methods, two seeds, and two sets, of which the second has one more query."""
     ranks = {
         ("ruby", "ours"): ([1, 2, 4], [1, 1, 4]),
         ("ruby", "other"): ([1, 4, 4], [2, 2, 4]),

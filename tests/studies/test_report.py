@@ -1,4 +1,4 @@
-"""The report: which runs are read, what is a cell, what it is compared with, and the three files."""
+"""The report: which runs are read, what a cell is, what it is compared with, and the three files."""
 
 import contextlib
 import csv
@@ -33,7 +33,7 @@ def texts(table: DataFrame) -> list[list[str]]:
 
 
 def write_study(make_run, soft):
-    """Two seeds of InfoNCE and of Soft-InfoNCE, another language, an evaluation set of people's queries."""
+    """Writes two seeds of InfoNCE and Soft-InfoNCE, another language, and an evaluation set of human queries."""
     for seed in (1, 2):
         make_run(f"info-{seed}", BAD if seed == 1 else FAIR, seed=seed)
         make_run(f"soft-{seed}", GOOD, soft(), seed=seed)

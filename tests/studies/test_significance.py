@@ -10,7 +10,7 @@ from soft_trainer.studies.significance import compare, holm, paired_bootstrap, r
 
 
 def simulated_ranks(rng, queries, gain=0.0):
-    """Ranks of two systems on the same queries: alike, with a long tail; the first better by `gain`."""
+    """Ranks of two systems on the same queries: similar, with a long tail; the first is better by `gain`."""
     difficulty = rng.normal(size=queries)
     scores = (difficulty + shift + 0.7 * rng.normal(size=queries) for shift in (-gain, 0.0))
     return [np.floor(np.exp(np.maximum(0, score))) for score in scores]

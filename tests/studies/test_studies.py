@@ -19,14 +19,14 @@ from soft_trainer.studies import execution
 from soft_trainer.studies.grid import read_study
 from soft_trainer.studies.session import run_all
 
-# Starts the stand-in for a run as a child, as `accelerate launch` does, and ends as that does.
+# Starts the stand-in for a run as a child, as `accelerate launch` does, and fails as that does.
 LAUNCHER = """
 import os, subprocess, sys
 code = subprocess.Popen([sys.executable, "-IS", os.path.dirname(__file__) + "/run.py", *sys.argv[1:]]).wait()
 if code:
     raise subprocess.CalledProcessError(code, "run.py")
 """
-# Does what behaviour.json says of its run; when told to end, leaves a whole checkpoint.
+# Does what behaviour.json says for its run; when told to stop, leaves a complete checkpoint.
 RUN = """
 import json, os, signal, sys, time
 words, here = sys.argv[1:], os.path.dirname(__file__)
@@ -93,14 +93,14 @@ class Here:
         return read_study(self.folder / "study.yaml", changes)
 
     def calls(self) -> list[list[str]]:
-        """The commands that were started since the last question, as the words after the launcher."""
+        """Returns the commands started since the last call, as the words after the launcher."""
         path = self.folder / "calls.txt"
         calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         path.unlink(missing_ok=True)
         return calls
 
     def made(self) -> list[str]:
-        """The runs that were started since the last question."""
+        """Returns the runs started since the last call."""
         recipes = [words[words.index("--config") + 1] for words in self.calls()]
         return [recipe.removeprefix(f"{self.outputs}/").removesuffix("/recipe.yaml") for recipe in recipes]
 

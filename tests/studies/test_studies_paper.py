@@ -25,13 +25,13 @@ RUNS = {
     "seeds": 4 * 3 + 1,
     "time": 4,
 }
-# What makes any run small and local; 6 is a batch that BM25's alpha and beta take.
+# Options that make any run small and local; 6 is a batch that BM25's alpha and beta allow.
 TINY = {
     "from_scratch": "32x1", "model_name_or_path": "", "vocabulary_size": 400, "language": "python", "filters": "",
     "max_steps": 2, "per_device_train_batch_size": 6, "lexical": False, "model_card": False,
     "no_estimator_cache": True, "use_cpu": True, "disable_tqdm": True,
 }  # fmt: skip
-# The InfoNCE runs keep the recipes' evaluation and checkpoints; the others are about the loss.
+# The InfoNCE runs keep the recipes' evaluation and checkpoints; the others only test the loss.
 LOSS_ONLY = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no"}
 
 

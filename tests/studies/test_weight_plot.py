@@ -14,7 +14,7 @@ CASE_STUDY = Path(__file__).parents[2] / "recipes" / "paper" / "case_study.jsonl
 
 @pytest.fixture
 def run(capsys, tmp_path):
-    """Run the command and return its standard output; the picture is `tmp_path / "w.png"`."""
+    """Runs the command and returns its standard output; the picture is `tmp_path / "w.png"`."""
 
     def call(*options: str) -> str:
         run_command(["weights", "--output", str(tmp_path / "w.png"), *map(str, options)])

@@ -1,4 +1,4 @@
-"""Random combinations of settings: each trains with a finite loss, that of plain arithmetic, or is refused at once."""
+"""Random combinations of settings: each trains with the finite loss of plain arithmetic or is refused."""
 
 import contextlib
 import copy
@@ -63,7 +63,7 @@ quick = partial(settings, derandomize=True, deadline=None, suppress_health_check
 
 
 def rows_of(combination: Combination, rows: list[dict]) -> Dataset:
-    """Rows of two languages with row numbers as urls; the first `twins` of them stand again at the end."""
+    """Makes rows of two languages with row numbers as urls; the first `twins` of them are repeated at the end."""
     own = [rows[number % len(rows)] for number in range(combination.rows)]
     for twin in range(min(combination.twins, combination.rows // 2)):
         own[-1 - twin] = own[twin]
@@ -73,7 +73,7 @@ def rows_of(combination: Combination, rows: list[dict]) -> Dataset:
 
 
 def make(trainer_of, model, rows, combination: Combination, **options):
-    """A trainer with the settings, in float64 and without dropout."""
+    """Makes a trainer with the settings, in float64 and without dropout."""
     model = copy.deepcopy(model).double()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -97,7 +97,7 @@ def make(trainer_of, model, rows, combination: Combination, **options):
 
 
 def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
-    """The mean loss of the queries `of_process` against the codes `rows`, from similarities, masks and formulas."""
+    """Computes the mean loss of the queries `of_process` against the codes `rows`, from the formulas."""
     tokens = {side: trainer._tokens(trainer.train_dataset, side) for side in ("query", "code")}
     collated = PairCollator(trainer.processing_class.pad_token_id)(
         [{f"{side}_ids": tokens[side][row] for side in tokens} for row in rows]

@@ -1,4 +1,4 @@
-"""The defaults of an encoder that finds sentences or code as it starts."""
+"""The defaults for an encoder that is already trained for search or similarity."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
 
 @pytest.fixture
 def options_after(tmp_path, encoder_dir):
-    """The options of a run after its defaults were chosen, those of the recipe alone."""
+    """Returns the options of a run after its defaults were chosen, only those of the recipe."""
 
     def choose(*words: str, model=encoder_dir) -> dict:
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]

@@ -12,7 +12,7 @@ LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regulariz
 
 @pytest.fixture
 def trained(_model, dataset, tokenizer, profile, tmp_path, monkeypatch):
-    """Weights in float64 after some steps, with dropout, with the chunks and the random numbers of `seed`."""
+    """Returns weights in float64 after some steps with dropout, for the chunks and random numbers of `seed`."""
     monkeypatch.setattr("soft_trainer.trainer.LOSS_BLOCK", 3)
 
     def train(chunk_size, **options):

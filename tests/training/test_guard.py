@@ -1,4 +1,4 @@
-"""Steps that loss scaling skips are counted, also behind a fused optimizer, and too many in a row stop the run."""
+"""Steps that loss scaling skips are counted, even with a fused optimizer, and too many in a row stop the run."""
 
 import pytest
 import torch

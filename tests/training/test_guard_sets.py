@@ -1,4 +1,4 @@
-"""Guard sets: measured before, during and after a training, sampled if they are large, and named if they fell."""
+"""Guard sets: measured before, during and after training, sampled if they are large, and named if they drop."""
 
 import numpy as np
 import pytest

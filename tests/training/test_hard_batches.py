@@ -1,4 +1,4 @@
-"""Hard batches through the trainer: clustered batches, negatives of the rows' own, weights, several right answers."""
+"""Hard batches through the trainer: clustered batches, extra negatives, weights, several right answers."""
 
 import copy
 import json
@@ -137,7 +137,7 @@ def test_nearest_and_equal_texts_are_kept_apart(make_trainer, rows):
     assert not any(batch.duplicates for batch in batches_of(trainer))
 
 
-# ---- Negatives of a row's own ----
+# ---- Extra negatives of a row ----
 
 
 def test_mined_negatives_are_the_nearest_codes_and_meet_their_own_query(make_trainer):
@@ -176,7 +176,7 @@ def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, ro
 
 
 def check_loss(trainer, batch):
-    """The loss of a step is Soft-InfoNCE of the texts that the batch names."""
+    """Checks that the loss of a step is Soft-InfoNCE of the texts that the batch names."""
     trainer.model.eval()
     with torch.no_grad():
         loss = trainer.compute_loss(trainer.model, batch)

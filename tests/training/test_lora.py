@@ -1,4 +1,4 @@
-"""Training of an adapter: nothing else moves, a resumed run is exact, and the folder is the one that was asked for."""
+"""Training an adapter: nothing else moves, a resumed run is exact, and the output has the requested form."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two processes compute what one computes on the global batch, and never wait for each other in vain."""
+"""Two processes compute what one computes on the global batch, and never deadlock."""
 
 import copy
 import json
@@ -131,13 +131,13 @@ def alone(folder, tmp_path, monkeypatch):
 
 
 def weights_of(folder: Path) -> dict:
-    """All weights of an encoder, or those of its adapter."""
+    """Reads all weights of an encoder, or those of its adapter."""
     adapter = folder / "adapter_model.safetensors"
     return load_file(adapter if adapter.exists() else folder / "model.safetensors")
 
 
 def check_equal(one: Path, two: Path, name: str) -> None:
-    """Weights to 1e-10, losses (which `Trainer` adds up in float32) to 1e-5, and the same metrics."""
+    """Compares weights to 1e-10, losses (which `Trainer` sums in float32) to 1e-5, and metrics to 1e-9."""
     [expected], results = results_of(one, name, 1), results_of(two, name, 2)
     for result in results:
         assert result["losses"] == pytest.approx(expected["losses"], abs=1e-5)

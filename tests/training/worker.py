@@ -84,7 +84,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
 
 
 def shard_on_cpus() -> None:
-    """Makes `accelerate` look for FSDP's plugin, which it does only on what it calls GPUs."""
+    """Makes `accelerate` look for FSDP's plugin, which it otherwise does only on GPUs."""
     start = state.PartialState.__init__
 
     def start_as_on_gpus(self, *arguments, **options) -> None:
@@ -97,7 +97,7 @@ def shard_on_cpus() -> None:
 
 def main() -> None:
     folder, cases, limit = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), float(sys.argv[3])
-    chunks.LAYER_OVERHEAD["cpu"] = 1e3  # so that small batches are cut too
+    chunks.LAYER_OVERHEAD["cpu"] = 1e3  # so that small batches are split too
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         shard_on_cpus()
     for name, options in cases.items():
