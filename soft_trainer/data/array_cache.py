@@ -1,4 +1,4 @@
-"""Arrays that are computed once and then memory-mapped, each with a checksum."""
+"""Stores arrays that are computed once and then memory-mapped, each with a checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load_arrays(folder: str | Path | None, key: str, warn: bool = True) -> dict[
     """Maps the arrays that are stored under `key`; None if they are missing or damaged.
 
     Args:
-        warn: say that arrays are damaged.
+        warn: whether to warn about damaged arrays.
     """
     if folder is None or not (record := Path(folder) / f"{key}.json").exists():
         return None
@@ -58,7 +58,7 @@ def array_path(folder: str | Path, key: str, name: str) -> Path:
 
 
 def map_array(path: str | Path) -> np.ndarray:
-    """Maps the array of a file."""
+    """Memory-maps the array in a file."""
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 

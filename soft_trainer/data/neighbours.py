@@ -69,16 +69,16 @@ def nearest_rows(
 ) -> Neighbours:
     """Returns the nearest codes of each row by dot product of vectors.
 
-    Above `exact_up_to` codes a CPU finds candidates with an index of faiss and scores them exactly. It looks into as
-    many cells of the index as find 95 % of the nearest ten codes of a sample of queries, and prints that recall. An
+    Above `exact_up_to` codes, a CPU finds candidates with a faiss index and scores them exactly. It searches enough
+    cells of the index to find 95 % of the nearest ten codes of a sample of queries, and prints that recall. An
     accelerator computes all products.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
         codes: [m, d], m >= n; the code of row i is code i. Default: `queries`.
         k: neighbours of each row.
-        text_ids: arrays of n or m numbers, equal for equal texts; a code whose text equals the row's is passed over.
-            An array of n says nothing of the codes beyond the rows.
+        text_ids: arrays of n or m numbers, equal for equal texts; a code whose text equals the row's is skipped. An
+            array of n covers no codes beyond the rows.
         seed: of the sample and of the cells.
         progress: the label of a progress bar, None for no bar.
         device: the device that multiplies.
@@ -104,7 +104,7 @@ def nearest_by_similarity(
 
     Args:
         similarity: (query rows int64[Q], code rows int64[C]) -> raw similarity Tensor[Q, C], as an estimator gives it.
-        rows, codes: how many rows, and how many codes; the code of row i is code i.
+        rows, codes: the number of rows and the number of codes; the code of row i is code i.
         k, text_ids, progress: as in `nearest_rows`.
     """
     everything = np.arange(codes)
@@ -126,14 +126,14 @@ def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings
 def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], Neighbours]) -> Neighbours:
     """Returns the neighbours stored under `key`, or calls `build` and stores its result.
 
-    The main process alone builds, so that all processes have the same neighbours, however many there are. They read
-    the files of a common folder, memory-mapped, or are sent the arrays.
+    Only the main process builds, so that all processes have the same neighbours, however many there are. The others
+    memory-map the files if they share the folder, or are sent the arrays.
 
     Args:
         folder: where to keep them; None keeps them in memory only.
 
     Raises:
-        UserError: `build` raised one; on every process.
+        UserError: `build` raised one; it is raised on every process.
     """
     neighbours, problem = None, None
     if distributed.rank_and_world_size()[0] == 0:
@@ -154,14 +154,14 @@ def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], N
 
 
 def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[np.ndarray], Tensor]:
-    """Similarities of some rows' queries to all codes."""
+    """Computes the similarities of some rows' queries to all codes."""
     everything = _vectors(codes, slice(None), device)
     return lambda block: _vectors(queries, block, device) @ everything.T
 
 
 def _vectors(values: np.ndarray, rows, device) -> Tensor:
     chosen = np.asarray(values[rows], dtype=np.float32)
-    # Torch warns of memory that it may not write, such as a file's.
+    # Torch warns about read-only memory, such as that of a mapped file.
     return torch.from_numpy(chosen if chosen.flags.writeable else chosen.copy()).to(device)
 
 
@@ -189,7 +189,7 @@ def exact_neighbours(
 
 
 def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
-    """Returns the neighbours of all rows: an index of compressed codes finds candidates, which are scored exactly."""
+    """Returns the neighbours of all rows, by exactly scoring candidates from an index of compressed codes."""
     generator = np.random.default_rng(seed)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
@@ -211,7 +211,7 @@ def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
-    """Returns an inverted file of all codes: four bits for every two dimensions, in cells that k-means finds."""
+    """Builds an inverted file of all codes: four bits for every two dimensions, in cells found by k-means."""
     import faiss  # only many rows need it
 
     faiss.omp_set_num_threads(torch.get_num_threads())
@@ -228,7 +228,7 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
 
 
 def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
-    """Returns the neighbours of some rows; more codes are fetched where too few with other texts are left."""
+    """Returns the neighbours of some rows; fetches more codes if too few with other texts are left."""
     fetched = min(fetched or FETCHED * (k + 1), len(codes))
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
@@ -267,7 +267,7 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
 def _without_equal_texts(
     scores: Tensor, rows: np.ndarray, codes: np.ndarray, text_ids: Sequence[np.ndarray]
 ) -> Tensor:
-    """Scores, Tensor[rows, codes], -inf where a code has a text of the row's."""
+    """Returns scores, Tensor[rows, codes], with -inf where a code has one of the row's texts."""
     for ids in text_ids:
         known = codes < len(ids)
         texts = torch.from_numpy(ids[np.where(known, codes, 0)].view(np.int64))
@@ -278,7 +278,7 @@ def _without_equal_texts(
 
 
 def _blocks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """Parts of `rows` so that a matrix with `width` columns for each row stays small."""
+    """Splits `rows` into parts small enough for a matrix with `width` columns per row."""
     size = max(1, ENTRIES // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
@@ -298,10 +298,10 @@ class _Best:
     def add(
         self, places: np.ndarray, rows: np.ndarray, codes: np.ndarray, scores: Tensor, above: float = -np.inf
     ) -> None:
-        """Take scores, Tensor[rows, codes], into account, those of the rows' own codes and up to `above` left out.
+        """Adds scores, Tensor[rows, codes], leaving out those of the rows' own codes and those up to `above`.
 
         Args:
-            places: where the rows stand here, int64[rows].
+            places: the positions of these rows, int64[rows].
         """
         k = self.scores.shape[1]
         best, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1)

@@ -1,7 +1,7 @@
-"""The documents most similar to each query by a product of sparse matrices, such as BM25's.
+"""Finds the documents most similar to each query by a product of sparse matrices, such as BM25's.
 
-Up to `EXACT_ROWS` documents every product is computed. Beyond that a query visits the documents of its rarest terms
-alone, and the best of these are scored with all terms. The number of visits is the smallest that finds `RECALL` of the
+Up to `EXACT_ROWS` documents, every product is computed. Beyond that, a query only visits the documents of its rarest
+terms, and the best of these are scored with all terms. The number of visits is the smallest that finds `RECALL` of the
 nearest documents of a sample.
 """
 
@@ -79,7 +79,7 @@ def nearest_by_terms(
 def _products(queries: sparse.csr_matrix, documents: sparse.csr_matrix) -> Callable[[np.ndarray], Tensor]:
     """Returns a function that multiplies some rows with all documents.
 
-    Few terms make most of the entries of a sparse product; as dense columns they are multiplied several times faster.
+    A few terms account for most entries of a sparse product; as dense columns they multiply several times faster.
     """
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * documents.shape[0]
     rare = sparse.diags_array((~common).astype(np.float32))
@@ -96,10 +96,10 @@ def _products(queries: sparse.csr_matrix, documents: sparse.csr_matrix) -> Calla
 
 
 def _rarest_terms(queries: sparse.csr_matrix, having: np.ndarray, visits: int) -> sparse.csr_matrix:
-    """Returns the queries with their rarest terms only: one, and more while those before have fewer than `visits`.
+    """Keeps only each query's rarest terms: one, and more while the earlier ones have fewer than `visits` documents.
 
     Args:
-        having: int64[terms], the number of documents that hold each term.
+        having: int64[terms], the number of documents that contain each term.
     """
     counts = np.diff(queries.indptr)
     owners, size = np.repeat(np.arange(queries.shape[0]), counts), having[queries.indices]
@@ -120,7 +120,7 @@ def _through_rare_terms(
     text_ids: Sequence[np.ndarray],
     rows: np.ndarray,
 ) -> Neighbours:
-    """Returns the neighbours of some rows among the documents that hold one of their rarest terms."""
+    """Returns the neighbours of some rows among the documents that contain one of their rarest terms."""
     visited = (rarest[rows] @ postings).tocsr()
     places, codes = np.repeat(np.arange(len(rows)), np.diff(visited.indptr)), visited.indices
     allowed = codes != rows[places]
@@ -147,7 +147,7 @@ def _through_rare_terms(
 
 
 def _largest(scores: np.ndarray, number: int) -> np.ndarray:
-    """Returns the places of the largest scores, in any order."""
+    """Returns the positions of the largest scores, in any order."""
     return np.argpartition(-scores, number)[:number] if len(scores) > number else np.arange(len(scores))
 
 

@@ -1,4 +1,4 @@
-"""Token ids of one side of every row: computed once, memory-mapped, read row by row."""
+"""Token ids of one side of every row, computed once, memory-mapped, and read row by row."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def check_language_column(rows: Dataset, name: str) -> None:
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
-    """Returns what `texts` does, from a column of an Arrow table and several times faster."""
+    """Like `texts`, for a column of an Arrow table and several times faster."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values.fill_null("").to_pylist()
     return pc.binary_join(values, " ").fill_null("").to_pylist()
@@ -187,7 +187,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int, least: int) -> int | None:
-    """Returns the number of processes for `datasets.map`, with at least so many rows for each.
+    """Returns the number of processes for `datasets.map`, with at least this many rows for each.
 
     None means this process.
     """
@@ -231,7 +231,7 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         )
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         values = np.fromiter(chain.from_iterable(ids), np.int32, offsets[-1])
-        # Arrow would look at every number of lists of lists.
+        # For lists of lists, Arrow would look at every number.
         columns = [pa.ListArray.from_arrays(offsets, values), pa.array(lengths, pa.int32())]
         return pa.Table.from_arrays(columns, schema=TOKENS.arrow_schema)
 

@@ -1,4 +1,4 @@
-"""The BM25 estimator: it slices one sparse matrix of term counts."""
+"""The BM25 estimator, which slices one sparse matrix of term counts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BM25Estimator(Estimator):
         rows: int | None = None,
         codes: int | None = None,
     ) -> Neighbours:
-        """The k rows whose documents score highest for each row's query, with the statistics of all rows."""
+        """Finds the k rows whose documents score highest for each row's query, with the statistics of all rows."""
         weights = bm25_weights(self._documents, "lucene", self.k1, self.b)
         queries, documents = self._queries[:rows], weights[:codes]
         key = neighbours_key([queries, documents, *text_ids], k=k)
@@ -106,7 +106,7 @@ class BM25Estimator(Estimator):
         )
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """BM25 scores, Tensor[Q, C] in float64."""
+        """Computes BM25 scores, Tensor[Q, C] in float64."""
         queries, documents = self._queries[as_array(query_rows)], self._documents[as_array(code_rows)]
         weights = bm25_weights(documents, self.idf, self.k1, self.b, self._average_length, self._term_idf)
         return torch.from_numpy((queries @ weights.T).toarray())

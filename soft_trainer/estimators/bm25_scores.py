@@ -1,7 +1,7 @@
-"""BM25 with NumPy and SciPy alone: one formula for similarities in training and for lexical search.
+"""BM25 with only NumPy and SciPy: one formula for similarities in training and for lexical search.
 
-It is our own although rank_bm25 and bm25s exist, because the statistics of a batch change with every batch. Both would
-build an index for each step: for 256 queries that takes 83 and 12 times as long (`benchmarks/bm25.py`).
+We do not use rank_bm25 or bm25s, because a batch's statistics change with every batch. Both would build an index for
+each step: for 256 queries that takes 83 and 12 times as long (`benchmarks/bm25.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _okapi(total: int, having: np.ndarray) -> np.ndarray:
     return np.where(idf < 0, OKAPI_EPSILON * mean, idf)
 
 
-# The weight of a term that `having` of `total` documents hold.
+# The weight of a term that `having` of `total` documents contain.
 IDFS = {
     "okapi": _okapi,
     "robertson": lambda total, having: np.log((total - having + 0.5) / (having + 0.5)),
@@ -69,7 +69,7 @@ def bm25_weights(
     average_length: float | None = None,
     term_idf: np.ndarray | None = None,
 ) -> sparse.csr_matrix:
-    """Computes what each term adds to the score of each document, so that scores are `query_counts @ weights.T`.
+    """Computes each term's contribution to the score of each document: scores are `query_counts @ weights.T`.
 
     Args:
         counts (`float64[D, T]`): term counts of the documents.
@@ -82,7 +82,7 @@ def bm25_weights(
     average = lengths.mean() if average_length is None else average_length
     norms = np.repeat(k1 * (1 - b + b * lengths / max(average, 1e-12)), np.diff(counts.indptr))
     if term_idf is None:
-        # Of the terms in these documents alone: a batch holds few of the training set's.
+        # Only for terms in these documents, since a batch has few of the training set's terms.
         _, term, having = np.unique(counts.indices, return_inverse=True, return_counts=True)
         entry_idf = IDFS[idf](counts.shape[0], having)[term]
     else:

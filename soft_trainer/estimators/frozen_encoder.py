@@ -31,7 +31,7 @@ class _StoredRows:
 
 
 class EncodedRowsEstimator(Estimator):
-    """Similarity of row embeddings that a frozen encoder computes once, before training.
+    """Computes similarities of row embeddings that a frozen encoder computes once, before training.
 
     Args:
         model_name_or_path: folder or Hub name of the encoder; `NAME@REVISION` pins a revision.
@@ -54,7 +54,7 @@ class EncodedRowsEstimator(Estimator):
         self.trust_remote_code = trust_remote_code
 
     def __getstate__(self) -> dict:
-        """The state with the paths of memory-mapped rows in their place, so that a worker maps them too."""
+        """Returns the state with memory-mapped rows replaced by their paths, so that a worker maps them too."""
         state = self.__dict__.items()
         return {
             name: _StoredRows(str(value.filename)) if isinstance(value, np.memmap) else value for name, value in state
@@ -65,12 +65,12 @@ class EncodedRowsEstimator(Estimator):
             setattr(self, name, map_array(value.path) if isinstance(value, _StoredRows) else value)
 
     def load(self) -> Encoder:
-        """The frozen encoder."""
+        """Loads the frozen encoder."""
         name, _, revision = self.model_name_or_path.partition("@")
         return load_encoder(name, revision or None, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
-        """Embeddings of one side of every row, [rows, d], comparable by dot product; from the cache if possible.
+        """Returns embeddings of one side of every row, [rows, d], comparable by dot product; cached if possible.
 
         On a GPU the encoder runs in half precision: in bfloat16 if the GPU has it, because float16 can overflow.
 
@@ -109,7 +109,7 @@ class EncodedRowsEstimator(Estimator):
         return cached_rows(self.cache_dir, key, len(tokens), encoder.model.config.hidden_size, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """The encoder's scores, Tensor[Q, C] in float32."""
+        """Computes the encoder's scores, Tensor[Q, C] in float32."""
         chosen = (values[as_array(rows)] for values, rows in ((self._queries, query_rows), (self._codes, code_rows)))
         q, c = (torch.from_numpy(np.asarray(rows, dtype=np.float32)) for rows in chosen)
         return q @ c.T * self._scale
@@ -122,7 +122,7 @@ class EncodedRowsEstimator(Estimator):
         rows: int | None = None,
         codes: int | None = None,
     ) -> Neighbours:
-        """The k rows that score highest for each row's query, from the cache if possible."""
+        """Finds the k rows that score highest for each row's query, from the cache if possible."""
         vectors, device = (self._queries[:rows], self._codes[:codes]), distributed.device()
         nearest = cached_neighbours(
             self.cache_dir,

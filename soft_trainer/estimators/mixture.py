@@ -1,4 +1,4 @@
-"""Several estimators as one: the average of their distributions."""
+"""Combines several estimators into one by averaging their distributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soft_trainer.weights import checked_similarity
 
 
 class MixtureEstimator(Estimator):
-    """The average of its members' distributions over a query's negatives.
+    """Averages its members' distributions over a query's negatives.
 
     `similarity` is the logarithm of the average, so a softmax at temperature 1 gives the average back. Alpha and beta
     are the first member's.
@@ -26,7 +26,7 @@ class MixtureEstimator(Estimator):
         temperatures: the temperature of each member's softmax; the member's own when None.
 
     Raises:
-        UserError: no member, a wrong number of shares or temperatures, or one that is not above 0.
+        UserError: there are no members, or shares or temperatures are of the wrong number or not above 0.
     """
 
     temperature = 1.0
@@ -69,7 +69,7 @@ class MixtureEstimator(Estimator):
         return any(isinstance(member, Estimator) and member.finds_neighbours for member in self.members)
 
     def neighbours(self, *args, **options) -> Neighbours:
-        """The neighbours by the first member that finds them."""
+        """Finds neighbours with the first member that can."""
         for member in self.members:
             if isinstance(member, Estimator) and member.finds_neighbours:
                 return member.neighbours(*args, **options)
@@ -81,9 +81,9 @@ class MixtureEstimator(Estimator):
             member.fit(dataset)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Logarithm of the averaged distributions, Tensor[Q, C]."""
+        """Computes the logarithm of the averaged distributions, Tensor[Q, C]."""
         own = torch.from_numpy(as_array(query_rows)[:, None] == as_array(code_rows)[None, :])
-        own &= ~own.all(1, keepdim=True)  # a query that meets only its own code has nothing else to normalise over
+        own &= ~own.all(1, keepdim=True)  # a query that sees only its own code has nothing else to normalise over
         logs = []
         for member, share, temperature in zip(self.members, self.shares, self.temperatures, strict=True):
             logits = checked_similarity(member, query_rows, code_rows).cpu() / temperature

@@ -1,6 +1,7 @@
-"""The one table of estimators: a new estimator is one entry here. And from a name on the command line to an estimator.
+"""The one table of estimators, and the way from a name on the command line to an estimator.
 
-Names, labels, order in tables, classes (with their default settings) and how the options of a run make one.
+A new estimator is one entry here: its name, label, place in tables, class (with its default settings) and how the
+options of a run make one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class EstimatorModels:
     """The encoders of `--estimator_model`, each for the next estimator that needs one.
 
     Args:
-        names: those that are not yet taken.
+        names: the encoders not yet taken.
         trust_remote_code: run the code that comes with them.
     """
 
@@ -38,7 +39,7 @@ class EstimatorModels:
     trust_remote_code: bool = False
 
     def take(self, default: str | None = None) -> dict | None:
-        """Arguments of an estimator with the next encoder or the default, which exists; None if there is neither."""
+        """Returns an estimator's arguments, with the next encoder or the default one; None if there is neither."""
         model = next(self.names, default)
         if model is None:
             return None
@@ -98,7 +99,7 @@ def _initial_model(arguments: DataArguments, models: EstimatorModels, query_colu
 
 
 def _cache_dir(arguments: DataArguments) -> str | Path | None:
-    """The folder that keeps row embeddings, None to keep none."""
+    """Returns the folder that keeps row embeddings, None to keep none."""
     if arguments.no_estimator_cache:
         return None
     folder = arguments.estimator_cache_dir or DEFAULT_FOLDER
@@ -127,10 +128,10 @@ def choose_estimator(
     query_columns: Sequence[str] = ("docstring_tokens",),
     trust_remote_code: bool = False,
 ):
-    """The estimator that `--estimator` names: a name of `ESTIMATORS`, a mixture `a+b`, or a user's `module:Class`.
+    """Makes the estimator for `--estimator`: a name of `ESTIMATORS`, a mixture `a+b`, or a user's `module:Class`.
 
     Args:
-        query_columns: the columns of the queries, for an estimator that reads their words; it takes the first.
+        query_columns: the columns of the queries, for an estimator that reads their words; it reads the first.
         trust_remote_code: run the code that comes with the encoders of `--estimator_model`.
 
     Returns:
@@ -166,7 +167,7 @@ def _make(name: str, arguments: DataArguments, models: EstimatorModels, query_co
 
 
 def _users_own(name: str):
-    """A user's own estimator, `module:Class`, made without arguments."""
+    """Makes a user's own estimator, `module:Class`, without arguments."""
     module, _, attribute = name.partition(":")
     try:
         # An installed command does not look for modules in the current folder, as `python -m` does.

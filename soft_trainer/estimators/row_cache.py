@@ -1,4 +1,4 @@
-"""Row embeddings on disk: computed once, then memory-mapped."""
+"""Keeps row embeddings on disk, computed once and then memory-mapped."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def cached_rows(
 ) -> np.ndarray:
     """Returns the array of shape [rows, width] that is stored under `key`, or calls `build` and stores its result.
 
-    A damaged file is built again, with a warning. Either every process calls `build` or none does. One process of
-    each machine reads and writes, because machines may not share a disk.
+    A damaged file is rebuilt, with a warning. Either every process calls `build` or none does. One process of each
+    machine reads and writes, because machines may not share a disk.
 
     Args:
         folder: the folder of the cache; None keeps the array in memory only.

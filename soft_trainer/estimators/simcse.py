@@ -1,4 +1,4 @@
-"""SimCSE: the similarity of a query and a code is that of the query and the code's own query."""
+"""The SimCSE estimator, which takes the similarity of a query to a code's query as that to the code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
 class SimCSEEstimator(EncodedRowsEstimator):
     """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
 
-    The encoder is a folder or Hub name: of sentence-transformers, with its own pooling, or a plain `AutoModel`, with
-    mean pooling. Embeddings are normalised. The paper uses `PAPER_MODEL`, trained further by `soft_trainer.simcse`.
+    The encoder is a folder or Hub name: a sentence-transformers model, with its own pooling, or a plain `AutoModel`,
+    with mean pooling. Embeddings are normalised. The paper uses `PAPER_MODEL`, which `soft_trainer.simcse` trains
+    further.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
-    distill_temperature = 0.07  # of its own training, as published
+    distill_temperature = 0.07  # the temperature at which SimCSE is trained, as published
     compares_codes = False
 
     def fit(self, dataset) -> None:

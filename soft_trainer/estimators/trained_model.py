@@ -1,4 +1,4 @@
-"""The scores that a frozen encoder gives query and code: a trained model, or the encoder before training."""
+"""Estimators by the scores of a frozen encoder: a trained model, or the encoder before training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 class TrainedModelEstimator(EncodedRowsEstimator):
     """Scores of a checkpoint trained with InfoNCE (Section 3.2, "Trained Model"), kept frozen.
 
-    It may be another encoder than the one in training. Tokenizer, lengths, pooling, score function and scale are read
-    from its folder.
+    It may differ from the encoder in training. Tokenizer, lengths, pooling, score function and scale are read from its
+    folder.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 5.0
@@ -58,20 +58,20 @@ class InitialModelEstimator(TrainedModelEstimator):
         return self._encoder.profile.score_scale if self._encoder else 1.0
 
     def bind(self, encoder: Encoder) -> None:
-        """Takes the encoder of the run."""
+        """Receives the run's encoder."""
         self._encoder = encoder
 
     def load(self) -> Encoder:
-        """The encoder of the run, with its weights as they are now.
+        """Returns the run's encoder, with its current weights.
 
         Raises:
-            UserError: it is not bound to one.
+            UserError: the estimator is not bound to an encoder.
         """
         if self._encoder is None:
             raise UserError("estimator=initial_model: it needs a SoftInfoNCETrainer, which binds it to its encoder")
         return self._encoder
 
     def __getstate__(self) -> dict:
-        """The state without the encoder: a fitted estimator only looks up rows."""
+        """Returns the state without the encoder, since a fitted estimator only looks up rows."""
         profile_only = self._encoder and dataclasses.replace(self._encoder, model=None, tokenizer=None)
         return super().__getstate__() | {"_encoder": profile_only}
