@@ -39,7 +39,7 @@ ROWS, QUERY_LENGTH, CODE_LENGTH = 2000, 32, 64
 TOLERANCE = 0.005
 SEEDS = (1234, 12345, 123456)
 DEVELOPMENT, CONFIRMATION = ("python", "ruby", "go"), ("java", "php", "javascript", "python")
-FRESH = "fresh-python"  # the folder of Python rows mined after the protocol, in DATA or beside the work
+FRESH = "fresh-python"  # the folder of Python rows mined after the protocol, in DATA or next to the work folder
 COMMON = {
     "query_length": QUERY_LENGTH,
     "code_length": CODE_LENGTH,

@@ -200,7 +200,7 @@ def measure(stage: str, folder: Path) -> dict:
 
 
 def in_new_process(stage: str, folder: Path) -> dict:
-    """Runs a stage in a process of its own, with its caches in the folder."""
+    """Runs a stage in a separate process, with its caches in the folder."""
     places = {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     command = [sys.executable, __file__, "--folder", str(folder), "--stage", stage]
     done = subprocess.run(command, env=os.environ | places, check=True, capture_output=True, text=True)

@@ -39,7 +39,7 @@ class EstimatorCallback(TrainerCallback):
         self._last: dict | None = None
 
     def bind(self, dataset, encoder: Encoder | None = None) -> None:
-        """Takes the rows that the estimator is fitted on, and the run's encoder. A row's number is its position."""
+        """Receives the rows that the estimator is fitted on, and the run's encoder. A row's number is its position."""
         self._dataset = dataset
         if encoder is not None and isinstance(self.estimator, Estimator):
             self.estimator.bind(encoder)
@@ -55,11 +55,11 @@ class EstimatorCallback(TrainerCallback):
             self.fit()
 
     def begin(self) -> None:
-        """Begins a new training, for which the estimator is fitted once, also if `Trainer` has to start it again."""
+        """Begins a new training, for which the estimator is fitted once, even if `Trainer` has to restart it."""
         self._fitted = False
 
     def prepare(self, rows) -> None:
-        """Takes the rows of a training; an estimator of the initial model is fitted before a checkpoint is loaded."""
+        """Receives a training's rows; an estimator of the initial model is fitted before a checkpoint is loaded."""
         self._dataset = rows
         if self.needs_initial_model and not self._fitted:
             self.fit()
@@ -83,7 +83,7 @@ class EstimatorCallback(TrainerCallback):
         print_on_main(f"{name} fitted on {len(self._dataset):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
-        """Remembers weights and scores of a step, Tensor[B, N], for the log, without a wait for the device."""
+        """Keeps the weights and scores of a step, Tensor[B, N], for the log, without waiting for the device."""
         self._last = {"weights": weights, "floor": floor, "scores": scores.detach(), "positives": positives}
 
     def statistics(self) -> dict[str, float]:
@@ -98,7 +98,7 @@ class EstimatorCallback(TrainerCallback):
             return {}
         step, self._last = self._last, None
         column = step["positives"].unsqueeze(1)
-        # A column that is left out has weight 0: it is no negative.
+        # A column that is left out has weight 0 and is not a negative.
         weights = step["weights"].double().scatter(1, column, 0.0)
         valid, number = weights[weights > 0], (weights > 0).sum(1)
         if not len(valid):

@@ -52,11 +52,11 @@ NEED_SIMILARITY = {"loss": "info_nce", "cancel": "none", "order_loss_weight": 0,
 
 @dataclass(frozen=True)
 class LossSettings:
-    """A loss with its settings: from the scores of a batch to a scalar.
+    """A loss with its settings, which turns the scores of a batch into a scalar.
 
     Args:
         loss: a key of `LOSSES`.
-        weighting: "eq4" or "positive_aware", the way from similarity to weight.
+        weighting: "eq4" or "positive_aware", how similarities become weights.
         alpha, beta, temperature, floor: of Eq. 4 and of the softmax before it.
         margin: of positive-aware weights, whose temperature is `temperature` too.
         infonce_weight, kl_weight: of `kl_regularization`.
@@ -166,10 +166,10 @@ class LossSettings:
 
     def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
         """Returns the columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
-        if self.cancel == "none" or similarity is None:  # without similarity the weights hold the cancellation
+        if self.cancel == "none" or similarity is None:  # without similarity, cancellation is in the weights
             return negatives
         if negatives is not None:
-            # A duplicate is left out already: it must not use up the k, nor count as most similar.
+            # A duplicate is already left out, so it must neither use up one of the k nor count as most similar.
             column = positives.unsqueeze(1)
             similarity = similarity.masked_fill(~negatives.scatter(1, column, True), -torch.inf)
         if self.cancel == "top_k":

@@ -78,7 +78,7 @@ def family(request, tokenizer) -> Family:
 
 @pytest.fixture
 def same_everywhere():
-    """Checks that `load_encoder` and `SentenceTransformer` embed texts alike; returns what the first has loaded."""
+    """Checks that `load_encoder` and `SentenceTransformer` give equal embeddings; returns the former's encoder."""
 
     def check(folder, texts, **options):
         from sentence_transformers import SentenceTransformer
