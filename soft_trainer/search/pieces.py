@@ -24,6 +24,12 @@ _ASSIGNED = re.compile(
     re.MULTILINE,
 )
 _MAX_ASSIGNED = 20
+# The first paragraph of a docstring, of a block comment, or a group of line comments.
+_PARAGRAPH = re.compile(
+    rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*\*(.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
+    re.DOTALL | re.MULTILINE,
+)
+_MAX_BEFORE_PARAGRAPH = 2000  # bytes
 _NAME = re.compile(r"[\w$]+")
 _ENDINGS = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
 _CPP_HEADER = re.compile(rb"^\s*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
@@ -78,6 +84,12 @@ def split(source: bytes, language: str) -> list[Piece]:
         line = span.end + 1
     pieces += _blocks(lines, line, len(lines), Piece(line, len(lines)), language)
     return pieces
+
+
+def first_paragraph(text: bytes) -> bytes:
+    """The first paragraph of a piece's documentation; empty without one."""
+    found = _PARAGRAPH.search(text[:_MAX_BEFORE_PARAGRAPH])
+    return next((group for group in found.groups() if group), b"") if found else b""
 
 
 def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: str) -> list[Piece]:

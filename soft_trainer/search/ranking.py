@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soft_trainer.search.store import Segments
-from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH
+from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
 
 K1, B = 1.2, 0.75  # BM25's usual ones
@@ -31,6 +31,10 @@ DEFINED_SYMBOL = 1.0  # the same for what can only be a name: `parseDate`, `pars
 DEPTH_DISCOUNT = 0.1
 TEST_DISCOUNT = 0.5
 TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
+# Within a file: BM25, share of the query in the name, and these.
+PIECE_WORDS = 1.0  # share of the query that stands in the piece
+PIECE_SUMMARY = 0.5  # share of the query that stands in the first paragraph of its documentation
+PIECE_NAME_COVERED = 0.5  # share of its name that stands in the query: `negative_weights` before `_negatives`
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance
 FURTHER_PIECES = 0.5  # each further piece of a file counts half of the one before: other files come first
 # An encoder's similarity, by kind of query: of a symbol it knows little, of a sentence much.
@@ -119,12 +123,14 @@ class _Gathered:
         self.own_name, self.own_parts = np.zeros(files, np.float32), np.zeros(files, np.float32)
         self.folders, self.defined_words = np.zeros(files, np.float32), np.zeros(files, np.float32)
         self.piece_names, self.defined = np.zeros(pieces, np.float32), np.zeros(files, np.float32)
+        self.piece_words, self.piece_summary = np.zeros(pieces, np.float32), np.zeros(pieces, np.float32)
+        self.piece_name_parts = np.zeros(pieces, np.float32)
         self.total = 0.0
 
     def add(self, term: str, weight: float, postings: Postings) -> None:
         """Add what the pieces and files have of one term."""
         pieces, counts = postings(term)
-        named, own, folders = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH))
+        named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
         if not len(pieces) and not len(named) and not len(own):
             return
         files, starts = self._files(pieces)
@@ -138,8 +144,11 @@ class _Gathered:
         self.folders[self.owners[folders]] += rarity
         self.defined_words[self._files(named)[0]] += rarity
         self.piece_names[named] += rarity
+        self.piece_name_parts[named] += 1
         if weight == 1.0:
             self.total += rarity
+            self.piece_words[pieces] += rarity
+            self.piece_summary[summary] += rarity
 
     def add_defined(self, pieces: np.ndarray, share: float) -> None:
         """Adds the pieces that define a name that was typed."""
@@ -162,7 +171,13 @@ class _Gathered:
             + DEFINED_WORDS * np.minimum(self.defined_words / total, 1)
             + self.defined
         )
-        pieces = self.text / max(float(self.text.max()), 1e-9) + np.minimum(self.piece_names / total, 2)
+        pieces = (
+            self.text / max(float(self.text.max()), 1e-9)
+            + np.minimum(self.piece_names / total, 2)
+            + PIECE_WORDS * self.piece_words / total
+            + PIECE_SUMMARY * self.piece_summary / total
+            + PIECE_NAME_COVERED * np.minimum(self.piece_name_parts / np.maximum(segments.names, 1), 1)
+        )
         if similar is not None:
             files += np.maximum.reduceat(similar, segments.firsts[:-1])
             pieces += similar

@@ -21,7 +21,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 
 DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
-FORMAT = 3
+FORMAT = 4
 # Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program.
 TRAITS = ("test", "depth", "name_parts", "text")
 # more dead postings than this are cleared away, and more segments than these are joined
@@ -34,13 +34,13 @@ CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, chan
                     first INTEGER, count INTEGER, digest BLOB);
 CREATE TABLE contents (file INTEGER PRIMARY KEY, pieces TEXT, text BLOB);
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, changed INTEGER) WITHOUT ROWID;
-CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, languages BLOB, traits BLOB);
+CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, names BLOB, languages BLOB, traits BLOB);
 CREATE TABLE dead (file INTEGER PRIMARY KEY);
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
 CREATE TABLE vectors (file INTEGER PRIMARY KEY, digests BLOB, slots BLOB);
 """
-_ARRAYS = ("<u2", "<i4", "u1", "u1")
+_ARRAYS = ("<u2", "<i4", "u1", "u1", "u1")
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -252,8 +252,8 @@ def compact(database: sqlite3.Connection) -> None:
     joined = [np.concatenate(part) if part else np.zeros(0, np.int32) for part in (term, piece, count)]
     insert_postings(database, 0, vocabulary, *joined)
     owners, kept = np.repeat(np.arange(len(files)), counts), old[:, 0]
-    arrays = segments.lengths[taken], owners, segments.languages[kept], segments.traits[kept]
-    insert_segment(database, 0, *arrays)
+    by_piece = segments.lengths[taken], owners, segments.names[taken]
+    insert_segment(database, 0, *by_piece, segments.languages[kept], segments.traits[kept])
 
 
 def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -> None:
@@ -269,17 +269,17 @@ def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: np.ndarray) -> None:
-    """Write what ranking needs of a segment: terms and file of each piece, language and traits of each file."""
+    """Writes what ranking needs: terms, file and words in the name of each piece, language and traits of each file."""
     blobs = [array.astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS, strict=True)]
-    database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?)", (number, *blobs))
+    database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """All segments together: `lengths` and `owners` by piece; `languages`, `traits`, `live`, first piece by file."""
+    """All segments: `lengths`, `owners`, `names` by piece; `languages`, `traits`, `live`, `firsts` by file."""
 
     def __init__(self, rows: list[tuple], dead: list[int]):
         columns = [b"".join(row[place] for row in rows) for place in range(len(_ARRAYS))]
-        self.lengths, self.owners, self.languages, traits = map(np.frombuffer, columns, _ARRAYS)
+        self.lengths, self.owners, self.names, self.languages, traits = map(np.frombuffer, columns, _ARRAYS)
         self.traits = traits.reshape(len(self.languages), len(TRAITS))
         self.live = np.ones(len(self.languages), bool)
         self.live[dead] = False
@@ -288,5 +288,5 @@ class Segments:
 
 def load_segments(database: sqlite3.Connection) -> Segments:
     """Read all segments; some bytes a piece."""
-    rows = database.execute("SELECT lengths, owners, languages, traits FROM segments ORDER BY id").fetchall()
+    rows = database.execute("SELECT lengths, owners, names, languages, traits FROM segments ORDER BY id").fetchall()
     return Segments(rows, [row[0] for row in database.execute("SELECT file FROM dead")])

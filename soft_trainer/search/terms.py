@@ -14,11 +14,11 @@ import numpy as np
 from soft_trainer.mining.identifiers import identifier_words
 from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
-from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, language_of, split
+from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
 from soft_trainer.search.words import source_words, stem, terms, whole, words
 
 # A term's first letter says what it is found in; a term of the text has none.
-DEFINED, NAME, PATH, OWN_NAME = "=", "@", "/", "//"
+DEFINED, NAME, PATH, OWN_NAME, SUMMARY = "=", "@", "/", "//", "~"
 MAX_WORDS = 400_000  # of a vocabulary, which takes about 150 MB
 MAX_COUNT = 255
 _PACKAGE_FILES = {"__init__", "index", "mod"}
@@ -35,6 +35,7 @@ class FileEntry:
     text: bytes
     pieces: list[list]
     lengths: list[int]
+    name_words: list[int]
 
 
 @dataclass
@@ -101,24 +102,27 @@ class Reader:
         """One file. The terms of its pieces are added to `term`, how many each piece has to `sizes`."""
         language = language_of(path, source)
         lines = source.split(b"\n")
-        pieces, lengths = [], []
+        pieces, lengths, name_words = [], [], []
         # a file without a word is found by its path
         for place, piece in enumerate(split(source, language) or [Piece(1, 1)]):
             before = len(term)
-            found = source_words(b"\n".join(lines[piece.start - 1 : piece.end]))
+            text = b"\n".join(lines[piece.start - 1 : piece.end])
+            found = source_words(text)
             term.extend(chain.from_iterable(map(self.numbers_of_word.__getitem__, found)))
             lengths.append(min(len(term) - before, 65_535))
             marked = {DEFINED + whole(name) for name in piece.defines}
             marked |= {NAME + stem(part) for name in piece.defines for part in identifier_words(name)}
+            marked |= {SUMMARY + term for word in source_words(first_paragraph(text)) for term in terms(word)}
             marked |= path_terms(path) if place == 0 else set()
             term.extend(map(self.numbers.__getitem__, marked))
             sizes.append(len(term) - before)
             pieces.append([piece.start, piece.end, piece.name])
+            name_words.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
         own, _ = name_and_folders(path)
         depth, parts = min(path.count("/"), 255), min(len(identifier_words(own)), 255)
         traits = int(is_test_path(path, language)), depth, parts, int(language in TEXT_LANGUAGES)
         digest = blake2b(source, digest_size=16).digest()
-        return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths)
+        return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths, name_words)
 
 
 class _TermsOfWords(dict):

@@ -186,9 +186,10 @@ class _Writer:
         count = np.concatenate([batch[3] for batch in self.batches])
         insert_postings(database, segment, list(self.numbers), term, piece, count)
         lengths = np.array([length for entry in entries for length in entry.lengths])
+        names = np.array([number for entry in entries for number in entry.name_words])
         owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
         traits = np.array([entry.traits for entry in entries])
-        insert_segment(database, segment, lengths, owners, languages, traits)
+        insert_segment(database, segment, lengths, owners, names, languages, traits)
 
 
 def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:

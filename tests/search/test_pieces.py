@@ -3,9 +3,11 @@
 import time
 
 import pytest
+from trees import write_tree
 
 from soft_trainer.dataflow.grammars import PARSED_LANGUAGES
-from soft_trainer.search.pieces import MAX_LINES, language_of, split
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.pieces import MAX_LINES, first_paragraph, language_of, split
 
 SOURCES = {
     "ruby": ("class Cart\n  def add(item)\n    @items << item\n  end\nend\n", {"Cart", "add"}),
@@ -82,3 +84,30 @@ def test_files_made_to_be_slow_end_in_time(text, language):
     started = time.process_time()
     split(text, language)
     assert time.process_time() - started < 15
+
+
+@pytest.mark.parametrize(
+    ("text", "paragraph"),
+    [
+        ('def f():\n    """Parse a date.\n\n    More."""\n', "Parse a date."),
+        ("/** Parses a date.\n *\n * @param a b\n */\nint f();", " Parses a date."),
+        ("// Parse parses\n// a date.\nfunc Parse() {\n\t// not this\n}", "// Parse parses\n// a date.\n"),
+        ("x = 1", ""),
+    ],
+)
+def test_the_first_paragraph_of_documentation(text, paragraph):
+    assert first_paragraph(text.encode()).decode().strip() == paragraph.strip()
+
+
+def test_the_piece_that_answers_comes_before_helpers_of_like_names(tmp_path):
+    source = """
+        def _negatives(mask):
+            return mask
+
+
+        def negative_weights(similarity, temperature):
+            \"\"\"Compute the weights of negatives from their similarity.\"\"\"
+            return softmax(similarity / temperature)
+        """
+    index = CodeIndex.build(write_tree(tmp_path / "tree", {"weights.py": source}))
+    assert index.search("where are the weights of negatives computed")[0].name == "negative_weights"
