@@ -428,8 +428,6 @@ class SoftInfoNCETrainer(Trainer):
         """
         own = eval_dataset is None
         eval_dataset = self.eval_dataset if own else eval_dataset
-        if eval_dataset is None:
-            raise UserError("evaluate() has no queries: pass eval_dataset= to it or to the trainer")
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         if isinstance(eval_dataset, Mapping):
@@ -467,8 +465,6 @@ class SoftInfoNCETrainer(Trainer):
         """
         start = time.time()
         dataset, corpus = as_rows(dataset, "dataset"), self.corpus_of(None, codebase)
-        if not len(dataset):
-            raise UserError("dataset: there are no rows")
         targets = torch.from_numpy(target_rows(dataset, corpus, metric_key_prefix))
         queries = self.embed_rows(dataset, "query")
         codes = self.embed_rows(corpus, "code") if codes is None else codes

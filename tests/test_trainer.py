@@ -361,8 +361,8 @@ def test_rows_may_be_lists_of_dicts_everywhere(make_trainer, dataset):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda trainer, rows: trainer.evaluate(codebase=rows), r"evaluate\(\) has no queries: pass eval_dataset="),
-        (lambda trainer, rows: trainer.predict(rows.select([])), "dataset: there are no rows"),
+        (lambda trainer, rows: trainer.evaluate(codebase=rows), "eval: no queries; pass eval_dataset="),
+        (lambda trainer, rows: trainer.predict(rows.select([])), "test: there are no rows"),
         (lambda trainer, rows: trainer.predict(rows.remove_columns("url")), "test: no column 'url'"),
         (
             lambda trainer, rows: trainer.predict(

@@ -264,8 +264,14 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
         name: the name of the queries in messages.
 
     Raises:
-        UserError: no corpus, a missing or empty url, a repeated url in the corpus, or a query whose url is not in it.
+        UserError: no queries, no corpus, a missing or empty url, a repeated url in the corpus, or a query whose url is
+            not in it.
     """
+    if not queries:
+        reason = (
+            "there are no rows" if queries is not None else "no queries; pass eval_dataset= here or to the trainer"
+        )
+        raise UserError(f"{name}: {reason}")
     if corpus is None:
         raise UserError(
             f"{name}: no corpus to rank these queries against; add codebase.jsonl or codebase.jsonl.gz to the folder "
