@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset
-from datasets.exceptions import DatasetGenerationError
+from datasets.arrow_writer import ArrowWriter
+from datasets.fingerprint import Hasher
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json_lines
+from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.terminal import print_on_main, table
 
@@ -40,6 +43,7 @@ HUB_COLUMNS = {
     "func_code_url": "url",
 }
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+WRITTEN_AT_ONCE = 1000  # rows
 SHOWN = 5  # rows named in an error message
 
 
@@ -95,25 +99,28 @@ def load_jsonl(path: Path) -> Dataset:
     Raises:
         UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
     """
-    first = next(_read_rows(str(path), 0, 0), None)
+    first = next(_read_rows(path), None)
     if first is None:
         raise UserError(f"{path}: no rows")
     if all(value is None for value in first.values()):
         raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
     status = path.stat()
-    # The cache key is made of the arguments. With size and time in it, a file that has changed is read again.
-    arguments = {"path": str(path.absolute()), "size": status.st_size, "modified": status.st_mtime_ns}
-    try:
-        rows = Dataset.from_generator(_read_rows, features=FILE_FEATURES, gen_kwargs=arguments)
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
+    # With size and time in the key, a file that has changed is read again.
+    key = Hasher.hash([str(path.absolute()), status.st_size, status.st_mtime_ns, str(FILE_FEATURES)])
+    stored = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer" / key / "rows.arrow"
+    if not stored.exists():
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=FILE_FEATURES) as writer:
+            rows = _read_rows(path)
+            while batch := list(itertools.islice(rows, WRITTEN_AT_ONCE)):
+                writer.write_table(pa.Table.from_pylist(batch, schema=FILE_FEATURES.arrow_schema))
+            writer.finalize()
+    rows = Dataset.from_file(str(stored))
     # Empty columns are removed, so that another column is read instead (see `text_column`).
     return rows.remove_columns([name for name in FILE_FEATURES if rows.data.column(name).null_count == len(rows)])
 
 
-def _read_rows(path: str, size: int, modified: int) -> Iterator[dict]:
+def _read_rows(path: Path) -> Iterator[dict]:
     """Yields rows with every column of FILE_FEATURES. The value is None where a row lacks the column."""
     for place, row in read_json_lines(path):
         values = {name: row.get(name) for name in FILE_FEATURES}
