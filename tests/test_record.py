@@ -117,8 +117,10 @@ def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
     assert code == 2 and f"{pairs}: neither valid.jsonl nor valid.jsonl.gz is there" in lines[-1]
     code, lines = script(data_dir=pairs, eval_data_dir=human, eval_strategy="epoch", **SMALL, **HERE)
     assert code == 2 and f"{pairs}: neither valid.jsonl" in lines[-1]
-    code, lines = script(data_dir=pairs, eval_data_dir=pairs, **SMALL, **HERE)
-    assert code == 2 and f"eval_data_dir={pairs}: no evaluation set; looked for CoSQA's" in lines[-1]
+    empty = human / "empty"
+    empty.mkdir()
+    code, lines = script(data_dir=pairs, eval_data_dir=empty, **SMALL, **HERE)
+    assert code == 2 and f"eval_data_dir={empty}: no evaluation set; looked for CoSQA's" in lines[-1]
 
 
 @pytest.mark.slow

@@ -55,6 +55,8 @@ COMMAND = [
     ({"mixture_shares": "1,2"}, {"mixture_shares": "1,2", "estimator": "bm25+initial_model"}),
     ({"mixture_temperatures": "1,2"}, {"mixture_temperatures": "1,2", "estimator": "bm25+initial_model"}),
     ({"mining_keep": "short_functions"}, {"mining_keep": "short_functions", "source_dir": "stdlib"}),
+    ({"query_column": "question"}, {"query_column": "question", "data_dir": "rows"}),
+    ({"code_column": "answer"}, {"code_column": "answer", "data_dir": "rows"}),
     ({"vocabulary_size": 500}, {"vocabulary_size": 500, "from_scratch": "32x1"}),
     ({"model_revision": "main", "from_scratch": "32x1"}, {"model_revision": "main"}),
 ]
