@@ -131,6 +131,14 @@ def test_refused_before_rows_are_read_or_mined(train, monkeypatch, token, option
 # ---- Faults ----
 
 
+def test_a_repository_that_is_gone_during_training_is_made_again(train):
+    train.hub.fault(gone=1, upload=1)
+    assert train(**PUSH, hub_strategy="every_save") == (0, "")
+    assert not any(train.hub.fault().values())
+    check_whole(train.folder)
+    assert train.places_of(WRITE_TOKEN) == []
+
+
 def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(train, caplog):
     train.hub.fault(commit=4)  # the first try and every further one
     options = {"hub_strategy": "all_checkpoints", "hub_always_push": True, "save_total_limit": 3}
