@@ -1,4 +1,4 @@
-"""Measure the search of indexed trees: nDCG@10, MRR, times and memory.
+"""Measures the search of indexed trees: nDCG@10, MRR, times and memory.
 
 The queries are judged ones over several trees (--queries, --trees); or the documentation of one tree's own functions,
 put to a copy of the tree without comments (--folder); or the subjects of a repository's newest commits, which should
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Index, ask, and print the table."""
+    """Indexes, searches, and prints the table."""
     given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
     if len(given) != 1 or bool(arguments.queries) != bool(arguments.trees):
         raise UserError("give --queries and --trees, or --folder, or --history")
@@ -90,7 +90,7 @@ def _run_history(arguments: argparse.Namespace) -> None:
 
 
 def _outcomes(arguments: argparse.Namespace, scratch: str) -> tuple[list, list[str]]:
-    """The answers to all queries, and what the indexes have to say."""
+    """The answers to all queries, and the notices of the indexes."""
     if arguments.folder:
         queries = documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
         trees = {"": f"{scratch}/tree"}

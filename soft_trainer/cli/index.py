@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Index, and print what was indexed and what was skipped; 1 if the folder has no text."""
+    """Indexes, and prints what was indexed and what was skipped; returns 1 if the folder has no text."""
     from soft_trainer.cli.search_output import safe
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main

@@ -22,7 +22,7 @@ _OF_HISTORY, _OF_TREE = ("max_functions", "body"), ("keep", "max_file_bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Adds the options of the command."""
     parser.add_argument("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
     parser.add_argument("--history", metavar="REPOSITORY", help="git repository whose commits give the rows")
     parser.add_argument("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mine, and print what became of functions or commits."""
+    """Mines, and prints what became of functions or commits."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     if "body" in options:
         options["body"] = options["body"] == "true"

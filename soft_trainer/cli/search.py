@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search and print; 1 if nothing is found.
+    """Searches and prints; returns 1 if nothing is found.
 
     Raises:
         UserError: an empty query, a limit below 1, or no index.
     """
-    # What a search needs is imported here, so that printing the help takes no time.
+    # Imported here so that --help stays fast.
     from soft_trainer.cli.search_output import format_results, safe
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.store import find_index_dir

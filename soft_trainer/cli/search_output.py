@@ -1,4 +1,4 @@
-"""Results for a terminal or a pipe: nothing of the tree's text may steer the terminal."""
+"""Formats results for a terminal or a pipe, so that no text of the tree can control the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from soft_trainer.search.results import SearchResult, query_terms
 from soft_trainer.search.words import WORD, stem, terms
 
 SHOWN_COLUMNS = 160
-# control characters, and those that turn the direction of writing or break lines
+# control characters, and those that change the writing direction or break lines
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _BOLD, _GREEN, _DIM, _RED, _END = "\x1b[1m", "\x1b[32m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
@@ -20,7 +20,7 @@ def safe(text: str) -> str:
 
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
-    """Path, line, name and score of each result, and those of its lines that hold most of the query."""
+    """Formats path, line, name and score of each result, with the lines that hold most of the query."""
     wanted = query_terms(query)
     blocks = []
     for result in results:
@@ -36,7 +36,7 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
 
 
 def _highlighted(line: str, wanted: set[str]) -> str:
-    """The words of a line that the query asked for in red."""
+    """Colours the words of a line that the query asked for."""
 
     def mark(match: re.Match[str]) -> str:
         word = match[0]

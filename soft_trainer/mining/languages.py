@@ -11,7 +11,7 @@ from soft_trainer.mining.documentation import DocStyle
 
 @dataclass(frozen=True)
 class SourceLanguage:
-    """The places of functions, their names and their documentation in a language.
+    """Describes where a language has its functions, their names and their documentation.
 
     Attributes:
         extensions: endings of file names.
@@ -179,5 +179,5 @@ SOURCE_LANGUAGES["typescript"] = replace(
     | {"public_field_definition": "name"},
     types=frozenset({"interface_declaration", "type_alias_declaration", "enum_declaration"}),
 )
-# the same language with markup in it, which takes a grammar of its own
+# the same language with markup in it, which has its own grammar
 SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".tsx",))

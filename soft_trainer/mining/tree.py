@@ -150,7 +150,7 @@ def _check(source_dir: str | os.PathLike[str], language: str, keep: Sequence[str
 
 
 def _explain(counts: Counter[str]) -> str:
-    """The commonest reasons and their counts, for an error message."""
+    """Formats the most common reasons with their counts for an error message."""
     return "; " + ", ".join(f"{name}: {count}" for name, count in counts.most_common(4)) if counts else ""
 
 

@@ -6,7 +6,7 @@ __all__ = ["CodeIndex", "SearchResult"]
 
 
 def __getattr__(name: str):
-    """Import a public name on first use: the command needs no NumPy to print its help."""
+    """Imports a public name on first use, because printing the help of the command needs no NumPy."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = {"CodeIndex": "index", "SearchResult": "results"}[name]

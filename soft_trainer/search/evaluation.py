@@ -29,7 +29,7 @@ MAX_DOCUMENT_QUERIES = 200
 
 @dataclass(frozen=True)
 class JudgedQuery:
-    """A query, the tree it is put to, and the paths that answer it; `groups` says which means it counts in."""
+    """A query, the tree to search, and the paths that answer it; `groups` names the means that it counts in."""
 
     tree: str
     query: str
@@ -49,7 +49,7 @@ class QueryOutcome:
 
 
 def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
-    """Judged queries from JSON lines with `repo query relevant secondary`, and for groups `category language`.
+    """Reads judged queries from JSON lines with `repo query relevant secondary`, and `category language` for groups.
 
     Raises:
         UserError: no such file, or a line that is no such row.
@@ -68,7 +68,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
 
 
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool = False) -> list[QueryOutcome]:
-    """Put queries to an open index."""
+    """Runs queries on an open index."""
     outcomes = []
     for judged in queries:
         started = time.perf_counter()
@@ -109,12 +109,12 @@ def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held, in MiB."""
+    """Peak memory of the process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def documentation_queries(folder: str, output_dir: str, count: int = MAX_DOCUMENT_QUERIES) -> list[JudgedQuery]:
-    """Queries from the documentation of a tree's functions, and the tree without its comments in `output_dir`.
+    """Makes queries from the documentation of functions, and writes the tree without comments to `output_dir`.
 
     The first paragraph of a function's documentation is the query, its file the answer. In the copy every comment is
     blank, or the query would find itself; lines keep their numbers.

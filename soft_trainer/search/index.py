@@ -54,7 +54,7 @@ class CodeIndex:
         exclude: Sequence[str] | None = None,
         include: Sequence[str] | None = None,
     ) -> CodeIndex:
-        """Index a folder, or bring its index up to date.
+        """Indexes a folder, or brings its index up to date.
 
         Args:
             index_dir: the place of the index; by default in the user's cache directory.
@@ -95,7 +95,7 @@ class CodeIndex:
 
     @classmethod
     def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
-        """Open an index that `build` made; a UserError where there is none, or none that can be trusted or read."""
+        """Opens an index that `build` made; a UserError if there is none, or if it cannot be trusted or read."""
         with _disk_errors(Path(index_dir)):
             database = store.connect(Path(index_dir))
             if store.get_meta(database, "folder") is None:
@@ -110,14 +110,14 @@ class CodeIndex:
         encode: bool = True,
         truncate_dim: int | None = None,
     ) -> bool:
-        """Read again what changed in the folder since the last time; returns whether anything had.
+        """Reads the files that have changed since the last time; returns True if any had.
 
         Args:
             model: another encoder than the one that the index has.
             wait: wait for another process that writes the index; else leave it to that one.
             encode: encode new pieces, where the index has an encoder.
             truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. None
-                keeps the number that the index has of this encoder. Another number encodes every piece again.
+                keeps the number that the index uses. Another number encodes every piece again.
 
         Raises:
             UserError: the folder is gone, the disk is full, the model cannot be loaded, or its embeddings have fewer
@@ -150,7 +150,7 @@ class CodeIndex:
         progress: bool = False,
         wait: bool = True,
     ) -> None:
-        """Encode the pieces that have no embedding, where the index has an encoder. Arguments are those of `update`.
+        """Encodes the pieces without an embedding, if the index has an encoder. Takes the arguments of `update`.
 
         Searches and updates of the words may go on meanwhile.
         """
@@ -165,7 +165,7 @@ class CodeIndex:
                     tidy(self.database)
 
     def refresh(self, encode: bool = True) -> None:
-        """Bring the words up to date before a search, and the embeddings where that takes no more than a second."""
+        """Brings the words up to date before a search, and the embeddings if that takes at most a second."""
         try:
             self.update(progress=True, wait=False, encode=False)
         except UserError as error:
@@ -183,7 +183,7 @@ class CodeIndex:
         name: str | None = None,
         lexical: bool = False,
     ) -> list[SearchResult]:
-        """Find the pieces that fit a query, best first. An empty query finds nothing.
+        """Finds the pieces that answer a query, best first. An empty query finds nothing.
 
         Args:
             query: a name, words, or a sentence.
@@ -223,7 +223,7 @@ class CodeIndex:
 
     @property
     def truncate_dim(self) -> int | None:
-        """The number of dimensions that are kept of every embedding, None without a choice."""
+        """The number of dimensions kept of every embedding; None for the encoder's default."""
         return self._kept_encoder["truncate_dim"]
 
     @property
@@ -261,12 +261,12 @@ class CodeIndex:
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
     def load_encoder(self) -> None:
-        """Load the encoder that the index has, which takes seconds; a UserError where it cannot be loaded."""
+        """Loads the encoder of the index, which takes seconds; a UserError if it cannot be loaded."""
         if (state := store.get_meta(self.database, "vectors")) is not None:
             self._loaded(vectors.encoder_of(state)).identity  # noqa: B018, which loads it
 
     def close(self) -> None:
-        """Close the database."""
+        """Closes the database."""
         self.database.close()
 
     def __enter__(self) -> CodeIndex:
@@ -288,7 +288,7 @@ class CodeIndex:
             self.database.execute("COMMIT")
 
     def _similarity(self, query: str, snapshot: Snapshot) -> np.ndarray | None:
-        """The similarity of every piece to the query, None where there are no embeddings or their model is gone."""
+        """The similarity of every piece to the query; None without embeddings or without their model."""
         state = snapshot.state
         if state is None:
             return None
@@ -328,7 +328,7 @@ def _model_name(model: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def _disk_errors(index_dir: Path):
-    """Turn a disk that is full or cannot be written into one line."""
+    """Turns a full disk, or one that cannot be written, into one line."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

@@ -97,7 +97,7 @@ class _Walk:
                 self.folders.add(folder)
 
     def run(self) -> Listing:
-        """Walk the tree; folders are taken in the order of their names."""
+        """Walks the tree, folders in the order of their names."""
         # `against` is the reason against a folder that holds included files: its other files are left out for it.
         stack: list[tuple[str, int, tuple, str]] = [("", 0, (), "")]
         while stack:
@@ -202,7 +202,7 @@ class _Rules:
         self.root, self.prefix = root, prefix
 
     def decision(self, path: str) -> bool | None:
-        """True for ignored, False for taken back by `!`, None where no line speaks of `path`."""
+        """True if `path` is ignored, False if `!` takes it back, None if no line matches it."""
         return self._spec.check_file(path[len(self.prefix) :]).include
 
     @cached_property
@@ -220,12 +220,12 @@ class _Rules:
 
 
 def _ignored(path: str, rules: tuple[_Rules, ...]) -> bool:
-    """The answer of the innermost ignore file that has one."""
+    """True if the innermost ignore file that mentions the path ignores it."""
     return next((answer for rule in reversed(rules) if (answer := rule.decision(path)) is not None), False)
 
 
 def count_reasons(skipped: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """(reason, how many files and folders), the commonest first."""
+    """Yields (reason, number of files and folders), the most common first."""
     counts: dict[str, int] = {}
     for reason in skipped.values():
         counts[reason] = counts.get(reason, 0) + 1
@@ -233,7 +233,7 @@ def count_reasons(skipped: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """A path pattern: `**` is any folders, `*` and `?` stay in one; without `/` it is the file's name or a folder."""
+    """Compiles a path pattern. `**` spans folders, `*` and `?` do not; without `/` it matches any file or folder."""
     pattern = pattern.removeprefix("./")
     if pattern.endswith("/"):
         pattern += "**"

@@ -1,4 +1,4 @@
-"""One file -> the pieces that are searched: functions, classes, and the rest in blocks of lines."""
+"""Splits one file into the pieces that are searched: functions, classes, and the rest in blocks of lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from soft_trainer.mining.definitions import definitions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 
-# a longer function is cut; encoders read some 30 lines
+# longer functions are cut; encoders read about 30 lines
 MAX_LINES = 60
 # fewer lines between two functions belong to the second
 MIN_LINES = 4
@@ -60,14 +60,14 @@ class Piece:
 
 
 def language_of(path: str, source: bytes) -> str:
-    """The language of a file by its ending; "text" where the ending says nothing."""
+    """The language of a file by its ending; "text" if the ending is unknown."""
     ending = path[path.rfind(".") :].lower() if "." in path.rsplit("/", 1)[-1] else ""
     language = _ENDINGS.get(ending) or OTHER_LANGUAGES.get(ending, "text")
     return "cpp" if ending == ".h" and _CPP_HEADER.search(source) else language
 
 
 def split(source: bytes, language: str) -> list[Piece]:
-    """The pieces of a file, in order; no line is in two of them, and every line with a word is in one."""
+    """Splits a file into pieces, in order. Every line with a word is in exactly one of them."""
     lines = source.split(b"\n")
     spans = _definitions(source, language) if language in SOURCE_LANGUAGES else []
     pieces: list[Piece] = []
@@ -93,7 +93,7 @@ def first_paragraph(text: bytes) -> bytes:
 
 
 def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: str) -> list[Piece]:
-    """`piece` as blocks of at most `MAX_LINES` of the lines `start` to `end`, those without a word left out."""
+    """Cuts the lines `start` to `end` into blocks of at most `MAX_LINES`, without those that hold no word."""
     while start <= end and not lines[start - 1].strip():
         start += 1
     while start <= end and not lines[end - 1].strip():
@@ -123,7 +123,7 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 
 
 def _leaves(spans: list[Piece], lines: list[bytes]) -> list[Piece]:
-    """Spans that are pieces: functions, types, and of a class (or a long function) its head and its members."""
+    """The spans that become pieces: functions, types, and the head and the members of a class or long function."""
     leaves: list[Piece] = []
     for place, span in enumerate(spans):
         inner = spans[place + 1] if place + 1 < len(spans) and spans[place + 1].start <= span.end else None

@@ -1,4 +1,4 @@
-"""A query and the index's postings -> scores of files and pieces.
+"""Scores files and pieces by a query, from the postings of the index.
 
 A file's score is a sum of shares between 0 and 1, each times a round weight. They were chosen on a coarse grid (none,
 half, as they are, double) over 769 judged queries of 39 repositories, leaving some out in turn. docs/search.md
@@ -20,14 +20,14 @@ from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
 
 K1, B = 1.2, 0.75  # BM25's usual ones
-FILE_TEXT = 1.0  # BM25 of the whole file beside that of its best piece: words that are spread over several pieces
+FILE_TEXT = 1.0  # BM25 of the whole file, for words that are spread over several pieces
 OWN_NAME_WORDS = 0.5  # share of the query that stands in the file's own name
 OWN_NAME_COVERED = 1.0  # share of the file's own name that stands in the query
 FOLDER_WORDS = 0.3  # share of the query that stands in the names of its folders
 DEFINED_WORDS = 0.5  # share of the query that stands in the names that the file defines
 DEFINED_NAME = 0.25  # a word of the query is defined there as it is, which may be chance: `result = ...`
 DEFINED_SYMBOL = 1.0  # the same for what can only be a name: `parseDate`, `parse_date`, or all of the query
-# A wrapper, a compatibility layer, a generated or vendored copy lies deeper than the thing itself.
+# Wrappers, compatibility layers and vendored copies lie deeper than the original.
 DEPTH_DISCOUNT = 0.1
 TEST_DISCOUNT = 0.5
 TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
@@ -50,7 +50,7 @@ _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is"
 
 @dataclass(frozen=True)
 class Query:
-    """A query in parts: the words that say something, as typed, and their terms with the weight of each.
+    """A parsed query: its telling words as typed, and the weight of each term.
 
     The kind is "symbol" for one identifier, "sentence" for text with small words or five and more, else "words".
     """
@@ -61,7 +61,7 @@ class Query:
 
 
 def parse_query(text: str) -> Query:
-    """Take a query apart; it may be empty."""
+    """Parses a query, which may be empty."""
     typed = words(text)[:MAX_WORDS]
     telling = [word for word in typed if word.lower() not in STOP_WORDS] or typed
     weights = {term: 1.0 for word in telling for term in terms(word)}
@@ -77,7 +77,7 @@ def parse_query(text: str) -> Query:
 
 
 class Scores(NamedTuple):
-    """Scores by file and by piece; a file that has nothing of the query has 0. `matched`: a word of it was found."""
+    """Scores by file and by piece, 0 for a file without a word of the query; `matched`: a word was found."""
 
     files: np.ndarray
     pieces: np.ndarray
@@ -85,7 +85,7 @@ class Scores(NamedTuple):
 
 
 def score(query: Query, segments: Segments, postings: Postings, similarity: np.ndarray | None = None) -> Scores:
-    """Score all files and pieces by the words of the query, and by an encoder's similarities where there are any.
+    """Scores all files and pieces by the words of the query and by an encoder's similarities, if there are any.
 
     `postings` gives the numbers of the pieces that hold a term, ascending, and how often each does. `similarity` is
     float32[pieces], NaN where a piece has no embedding.
@@ -100,9 +100,9 @@ def score(query: Query, segments: Segments, postings: Postings, similarity: np.n
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
-    """Similarities as shares: 1 for the most similar piece, 0 for the usual one and below.
+    """Scales similarities to shares: 1 for the most similar piece, 0 for the median and below.
 
-    Encoders differ in what a similarity of 0.5 means; how far a piece stands out from the others is alike in all.
+    A similarity of 0.5 means something else to each encoder; how far a piece stands out from the others does not.
     """
     known = similarity[~np.isnan(similarity)]
     if not len(known):
@@ -128,7 +128,7 @@ class _Gathered:
         self.total = 0.0
 
     def add(self, term: str, weight: float, postings: Postings) -> None:
-        """Add what the pieces and files have of one term."""
+        """Adds one term's contribution to the scores."""
         pieces, counts = postings(term)
         named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
         if not len(pieces) and not len(named) and not len(own):
@@ -185,14 +185,14 @@ class _Gathered:
         return Scores(files, pieces, self.total > 0)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The files of ascending pieces, each once, and where each one's first piece stands among `pieces`."""
+        """The distinct files of ascending pieces, and the place of each file's first piece in `pieces`."""
         owners = self.owners[pieces]
         starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]]) if len(owners) else np.zeros(0, np.int64)
         return owners[starts], starts
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Factors by file: tests, texts and what lies deeper than other candidates count less."""
+    """Factors by file. Tests, texts and files that lie deeper than other candidates count less."""
     depth = segments.traits[:, 1].astype(np.float32)
     depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
     kind = (1 - TEST_DISCOUNT * segments.traits[:, 0]) * (1 - TEXT_DISCOUNT * segments.traits[:, 3])
@@ -202,7 +202,7 @@ def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
 def order_pieces(
     scores: Scores, segments: Segments, allowed: np.ndarray | None, limit: int
 ) -> list[tuple[int, float]]:
-    """(piece, score) of the best of the `allowed` pieces (bool[pieces], None for all), best first.
+    """Returns (piece, score) of the best `allowed` pieces (bool[pieces], None for all), best first.
 
     A file's further pieces come after the best of other files.
     """
@@ -236,7 +236,7 @@ def order_pieces(
 
 @lru_cache(maxsize=2)
 def _norms(segments: Segments) -> list[np.ndarray]:
-    """BM25's normalisation of the lengths of pieces and of files; a third of a query's time, so it is kept."""
+    """BM25's length normalisation of pieces and files. It takes a third of a query's time, so it is cached."""
     pieces = segments.lengths.astype(np.float32)
     files = np.add.reduceat(pieces, segments.firsts[:-1]) if len(pieces) else pieces
     return [

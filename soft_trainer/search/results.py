@@ -39,7 +39,7 @@ class SearchResult:
         return next((line for line in lines if named.search(line[1])), lines[0])
 
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
-        """(number, text) of the signature and of the lines that hold most of the wanted terms, in order."""
+        """(number, text) of the signature and of the lines with the most wanted terms, in order."""
         first = self.signature()
         hits = {
             line: len(wanted & {term for word in WORD.findall(line[1][:1000]) for term in terms(word)})
@@ -63,5 +63,5 @@ def check_query(query: str, limit: int) -> None:
 
 
 def query_terms(query: str) -> set[str]:
-    """The terms that are marked in a result."""
+    """The terms to highlight in a result."""
     return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}

@@ -24,7 +24,7 @@ _NO_TOKEN = b"This address lacks its token: take the whole address that `soft-tr
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of an index at `url`, below a random path, so that another program's page cannot ask it."""
+    """Serves the page of an index at `url`, under a random path that other pages cannot guess."""
 
     daemon_threads = True
 
@@ -59,7 +59,7 @@ class PageServer(ThreadingHTTPServer):
         return self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
 
     def lines(self, options: dict[str, str]) -> dict:
-        """Lines `start` to `end` of an indexed file, as far as it has them."""
+        """The lines from `start` to `end` that an indexed file has."""
         with self.served.lock:
             text = self.served.index.text_of(options.get("path", ""))
         try:
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:  # noqa: N802, the name that the standard library calls
-        """Answer with the page or with data; anything without token and right host is refused."""
+        """Answers with the page or with data; refuses requests without the token or with another host."""
         address = urlsplit(self.path)
         parts = address.path.split("/")
         # A page elsewhere may make its own host name point here; then the header has that name.
@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_) -> None:
-        """Print nothing: a line a key press helps nobody."""
+        """Prints nothing: a line for every key press helps nobody."""
 
 
 def serve_page(index: CodeIndex, query: str = "", port: int = 0, **options) -> None:

@@ -32,7 +32,7 @@ class ServedIndex:
             threading.Thread(target=self._encode, args=(update,), daemon=True).start()
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
-        """The results, and what there is to say about them. It never waits for an encoder."""
+        """Returns the results and notices about them, without waiting for an encoder."""
         with self.lock:
             if self.watch and self.watch.changed():
                 self.index.refresh(encode=False)

@@ -44,7 +44,7 @@ class Snapshot:
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the live pieces that hold a term, ascending, and how often each does."""
+        """The live pieces that hold a term, ascending, and how often each holds it."""
         query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
         if not rows:

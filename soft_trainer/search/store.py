@@ -1,4 +1,4 @@
-"""The index on disk: one SQLite file. What a transaction has not committed was never there.
+"""The index on disk: one SQLite file, changed by whole transactions.
 
 Postings (which pieces hold a term) are blobs, one a term and segment, that NumPy reads at once. FTS5 was measured
 against this: over 250,000 pieces its `bm25()` takes 300 ms for a question of common words, since it visits row by row.
@@ -24,7 +24,7 @@ DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
 FORMAT = 4
 # Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program.
 TRAITS = ("test", "depth", "name_parts", "text")
-# more dead postings than this are cleared away, and more segments than these are joined
+# beyond these, dead postings are dropped and segments are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
 SEGMENT_PIECES = 2000  # an index of fewer has one segment
@@ -45,7 +45,7 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """The place of a folder's index in the user's cache directory: never in the tree, whose owner may be another."""
+    """The place of a folder's index in the user's cache directory. The tree itself may belong to somebody else."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
@@ -53,7 +53,7 @@ def default_index_dir(folder: str | os.PathLike[str]) -> Path:
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """The default place of the index of a folder, or of the nearest folder above it that has one; else a UserError."""
+    """Finds the index of a folder, or of the nearest folder above it; a UserError if there is none."""
     real = Path(os.path.realpath(folder))
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
@@ -64,7 +64,7 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Make a private folder for an index; a UserError where it lies in the tree or cannot be made."""
+    """Makes a private folder for an index; a UserError if it lies in the tree or cannot be made."""
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
         raise UserError(
             f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"
@@ -80,7 +80,7 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 
 
 def _check_owner(index_dir: Path) -> None:
-    """Raise a UserError where somebody else could have written the index."""
+    """Raises a UserError if somebody else could have written the index."""
     database = index_dir / DATABASE
     if index_dir.stat().st_uid != os.geteuid():
         raise UserError(f"{index_dir}: it belongs to somebody else, so it is not trusted; choose another index_dir")
@@ -101,7 +101,7 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
 
 
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
-    """Open an index; a UserError where there is none, or a broken one, somebody else's, or another version's."""
+    """Opens the database; a UserError if it is missing, broken, somebody else's or from another version."""
     path = index_dir / DATABASE
     if not create and not path.is_file():
         raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
@@ -131,14 +131,14 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
         )
     if version < FORMAT and not create:
         why = "an older version of soft_trainer made this index" if version else "the index was never finished"
-        raise UserError(f"{path.parent}: {why}; make it anew with `soft-trainer index DIR`")
+        raise UserError(f"{path.parent}: {why}; rebuild it with `soft-trainer index DIR`")
     if version < FORMAT:
         _make_tables(database)
     return database
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
-    """Make the tables; those of an older format go."""
+    """Creates the tables and drops those of an older format."""
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     with transaction(database):
@@ -151,7 +151,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """All of it or nothing."""
+    """Commits the body as a whole, or nothing of it."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -162,13 +162,13 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def get_meta(database: sqlite3.Connection, key: str, default=None):
-    """A value that was kept with `set_meta`."""
+    """Returns a value that `set_meta` stored."""
     row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return json.loads(row[0]) if row else default
 
 
 def set_meta(database: sqlite3.Connection, key: str, value) -> None:
-    """Keep a value as JSON."""
+    """Stores a value as JSON."""
     database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
 
@@ -180,7 +180,7 @@ def insert_postings(
     piece: np.ndarray,
     count: np.ndarray,
 ) -> None:
-    """Write a segment's postings: entry i says that `vocabulary[term[i]]` is `count[i]` times in piece `piece[i]`.
+    """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
     Pieces are in ascending order. They are kept as differences, in as few bytes as the largest needs.
     """
@@ -209,7 +209,7 @@ def insert_postings(
 
 
 def unpack(width: int, pieces: bytes) -> np.ndarray:
-    """The numbers of the pieces of one term and segment, int64[n], ascending."""
+    """Decodes the pieces of one term and segment, int64[n], ascending."""
     first = int.from_bytes(pieces[:4], "little")
     differences = np.frombuffer(pieces, _WIDTHS[width], offset=4)
     numbers = np.empty(len(differences) + 1, np.int64)
@@ -220,7 +220,7 @@ def unpack(width: int, pieces: bytes) -> np.ndarray:
 
 
 def compact(database: sqlite3.Connection) -> None:
-    """Write all live postings again as one segment, files and pieces numbered anew, where that pays."""
+    """Rewrites all live postings as one segment and renumbers files and pieces, if that saves enough."""
     segments = load_segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
@@ -257,7 +257,7 @@ def compact(database: sqlite3.Connection) -> None:
 
 
 def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -> None:
-    """Give files new numbers, (new, first piece, old); through negative ones, so that no two meet."""
+    """Renumbers files by (new, first piece, old), through negative numbers to avoid collisions."""
     database.execute("CREATE TEMP TABLE moves (new INTEGER, first INTEGER, old INTEGER PRIMARY KEY)")
     database.executemany("INSERT INTO moves VALUES (?, ?, ?)", moves)
     for table, key in (("files", "id"), ("contents", "file"), ("vectors", "file")):
@@ -287,6 +287,6 @@ class Segments:
 
 
 def load_segments(database: sqlite3.Connection) -> Segments:
-    """Read all segments; some bytes a piece."""
+    """Reads all segments, a few bytes for each piece."""
     rows = database.execute("SELECT lengths, owners, names, languages, traits FROM segments ORDER BY id").fetchall()
     return Segments(rows, [row[0] for row in database.execute("SELECT file FROM dead")])

@@ -1,4 +1,4 @@
-"""Files to what the index stores: text, pieces, and how often each term stands in each piece."""
+"""Turns files into what the index stores: text, pieces, and how often each term occurs in each piece."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Reader:
         self.numbers_of_word = _TermsOfWords(self.numbers)
 
     def read(self, paths: list[str]) -> Batch:
-        """Read files; those that no person wrote are skipped."""
+        """Reads files and skips those that no person wrote."""
         if len(self.numbers_of_word) > MAX_WORDS:
             self._begin_vocabulary()
         batch, known = Batch((os.getpid(), self.vocabulary)), len(self.numbers)
@@ -99,7 +99,7 @@ class Reader:
         return batch
 
     def _read(self, path: str, source: bytes, term: list[int], sizes: list[int]) -> FileEntry:
-        """One file. The terms of its pieces are added to `term`, how many each piece has to `sizes`."""
+        """Reads one file; appends the terms of its pieces to `term` and their number for each piece to `sizes`."""
         language = language_of(path, source)
         lines = source.split(b"\n")
         pieces, lengths, name_words = [], [], []
@@ -137,14 +137,14 @@ class _TermsOfWords(dict):
 
 
 def path_terms(path: str) -> set[str]:
-    """The terms of a path: of its folders with one sign in front, of the file's own name with two."""
+    """The terms of a path: one sign before those of its folders, two before those of the file name."""
     own, folders = name_and_folders(path)
     own_terms = {OWN_NAME + term for word in words(own) for term in terms(word)}
     return own_terms | {PATH + term for word in words(folders) for term in terms(word)}
 
 
 def name_and_folders(path: str) -> tuple[str, str]:
-    """The file's own name without its ending, and its folders; `__init__` and its like have the folder's name."""
+    """Splits a path into the file name without its ending and the folders. `__init__` takes the folder's name."""
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").rsplit(".", 1)[0]
     if own.lower() in _PACKAGE_FILES and folders:
@@ -153,5 +153,5 @@ def name_and_folders(path: str) -> tuple[str, str]:
 
 
 def pieces_json(pieces: list[list]) -> str:
-    """Pieces as the store keeps them."""
+    """Serialises pieces for the store."""
     return json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))

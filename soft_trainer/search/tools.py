@@ -20,12 +20,12 @@ _BEGIN, _END = "<<<UNTRUSTED FILE TEXT", "UNTRUSTED FILE TEXT>>>"
 
 
 def serve_tools(index: CodeIndex, update: bool = True, lexical: bool = False) -> None:
-    """Serve until standard input ends; a UserError where the extra `mcp` is not installed."""
+    """Serves until standard input ends; a UserError if the extra `mcp` is missing."""
     tool_server(index, update, lexical).run("stdio")
 
 
 def tool_server(index: CodeIndex, update: bool = True, lexical: bool = False):
-    """The server with its two tools; a UserError where the extra `mcp` is not installed."""
+    """Makes the server with its two tools; a UserError if the extra `mcp` is missing."""
     try:
         from mcp.server import MCPServer  # an optional dependency
         from mcp.server.mcpserver.tools import Tool
@@ -96,7 +96,7 @@ def _tools(served: ServedIndex) -> tuple[Callable[..., str], ...]:
 
 
 def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
-    """The results in at most about `max_tokens`: the best with their text, then with a signature, then none."""
+    """Fits the results into about `max_tokens`: the best with their text, the others with a signature."""
     left, shown = TOKEN_LETTERS * max_tokens, []
     for place, result in enumerate(results):
         title = f"{result.path}:{result.start_line}-{result.end_line} {result.name}".rstrip()
@@ -113,7 +113,7 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
 
 
 def _with_tool_errors(function: Callable[..., str]) -> Callable[..., str]:
-    """The function with its UserError as a failure that the protocol knows."""
+    """Wraps a function so that a UserError becomes a failure that the protocol knows."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(function)
@@ -127,7 +127,7 @@ def _with_tool_errors(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _marked(title: str, text: str) -> str:
-    """Text of a file between markers that it cannot write itself."""
+    """Puts the text of a file between markers that it cannot contain."""
     title = "".join(letter if letter.isprintable() else "\ufffd" for letter in title)
     text = text.replace(_END, "UNTRUSTED FILE TEXT>").replace(_BEGIN, "<UNTRUSTED FILE TEXT")
     return f"{title}\n{_BEGIN}\n{text}\n{_END}"

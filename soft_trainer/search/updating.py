@@ -1,4 +1,4 @@
-"""Bring an index up to date with its tree: what changed is read again, what is gone goes."""
+"""Brings an index up to date with its tree: changed files are read again, missing ones removed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Changes:
 
 
 def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
-    """Compare sizes and times of a tree's files with those of the index."""
+    """Compares sizes and times of a tree's files with those in the index."""
     indexed = {row[0]: row[1:] for row in database.execute("SELECT path, size, changed FROM files")}
     skipped = {row[0]: row[1:] for row in database.execute("SELECT path, reason, size, changed FROM skipped")}
     # those that were read and found to be no text a person wrote have a size
@@ -61,7 +61,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
-    """Write what changed, a segment at a time: each commit leaves an index that is right for the files in it."""
+    """Writes changed files, a segment at a time. Each commit leaves a consistent index."""
     with transaction(database):
         _remove(database, changes.removed)
         _note_skipped(database, changes.listing)
@@ -72,7 +72,7 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
 
 
 def tidy(database: sqlite3.Connection) -> None:
-    """Clear away what is dead, where that pays; give back pages that nobody uses, and empty SQLite's log."""
+    """Drops dead postings if that saves enough, frees unused pages, and empties SQLite's log."""
     with transaction(database):
         compact(database)
     database.executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
@@ -80,7 +80,7 @@ def tidy(database: sqlite3.Connection) -> None:
 
 
 def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
-    """Read files in batches; in several processes where there are many."""
+    """Reads files in batches, in several processes if there are many."""
     batches = [paths[start : start + BATCH_FILES] for start in range(0, len(paths), BATCH_FILES)]
     workers = min(os.cpu_count() or 1, len(batches))
     with ExitStack() as stack:
@@ -99,9 +99,9 @@ def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
 
 def _start_worker(folder: str) -> None:
     global _reader
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the business of the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl+C
     _reader = Reader(folder)
-    gc.disable()  # reading makes no cycles, and to look for them takes 6 to 10 % of the time
+    gc.disable()  # reading makes no cycles, and looking for them takes 6 to 10 % of the time
 
 
 def _read_in_worker(paths: list[str]) -> Batch:
@@ -109,12 +109,12 @@ def _read_in_worker(paths: list[str]) -> Batch:
 
 
 def _may_fork() -> bool:
-    """True where a forked process cannot inherit a lock that another thread holds, as those of torch may."""
+    """True if a forked process cannot inherit a lock held by another thread, such as one of torch's."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
 class _Writer:
-    """Gathers batches and writes them as segments. Its vocabulary is that of all files it has seen."""
+    """Gathers batches and writes them as segments, with one vocabulary for all files."""
 
     def __init__(self, database: sqlite3.Connection, listing: Listing):
         self.database, self.listing = database, listing
@@ -127,7 +127,7 @@ class _Writer:
         self.postings = 0
 
     def add(self, batch: Batch) -> None:
-        """Take a batch over; files whose content is as it was only get their new time."""
+        """Adds a batch. Files with unchanged content only get their new time."""
         self.skipped |= batch.skipped
         fresh = [self._is_new(entry) for entry in batch.files]
         self.touched += [entry.path for entry, new in zip(batch.files, fresh, strict=True) if not new]
@@ -135,7 +135,7 @@ class _Writer:
         kept = pieces[batch.piece] if len(pieces) else np.zeros(0, bool)
         number = np.cumsum(pieces) - 1
         known = self.translations.get(batch.reader)
-        if known is None:  # a process that begins a vocabulary needs its last one no more
+        if known is None:  # a process that begins a vocabulary no longer needs its last one
             process, known = batch.reader[0], np.zeros(0, np.int32)
             self.translations = {key: value for key, value in self.translations.items() if key[0] != process}
         new = np.array([self.numbers[term] for term in batch.new_terms], np.int32)
@@ -153,7 +153,7 @@ class _Writer:
         return row != (entry.digest, entry.language)
 
     def flush(self) -> None:
-        """Write all that was gathered as one segment and commit."""
+        """Writes the gathered batches as one segment and commits."""
         with transaction(self.database):
             self._flush()
         self.batches, self.skipped, self.touched, self.postings = [], {}, [], 0
@@ -193,7 +193,7 @@ class _Writer:
 
 
 def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:
-    """A number for each file's language; new languages are added to the list that the index keeps."""
+    """Numbers each file's language, and adds new languages to the list in the index."""
     names = get_meta(database, "languages", [])
     names += sorted({entry.language for entry in entries} - set(names))
     set_meta(database, "languages", names)
@@ -201,7 +201,7 @@ def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) ->
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
-    """Take files out: their pieces are dead until the segments are next written."""
+    """Removes files. Their pieces stay dead until the segments are rewritten."""
     rows = [(path,) for path in paths]
     database.executemany("INSERT INTO dead SELECT id FROM files WHERE path = ?", rows)
     database.executemany("DELETE FROM contents WHERE file = (SELECT id FROM files WHERE path = ?)", rows)
@@ -217,5 +217,5 @@ def _note_skipped(database: sqlite3.Connection, listing: Listing) -> None:
     database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", rows)
 
 
-# reasons that may be gone at the next look, without a change of the name
+# reasons that may have gone by the next look although the name is the same
 _UNSTABLE = {"unreadable", "link", "not a regular file"}

@@ -1,8 +1,8 @@
-"""Embeddings of pieces: rows of a float16 file that only grows, and SQLite's word for how many of them count.
+"""Embeddings of pieces: rows of a float16 file that only grows. SQLite says how many of them count.
 
-A row is written before the transaction that names it, and no row that a transaction named is written again. So a
-process that is killed leaves rows that nobody reads, and a reader never sees half of one. Rows that lost their piece
-go when the file is next written anew, under another name.
+A row is written before the transaction that names it, and never changed afterwards. A killed process therefore leaves
+rows that nobody reads, and a reader never sees half of one. Rows without a piece go when the file is next rewritten,
+under another name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIGEST = 8
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
-    """A piece as encoders read it: its file and name first, since a method says little without its class."""
+    """A piece as encoders read it: path and name first, because a method says little without its class."""
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
@@ -107,7 +107,7 @@ class _Progress:
 
 
 def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
-    """The state of an index's embeddings; an empty one if encoder or dimensions are not those that made them."""
+    """The state of the index's embeddings. It starts empty if another encoder made them, or other dimensions."""
     state = get_meta(database, "vectors")
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
     if state is None or {key: state.get(key) for key in kept} != kept:
@@ -133,19 +133,19 @@ def _scale(embeddings: np.ndarray) -> float:
 
 
 def vector_file(index_dir: Path, number: int) -> Path:
-    """The file of the embeddings; each writing anew has the next number."""
+    """The file of the embeddings; every rewrite takes the next number."""
     return index_dir / f"vectors-{number:06d}.f16"
 
 
 def _remove_others(index_dir: Path, number: int) -> None:
-    """Remove files of embeddings that no transaction names any more; who reads one keeps it until the end."""
+    """Removes files of embeddings that no transaction names any more. A reader keeps its file until the end."""
     for path in index_dir.glob("vectors-*.f16"):
         if path != vector_file(index_dir, number):
             path.unlink(missing_ok=True)
 
 
 def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
-    """Digest -> row of every text that has been encoded, those of files that have since changed or gone among them."""
+    """Maps the digest of every encoded text to its row, including texts of files that have changed or gone."""
     slots = {}
     for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
         numbers = np.frombuffer(rows, "<i4").tolist()
@@ -208,7 +208,7 @@ def _commit(
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
-    """Write rows from number `row` on; what a killed process left behind that row is written over."""
+    """Writes rows from number `row` on, over whatever a killed process left there."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.seek(row * vectors.shape[1] * 2)
@@ -235,7 +235,7 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """The embeddings, float16[rows, d], mapped into memory; a UserError where the file is too short."""
+    """Maps the embeddings into memory, float16[rows, d]; a UserError if the file is too short."""
     path, shape = vector_file(index_dir, state["number"]), (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)
@@ -248,7 +248,7 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Dot products float32[rows] of all rows with a query's embedding at length one.
+    """Computes the dot products float32[rows] of all rows with a query's embedding, scaled to length one.
 
     torch multiplies in float16, five times as fast as NumPy, which has no such product; of that only the order of
     near ties suffers, so the best thousand are computed again in float32.
@@ -264,7 +264,7 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
 
 
 def piece_slots(database: sqlite3.Connection, firsts: np.ndarray, pieces: int) -> np.ndarray:
-    """The row of each piece's embedding, -1 where there is none yet."""
+    """The row of each piece's embedding, -1 for a piece without one."""
     slots = np.full(pieces, -1, np.int64)
     rows = database.execute("SELECT file, slots FROM vectors JOIN files ON id = file ORDER BY first").fetchall()
     if rows:

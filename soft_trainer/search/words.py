@@ -1,4 +1,4 @@
-"""Text to terms: identifiers are split, words lose their endings, questions lose their small words."""
+"""Turns text into terms: splits identifiers, removes endings of words and the small words of questions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from soft_trainer.mining.identifiers import identifier_words
 WORD = re.compile(r"\w+")
 # longer ones are hashes and encoded data
 MAX_WORD = 64
-# Such words are rare in code, so their weight would be high, and say nothing of what is looked for.
+# Rare in code, so their weight would be high, although they say nothing.
 STOP_WORDS = frozenset(
     """a an and any are as at be been but by can could did do does for from had has have how i in into is it its
     me my of on or our should so such that the their them then there these they this those to us use used uses using
     was we were what when where which who why will with would you your""".split()
 )
-# bytes that are no part of an ASCII word, as blanks
+# bytes outside ASCII words, as blanks
 _BLANKS = bytes(byte if WORD.match(chr(byte)) else ord(" ") for byte in range(128)).ljust(256)
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` as they stand: identifiers whole, `self.parse_url` as `self` and `parse_url`."""
+    """Splits `text` into words. Identifiers stay whole: `self.parse_url` gives `self` and `parse_url`."""
     return WORD.findall(text)
 
 
 def source_words(source: bytes) -> list[str]:
-    """The words of a source text. For ASCII this is four times as fast as a regular expression."""
+    """Splits a source text into words, for ASCII four times as fast as a regular expression."""
     if source.isascii():
         return source.translate(_BLANKS).decode().split()
     return WORD.findall(source.decode(errors="replace"))
@@ -34,7 +34,7 @@ def source_words(source: bytes) -> list[str]:
 
 @lru_cache(maxsize=50_000)
 def terms(word: str) -> tuple[str, ...]:
-    """The terms that one word is found by: its parts without endings, and of several parts the whole.
+    """Returns the terms that find a word: its parts without endings and, if there are several, the whole.
 
     The whole is written without underscores and in lower case, so that `parse_url`, `parseUrl` and `ParseURL` are one.
     """
@@ -63,10 +63,9 @@ _BY_LAST_LETTER = {
 
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
-    """A lower-case word without its endings: `validates`, `validating`, `validator` and `validation` are all `valid`.
+    """Removes a word's endings: `validates`, `validating`, `validator` and `validation` all give `valid`.
 
-    It is no linguist: what matters is that the forms of a word meet. A stemmer by the book, in Python, takes ten times
-    as long.
+    All that matters is that the forms of a word meet. A published stemmer, in Python, takes ten times as long.
     """
     if len(word) < 3 or not word.isascii():
         return word
