@@ -89,7 +89,7 @@ def sections(report: Report) -> list[Section]:
     made = [Section("results", f"MRR on {main}", tables.mrr_table(cells, report.differences), _mrr_notes(report))]
     if report.differences:
         table = tables.differences_table(report.differences)
-        made.append(Section("differences", "Differences to InfoNCE", table, [TEST_NOTE]))
+        made.append(Section("differences", "Differences from InfoNCE", table, [TEST_NOTE]))
     for number, (split, split_cells) in enumerate(others):
         made.append(Section(f"on-{number}", f"MRR on {split}", tables.mrr_table(split_cells)))
     made.append(Section("data", "Data", tables.data_table(cells)))
