@@ -122,7 +122,7 @@ class ChangeReader:
         commit = read_object(self.repository, commit_id)
         parent = str(commit.parent_ids[0]) if commit.parent_ids else ""
         message = commit.raw_message.decode(errors="replace")
-        people = (f"{person.name} {person.email}" for person in (commit.author, commit.committer))
+        people = (_name_and_address(person) for person in (commit.author, commit.committer))
         change = Change(commit_id, parent, query_of(message, self.body), reason_against(message, *people) or "kept")
         if len(commit.parent_ids) > 1:
             change.outcome = "merge"
@@ -234,6 +234,11 @@ class ChangeReader:
                 self._files.popitem(last=False)
         self._files.move_to_end(key)
         return self._files[key]
+
+
+def _name_and_address(person: pygit2.Signature) -> str:
+    """A person's name and e-mail address, in any encoding."""
+    return b" ".join(part[:200] for part in (person.raw_name, person.raw_email)).decode(errors="replace")
 
 
 def is_mined_path(path: str, language: str) -> bool:

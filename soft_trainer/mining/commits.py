@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 MIN_WORDS = 3
+_MAX_LENGTH = 2_000  # characters of a message that are read: a hostile one could keep an expression busy
 
 # conventional commits (`feat(scope)!: `), the three letters of NumPy (`ENH: `), and their relatives
 _PREFIX = re.compile(
@@ -51,7 +52,7 @@ _BOT = re.compile(
 
 def subject_and_body(message: str) -> tuple[str, str]:
     """The first line of a message, and the first paragraph after it without trailers."""
-    subject, _, rest = message.strip().partition("\n")
+    subject, _, rest = message.strip()[:_MAX_LENGTH].partition("\n")
     paragraph = re.split(r"\n\s*\n", rest.strip(), maxsplit=1)[0]
     kept = [line.strip() for line in paragraph.splitlines() if not _TRAILER.match(line.strip())]
     return subject.strip(), " ".join(kept)

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from soft_trainer.mining.commits import query_of, reason_against
@@ -29,6 +31,15 @@ def test_the_body_gives_its_first_paragraph_without_trailers():
     assert query_of(message, body=True) == "Close files. They stayed open after an error"
     assert query_of(message) == "Close files"
     assert query_of("Close files\n\nCo-authored-by: Bo <b@example.org>", body=True) == "Close files"
+
+
+@pytest.mark.parametrize("part", ["[", "(#1", "fix #1, ", "bump ", ":a", "a@b.", "[no "])
+def test_a_message_of_a_megabyte_takes_no_time(part):
+    message = part * (1_000_000 // len(part))
+    started = time.process_time()
+    query_of(message, body=True)
+    reason_against(message, "", "")
+    assert time.process_time() - started < 1
 
 
 REASONS = [
