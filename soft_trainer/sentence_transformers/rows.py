@@ -81,7 +81,7 @@ class LabelledRows:
 
     @property
     def code_only(self) -> int:
-        """The number of own negatives that are no training rows."""
+        """The number of own negatives that are not training rows."""
         return len(self.rows) - len(self.labels)
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:

@@ -111,7 +111,7 @@ def test_a_mixture_compares_all_pairs(folder, encoder_dir, rows, tmp_path):
         (["--negative_candidates", "0"], "negative_candidates=0"),
         (["--negative_ranks", "9"], "write FIRST,LAST"),
         (["--negative_max_score", "-1"], "candidate negatives is left by negative_max_score=-1.0"),
-        (["--estimator", "test_mine_negatives:Queries", "--codes", "more.jsonl"], "no training rows (1 of them)"),
+        (["--estimator", "test_mine_negatives:Queries", "--codes", "more.jsonl"], "not training rows (1 of them)"),
     ],
 )
 def test_what_cannot_be_mined_is_one_line(folder, tmp_path, monkeypatch, words, says):

@@ -509,7 +509,7 @@ def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
 @pytest.mark.parametrize("estimator", [BM25Estimator, lambda: MixtureEstimator([BM25Estimator(), bm25()])])
 def test_codes_without_a_query_need_an_estimator_that_reads_codes(make_trainer, rows, estimator):
     column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
-    with pytest.raises(UserError, match=r"no training rows \(1 of them\) have no query, but BM25Estimator"):
+    with pytest.raises(UserError, match=r"not training rows \(1 of them\) have no query, but BM25Estimator"):
         make_trainer(estimator(), column, negatives_per_query=1, num_train_epochs=1).train()
     make_trainer(estimator(), column, negatives_per_query=1, loss="info_nce", num_train_epochs=1).train()
     make_trainer(MixtureEstimator([bm25(), initial()]), column, negatives_per_query=1, num_train_epochs=1).train()
