@@ -60,12 +60,14 @@ def run(arguments: argparse.Namespace) -> None:
     from soft_trainer.data.negatives import limited
     from soft_trainer.data.sources import load_data
     from soft_trainer.estimators.registry import choose_estimator
+    from soft_trainer.options.declared import check_values
     from soft_trainer.training.building import build_profile
     from soft_trainer.training.hard_batches import check_code_only, choice_of, mined_negatives, training_texts
 
     given = {kind: kind(**{name: getattr(arguments, name) for name in names}) for kind, names in SHARED.items()}
     data_args, options, model_args = given.values()
     _check(arguments)
+    check_values(options)
     choice = choice_of(dataclasses.replace(options, negatives_per_query=1))
     profile = build_profile(dataclasses.replace(model_args, profile=model_args.profile or "auto"))
     bm25_of_codes = dataclasses.replace(data_args, bm25_document_column=CODE_WORDS)
@@ -91,8 +93,6 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.codes and Path(arguments.codes).name.startswith("codebase."):
         raise UserError(f"{arguments.codes}: a codebase holds the codes of test, which must not be trained on")
-    if arguments.negative_candidates < 1:
-        raise UserError(f"negative_candidates={arguments.negative_candidates}: must be 1 or more")
     if not arguments.output.endswith((".jsonl", ".jsonl.gz")):
         raise UserError(f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz")
 

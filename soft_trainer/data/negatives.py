@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -68,9 +67,6 @@ class NegativeChoice:
         ratio: the highest score as a share of the positive's score s; for s below 0 the limit is s - (1 - ratio) |s|.
         temperature: candidates are drawn by the softmax of score / temperature. 0 takes the nearest, None draws all
             with equal probability.
-
-    Raises:
-        UserError: a setting is out of range.
     """
 
     number: int
@@ -79,28 +75,6 @@ class NegativeChoice:
     margin: float | None = None
     ratio: float | None = None
     temperature: float | None = None
-
-    def __post_init__(self):
-        first, last = self.ranks
-        for name, value, allowed, fits in (
-            ("negatives_per_query", self.number, "1 or more", self.number >= 1),
-            (
-                "negative_ranks",
-                f"{first},{last}",
-                "two numbers from 0 on, the second above",
-                0 <= first < (last or 2**62),
-            ),
-            ("negative_max_score", self.max_score, "a finite number", _finite(self.max_score)),
-            ("negative_margin", self.margin, "a finite number", _finite(self.margin)),
-            ("negative_ratio", self.ratio, "a finite number", _finite(self.ratio)),
-            ("negative_temperature", self.temperature, "0 or more", _finite(self.temperature, 0)),
-        ):
-            if not fits:
-                raise UserError(f"{name}={value}: must be {allowed}")
-
-
-def _finite(value: float | None, lowest: float = -math.inf) -> bool:
-    return value is None or (math.isfinite(value) and value >= lowest)
 
 
 def from_neighbours(

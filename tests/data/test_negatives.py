@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refused
 
 from soft_trainer.data.negatives import NegativeChoice, Negatives, draw, from_neighbours, limited, own_columns
 from soft_trainer.data.neighbours import Neighbours, nearest_by_similarity
@@ -61,18 +60,6 @@ def test_limits_against_a_plain_loop(limits):
     assert as_lists(left) == expected
     assert left.own is table.own and any(not candidates for candidates in expected)
     assert set(left.codes[left.codes >= ROWS]) == set(range(ROWS, ROWS + len(left.code_only)))
-
-
-def test_settings_out_of_range_are_named():
-    for number, options, words in (
-        (0, {}, "negatives_per_query=0: must be 1 or more"),
-        (1, {"ranks": (5, 5)}, "negative_ranks=5,5: must be"),
-        (1, {"ranks": (-1, None)}, "negative_ranks=-1,None"),
-        (1, {"margin": math.nan}, "negative_margin=nan: must be a finite number"),
-        (1, {"temperature": -1.0}, "negative_temperature=-1.0: must be 0 or more"),
-    ):
-        with refused(words):
-            NegativeChoice(number, **options)
 
 
 def test_limits_that_leave_nothing_and_numbers_that_no_row_has():

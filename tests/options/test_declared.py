@@ -1,0 +1,59 @@
+"""Every option that is declared with choices or a range takes the values on its border, and no others."""
+
+import math
+
+import pytest
+
+from soft_trainer.errors import UserError
+from soft_trainer.options.declared import Declared, declared_options
+from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.refused import RANGES
+
+KINDS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
+DECLARED = {name: each for kind in KINDS for name, each in declared_options(kind).items()} | RANGES
+
+
+def border(declared: Declared) -> tuple[list, list]:
+    """Values that an option takes, and values that it refuses."""
+    taken, refused = [None, *declared.choices], ["nonsense"] if declared.choices else []
+    for limit, outside in ((declared.least, -1), (declared.most, 1)):
+        if limit is not None:
+            taken.append(limit)
+            refused += [limit + outside, math.nan]
+    for limit, inside in ((declared.above, 0.5), (declared.below, -0.5)):
+        if limit is not None:
+            taken.append(limit + inside)
+            refused += [limit, math.inf]
+    return taken, refused
+
+
+@pytest.mark.parametrize("name", [name for name, declared in DECLARED.items() if border(declared)[1]])
+def test_values_on_the_border(name):
+    taken, refused = border(DECLARED[name])
+    for value in taken:
+        DECLARED[name].check(name, value)
+    for value in refused:
+        with pytest.raises(UserError, match=f"^{name}=.*: (must be|use one of) "):
+            DECLARED[name].check(name, value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (Declared(least=0), "0 or more"),
+        (Declared(above=0), "above 0"),
+        (Declared(least=0, most=1), "from 0 to 1"),
+        (Declared(least=0, below=1), "from 0 to below 1"),
+        (Declared(), "a finite number"),
+    ],
+)
+def test_a_range_in_words(declared, words):
+    assert declared.range == words
+
+
+def test_every_option_has_a_help_text_of_a_sentence():
+    for kind in KINDS:
+        for name in declared_options(kind):
+            text = kind.__dataclass_fields__[name].metadata["help"]
+            assert text.endswith(".") and "%" not in text.replace("%%", ""), name
