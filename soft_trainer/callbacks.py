@@ -103,7 +103,9 @@ class EstimatorCallback(TrainerCallback):
         valid, number = weights[weights > 0], (weights > 0).sum(1)
         if not len(valid):
             return {}
-        self.histogram = self._histogram(valid)
+        # Equal bins from 0 to the largest weight, or to 1.
+        counts, edges = np.histogram(valid.numpy(force=True), self.BINS, (0.0, max(float(valid.max()), 1.0)))
+        self.histogram = {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
         shares = weights / weights.sum(1, keepdim=True).clamp_min(1e-12)
         entropy = torch.special.entr(shares).sum(1) / number.double().log().clamp_min(1e-12)
         hardest = step["scores"].masked_fill(weights == 0, -torch.inf).amax(1)
@@ -116,11 +118,6 @@ class EstimatorCallback(TrainerCallback):
             "weight_entropy": float(entropy[number > 1].mean()) if bool((number > 1).any()) else 1.0,
             "score_margin": float(margins.mean()),
         }
-
-    def _histogram(self, weights: Tensor) -> dict[str, list]:
-        """Returns equal bins from 0 to the largest weight, or to 1."""
-        counts, edges = np.histogram(weights.numpy(force=True), self.BINS, (0.0, max(float(weights.max()), 1.0)))
-        return {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
 
 
 def find_estimator_callback(callbacks) -> EstimatorCallback | None:

@@ -23,7 +23,7 @@ from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
-from soft_trainer.data.sources import as_row_sets, as_rows
+from soft_trainer.data.sources import as_row_sets, as_rows, corpus_for
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder
 from soft_trainer.encoders.encoding import embed_sharded, encode, prompt_length
@@ -43,6 +43,7 @@ from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.fields import SoftInfoNCETrainingArguments
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training import preflight
 from soft_trainer.training.adapters import check_adapter, check_checkpoint, load_checkpoint_adapter
 from soft_trainer.training.banner import banner, warnings_of
 from soft_trainer.training.checkpoints import save_encoder, whole_checkpoint
@@ -51,13 +52,6 @@ from soft_trainer.training.guard import FiniteGuard, OverflowCounter
 from soft_trainer.training.guard_sets import GuardSets, as_guard_sets
 from soft_trainer.training.hard_batches import PreparedRows, check_code_only, prepare_rows
 from soft_trainer.training.merging import MergeAtEnd, check_merging
-from soft_trainer.training.preflight import (
-    check_collator,
-    check_evaluation,
-    check_metric,
-    check_rows_of,
-    check_trainer_arguments,
-)
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 from soft_trainer.weights import Weigher
 
@@ -110,7 +104,7 @@ class SoftInfoNCETrainer(Trainer):
     ):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
-        check_trainer_arguments(model, processing_class, kwargs)
+        preflight.check_trainer_arguments(model, processing_class, kwargs)
         check_profile(encoder)
         model = plain_encoder(model)
         callback = find_estimator_callback(callbacks)
@@ -170,14 +164,14 @@ class SoftInfoNCETrainer(Trainer):
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
         self.weigher = Weigher(self.plan.loss, self.estimator)
-        check_collator(self.plan, None if self._own_collator else self.data_collator, self.prompt_lengths)
+        preflight.check_collator(self.plan, None if self._own_collator else self.data_collator, self.prompt_lengths)
         check_merging(self.args, bool(self.guards.sets), self.eval_dataset is not None)
         if self.compute_metrics is None:
-            check_metric(self.args, self.evaluated_dims, self.eval_dataset)
+            preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
         check_model(self.model, self.encoder)
         check_dims(self.plan.dims, self.model.config.hidden_size)
         if self.train_dataset is not None:
-            check_rows_of(self.plan, self.args, self.estimator, self.train_dataset)
+            preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_dataset)
             check_adapter(self.model, self.args)
 
     @property
@@ -215,9 +209,8 @@ class SoftInfoNCETrainer(Trainer):
             raise UserError("train_dataset: training needs rows")
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         rows, batches = self.train_dataset, self._train_batches()
-        size = self.plan.batch_size * self.plan.processes
         inputs = (lambda: text_ids_of(rows, self.encoder), lambda: self._prepared.similar)
-        sampler = training_sampler(self.args, rows, batches, size, *inputs)
+        sampler = training_sampler(self.args, rows, batches, self.plan.batch_size * self.plan.processes, *inputs)
         return EpochDataLoader.for_training(batches, sampler, self.args)
 
     def prepare_rows(self) -> PreparedRows:
@@ -395,7 +388,7 @@ class SoftInfoNCETrainer(Trainer):
         super()._hp_search_setup(trial)
         self._bind_estimator()
         self.resolve()
-        check_evaluation(self)
+        preflight.check_evaluation(self)
         self.guards.check()
         check_checkpoint(self.model, self._checkpoint)
         if self._checkpoint and self.estimator_callback is not None:
@@ -423,8 +416,8 @@ class SoftInfoNCETrainer(Trainer):
 
         Returns:
             `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size`, ..., the same on every process, and
-            `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of
-            data sets, `PREFIX_KEY_mrr` and so on for each, and the mean of each metric over the sets as `PREFIX_mrr`.
+            `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of data sets, `PREFIX_KEY_mrr` and so on, and
+            the mean over the sets as `PREFIX_mrr`.
         """
         own = eval_dataset is None
         eval_dataset = self.eval_dataset if own else eval_dataset
@@ -469,8 +462,10 @@ class SoftInfoNCETrainer(Trainer):
         queries = self.embed_rows(dataset, "query")
         codes = self.embed_rows(corpus, "code") if codes is None else codes
         ranking = self._rank(queries, codes, targets, top_k)
-        dims = self.evaluated_dims
-        shorter = {dim: self._rank(*self._shortened(dim, queries, codes), targets, top_k) for dim in dims}
+        shorter = {}
+        for dim in self.evaluated_dims:
+            sides = (comparable(self.encoder, shorten(self.encoder, side, dim)) for side in (queries, codes))
+            shorter[dim] = self._rank(*sides, targets, top_k)
         metrics = retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
         if self.compute_metrics is not None:
             predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
@@ -486,10 +481,6 @@ class SoftInfoNCETrainer(Trainer):
         local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
         return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
 
-    def _shortened(self, dim: int, *sides: Tensor) -> list[Tensor]:
-        """Returns the first `dim` dimensions of embeddings, comparable by dot product again."""
-        return [comparable(self.encoder, shorten(self.encoder, side, dim)) for side in sides]
-
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
         """Searches hyperparameters as any `Trainer` does, for the best `metric_for_best_model`, or `mrr`.
 
@@ -502,19 +493,8 @@ class SoftInfoNCETrainer(Trainer):
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
     def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
-        """Returns the corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
-
-        Raises:
-            UserError: there is none.
-        """
-        corpus = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
-        if isinstance(corpus, Mapping):
-            if key not in corpus:
-                raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpus))}")
-            corpus = corpus[key]
-        if not isinstance(corpus, Dataset):
-            raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
-        return corpus
+        """Returns the corpus for the evaluation set `key`: of `codebase`, or of the trainer when None."""
+        return corpus_for(self.codebase if codebase is None else as_row_sets(codebase, "codebase"), key)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Returns embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.

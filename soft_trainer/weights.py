@@ -61,15 +61,10 @@ def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence
             f"codes: it must return a Tensor of shape {expected}"
         )
     if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
-        raise ValueError(
-            f"{name}.similarity returned NaN for the rows {_first_nan(similarity, query_rows, code_rows)}"
-        )
+        query, code = similarity.isnan().nonzero()[0].tolist()
+        rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
+        raise ValueError(f"{name}.similarity returned NaN for the rows {rows}")
     return similarity if similarity.dtype == torch.float64 else similarity.float()
-
-
-def _first_nan(similarity: Tensor, query_rows: Sequence[int], code_rows: Sequence[int]) -> str:
-    query, code = similarity.isnan().nonzero()[0].tolist()
-    return f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
 
 
 def negative_weights(

@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
         estimator.fit(rows)
         mined = mined_negatives(estimator, options.negative_candidates, len(train), ids, further)
         negatives = limited(mined, choice)
-        write_negatives(arguments.output, negatives, training_texts(train, profile), _name(data_args))
+        name = ":".join(filter(None, (data_args.estimator, data_args.estimator_model)))
+        write_negatives(arguments.output, negatives, training_texts(train, profile), name)
         sys.stdout.write(f"{_summary(negatives)}\nWritten to {arguments.output}\n")
 
 
@@ -141,11 +142,6 @@ def _with_words(train, further: list[dict], profile) -> tuple:
         column = text_column(rows, side_settings(profile, side)["columns"], side)
         rows = rows.add_column(name, [split_identifiers(text.split()) for text in column_texts(rows, column)])
     return rows, ids
-
-
-def _name(data_args: DataArguments) -> str:
-    """Returns the estimator with its encoder."""
-    return ":".join(filter(None, (data_args.estimator, data_args.estimator_model)))
 
 
 def _summary(negatives) -> str:

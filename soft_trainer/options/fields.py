@@ -140,13 +140,8 @@ class DataArguments:
     @property
     def rows_name(self) -> str:
         """The name of the rows: their name on the Hub, or that of their folder."""
-        own = self.data_dir or self.history or self.source_dir
-        return self.push_data_to_hub or (_folder_name(own) if own else self.dataset_name)
-
-
-def _folder_name(folder: str) -> str:
-    """Returns the folder's own name, also of `.` and `..`."""
-    return os.path.basename(os.path.abspath(folder.replace("{language}", "")))
+        own = (self.data_dir or self.history or self.source_dir or "").replace("{language}", "")
+        return self.push_data_to_hub or (os.path.basename(os.path.abspath(own)) if own else self.dataset_name)
 
 
 EQ4 = ReadIf(
