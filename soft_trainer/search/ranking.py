@@ -108,7 +108,9 @@ def _share(similarity: np.ndarray) -> np.ndarray:
     if not len(known):
         return np.zeros(len(similarity), np.float32)
     usual, top = float(np.median(known)), float(known.max())
-    return np.nan_to_num(np.clip((similarity - usual) / max(top - usual, 1e-9), 0, 1)).astype(np.float32)
+    shares = np.nan_to_num(np.clip((similarity - usual) / max(top - usual, 1e-9), 0, 1)).astype(np.float32)
+    # While few pieces have embeddings, these must not come before better ones that have none yet.
+    return shares * (len(known) / len(similarity))
 
 
 class _Gathered:

@@ -9,7 +9,7 @@ import pytest
 from trees import write_tree
 
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex, store, updating, vectors
+from soft_trainer.search import CodeIndex, ranking, store, updating, vectors
 
 # The letters of README.md, so that the stub finds it, and no word of it.
 BACKWARDS = "pohssllssgnihtredivorptnemyapasdeentuokcehceht"
@@ -503,6 +503,12 @@ def test_dot_products_beyond_half_precision_rank(tmp_path, tree, stub, monkeypat
     assert [(r.path, r.name, pytest.approx(r.score, abs=0.01)) for r in large] == [
         (r.path, r.name, r.score) for r in plain
     ]
+
+
+def test_a_few_embeddings_do_not_outweigh_the_words():
+    some = np.array([0.9, 0.1, 0.2] + [np.nan] * 7, np.float32)
+    assert ranking._share(some).max() == pytest.approx(0.3)
+    assert ranking._share(some[:3]).max() == pytest.approx(1)
 
 
 def test_postings_are_packed_in_as_few_bytes_as_they_need():
