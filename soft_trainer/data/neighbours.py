@@ -175,17 +175,25 @@ def exact_neighbours(
     above: float = -np.inf,
 ) -> Neighbours:
     """Returns the neighbours of some rows among all codes that score more than `above`."""
-    best = _Best(len(rows), k)
-    own = np.empty(len(rows), np.float32)
-    everything = np.arange(codes)
+    parts, texts = [], None
     with progress_bar(progress, len(rows), "row") as bar:
-        for places in _blocks(np.arange(len(rows)), codes):
-            block = rows[places]
-            scores = score(block)
-            own[places] = scores[torch.arange(len(block)), torch.from_numpy(block)].cpu()
-            best.add(places, block, everything, _without_equal_texts(scores, block, everything, text_ids), above)
-            bar.update(len(places))
-    return best.neighbours(own)
+        for block in _blocks(rows, codes):
+            scores, line, number = score(block), torch.arange(len(block)), torch.from_numpy(block)
+            if texts is None:
+                texts = [torch.from_numpy(ids[:codes].view(np.int64)).to(scores.device) for ids in text_ids]
+            own = scores[line, number].float().cpu()
+            for ids in texts:
+                same = F.pad(ids[number, None] == ids, (0, codes - len(ids)))
+                scores = scores.masked_fill(same, -torch.inf)
+            values, columns = (part.cpu() for part in scores.topk(min(k + 1, codes), dim=1))
+            values = values.float().masked_fill((columns == number[:, None]) | (values.float() <= above), -torch.inf)
+            missing = (k, 0)  # so that there are k, however few the codes
+            values, columns = F.pad(values, missing, value=-torch.inf), F.pad(columns, missing, value=-1)
+            values, order = values.topk(k, dim=1)
+            columns = columns.gather(1, order).masked_fill(values == -torch.inf, -1)
+            parts.append(Neighbours(columns.numpy(), values.numpy(), own.numpy()))
+            bar.update(len(block))
+    return Neighbours.joined(parts)
 
 
 def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
@@ -264,19 +272,6 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
     return common / max(int((expected >= 0).sum()), 1)
 
 
-def _without_equal_texts(
-    scores: Tensor, rows: np.ndarray, codes: np.ndarray, text_ids: Sequence[np.ndarray]
-) -> Tensor:
-    """Returns scores, Tensor[rows, codes], with -inf where a code has one of the row's texts."""
-    for ids in text_ids:
-        known = codes < len(ids)
-        texts = torch.from_numpy(ids[np.where(known, codes, 0)].view(np.int64))
-        same = torch.from_numpy(ids[rows].view(np.int64))[:, None] == texts
-        same = same if known.all() else same & torch.from_numpy(known)
-        scores = scores.masked_fill(same.to(scores.device), -torch.inf)
-    return scores
-
-
 def _blocks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
     """Splits `rows` into parts small enough for a matrix with `width` columns per row."""
     size = max(1, ENTRIES // max(width, 1))
@@ -286,31 +281,3 @@ def _blocks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
 def progress_bar(progress: str | None, total: int, unit: str) -> tqdm:
     hidden = progress is None or distributed.rank_and_world_size()[0] != 0
     return tqdm(total=total, desc=progress, disable=hidden, leave=False, unit=unit)
-
-
-class _Best:
-    """The best k codes of each row so far."""
-
-    def __init__(self, rows: int, k: int):
-        self.scores = torch.full((rows, k), -torch.inf)
-        self.codes = torch.full((rows, k), -1)
-
-    def add(
-        self, places: np.ndarray, rows: np.ndarray, codes: np.ndarray, scores: Tensor, above: float = -np.inf
-    ) -> None:
-        """Adds scores, Tensor[rows, codes], leaving out those of the rows' own codes and those up to `above`.
-
-        Args:
-            places: the positions of these rows, int64[rows].
-        """
-        k = self.scores.shape[1]
-        best, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1)
-        best, found = best.float().cpu(), torch.from_numpy(codes)[columns.cpu()]
-        best = best.masked_fill((found == torch.from_numpy(rows)[:, None]) | (best <= above), -torch.inf)
-        places = torch.from_numpy(places)
-        best, found = torch.cat([self.scores[places], best], 1), torch.cat([self.codes[places], found], 1)
-        best, columns = best.topk(k, dim=1)
-        self.scores[places], self.codes[places] = best, found.gather(1, columns)
-
-    def neighbours(self, own: np.ndarray) -> Neighbours:
-        return Neighbours(self.codes.masked_fill(self.scores == -torch.inf, -1).numpy(), self.scores.numpy(), own)
