@@ -32,7 +32,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.data.sources import load_data, needed_splits
+    from soft_trainer.data.sources import check_sources, load_data, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
@@ -48,6 +48,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     from soft_trainer.training.stopping import explaining_interruption
 
     check_options(args)
+    check_sources(data_args)
     profile = build_profile(model_args)
     take_default_recipe(model_args, data_args, args, profile)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)

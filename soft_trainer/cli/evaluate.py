@@ -99,7 +99,7 @@ def _measure(
 ) -> None:
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer import SoftInfoNCETrainer, distributed
-    from soft_trainer.data.sources import load_data, needed_splits
+    from soft_trainer.data.sources import check_sources, load_data, needed_splits
     from soft_trainer.encoders.transformer import profile_warnings
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.evaluation.results import LABELS, metrics_table
@@ -108,6 +108,7 @@ def _measure(
     from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_label
 
     distributed.use_the_cores()
+    check_sources(data_args)
     check_output_dir(model_args, data_args, args)
     profile = build_profile(model_args)
     with args.main_process_first(desc="loading data"):
@@ -145,6 +146,7 @@ def _measure_with_mteb(
         raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
     # Imported here: mteb is an optional dependency, and takes seconds.
     from soft_trainer import distributed
+    from soft_trainer.data.sources import check_sources
     from soft_trainer.encoders.loading import Encoder
     from soft_trainer.files import reporting_disk_errors
     from soft_trainer.mteb import MtebEncoder
@@ -155,6 +157,7 @@ def _measure_with_mteb(
     if args.world_size > 1:
         raise UserError("--mteb measures in one process: start it without `accelerate launch`")
     distributed.use_the_cores()
+    check_sources(data_args)
     tasks = find_tasks(split_names(names))
     profile = build_profile(model_args)
     card = _card(Path(model_name(model_args)), profile)

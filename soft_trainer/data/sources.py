@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import sysconfig
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
-from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.any_rows import HUB_NAME, load_rows
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -39,6 +41,24 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
     }
     splits = tuple(split for split, needed in wanted.items() if needed)
     return (*splits, "codebase") if set(splits) - {"train"} else splits
+
+
+def check_sources(arguments: DataArguments) -> None:
+    """Checks languages and folders, so that a typing error is told before the Hub is asked for anything.
+
+    Raises:
+        UserError: names the option.
+    """
+    check_languages(arguments.languages, _reader(arguments))
+    for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
+        folder = getattr(arguments, name)
+        if folder and not Path(source_folder(folder)).is_dir():
+            raise UserError(f"{name}={folder}: no such folder")
+    for name in ("data_dir", "eval_data_dir", "guard"):
+        for language in arguments.languages:
+            for source in (getattr(arguments, name) or "").replace("{language}", language).split(","):
+                if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
+                    raise UserError(f"{name}={source.strip()}: no such folder or file")
 
 
 def load_data(
@@ -80,13 +100,13 @@ def load_data(
     return data
 
 
-def _reader(arguments: DataArguments, profile: EncoderProfile) -> str | None:
+def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
     """Names the part of the run that only knows the six languages. None if any language will do."""
     if arguments.source_dir or arguments.history:
         return "mining"
     if arguments.filters:
         return "--filters"
-    if profile.data_flow_length:
+    if profile and profile.data_flow_length:
         return "data flow"
     return "CodeSearchNet" if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET else None
 
@@ -95,7 +115,8 @@ def _load_language(arguments: DataArguments, language: str, mined_dir: Path, nee
     """Loads the splits of one language as they are stored."""
     if arguments.source_dir or arguments.history:
         own = mined_dir if len(arguments.languages) == 1 else mined_dir / language
-        return load_folder(_mined(arguments, language, own))
+        data = load_folder(_mined(arguments, language, own))
+        return _with_extra_rows(data, arguments, language, own) if arguments.extra_source_dir else data
     if arguments.data_dir:
         source = arguments.data_dir.replace("{language}", language)
         return load_rows(source, arguments.query_column, arguments.code_column, needed)
@@ -177,9 +198,34 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     return folder
 
 
+def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str, folder: Path) -> DatasetDict:
+    """Adds the functions of `--extra_source_dir` to train, but no copy of a function in the other splits."""
+    extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
+    mined = load_folder(_mined(extra, language, folder / "extra"), SPLITS[:3])
+    held_out = [data[split] for split in SPLITS if split != "train"]
+    codes = {tuple(tokens) for rows in held_out for tokens in rows["code_tokens"]}
+    queries = {_opening(tokens) for rows in held_out if "docstring_tokens" in rows.column_names
+               for tokens in rows["docstring_tokens"]}  # fmt: skip
+    parts = [data["train"]]
+    for split in SPLITS[:3]:
+        pairs = zip(mined[split]["code_tokens"], mined[split]["docstring_tokens"], strict=True)
+        new = [row for row, (code, query) in enumerate(pairs) if tuple(code) not in codes
+               and _opening(query) not in queries]  # fmt: skip
+        parts.append(mined[split].select(new))
+    data["train"] = concatenate_datasets(parts)
+    print_on_main(f"train: {len(parts[0]):,} rows and {len(data['train']) - len(parts[0]):,} of extra_source_dir")
+    return data
+
+
+def _opening(tokens: Sequence[str] | None) -> tuple[str, ...]:
+    """The first words of a text, by which a copy with small changes is known."""
+    return tuple(token.lower() for token in (tokens or ())[:12])
+
+
 def source_folder(source_dir: str) -> str:
-    """Returns the folder that `--source_dir` names; `stdlib` is the running Python's standard library."""
-    return os.path.dirname(os.__file__) if source_dir == "stdlib" else source_dir
+    """Returns the folder that an option names: `stdlib` is Python's standard library, `installed` its packages."""
+    known = {"stdlib": lambda: os.path.dirname(os.__file__), "installed": lambda: sysconfig.get_paths()["purelib"]}
+    return known.get(source_dir, lambda: source_dir)()
 
 
 def as_rows(rows, name: str) -> Dataset | None:

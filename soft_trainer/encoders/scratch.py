@@ -33,7 +33,7 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
         UserError: the text has another form, or the hidden size is not a multiple of 32 (the size of a head).
     """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
-    if not match or int(match[2]) < 1 or int(match[1]) < 32 or int(match[1]) % 32:
+    if not match or int(match[1]) < 32 or int(match[1]) % 32:
         raise UserError(
             f"from_scratch={from_scratch!r}: write HIDDENxLAYERS, for example 256x4, with a multiple of 32 as HIDDEN"
         )
@@ -109,7 +109,11 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
 
 
 def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> RobertaModel:
-    """Makes a RoBERTa with random weights, of the size in `from_scratch` and long enough for the profile."""
+    """Makes a RoBERTa with random weights, of the size that `from_scratch` names and long enough for the profile.
+
+    Without layers, an embedding is the mean of one vector for each token; a token's position does not matter, and
+    training may change the length of its vector.
+    """
     hidden, layers = parse_size(from_scratch)
     longest = max(profile.query_length, profile.code_length + profile.data_flow_length)
     config = RobertaConfig(
@@ -123,8 +127,12 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         initializer_range=0.02 if profile.pooling == "mean" else hidden**-0.5,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,
+        layer_norm_eps=1e-5 if layers else 1.0,  # so large an epsilon keeps the lengths of the vectors
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return RobertaModel(config, add_pooling_layer=profile.pooling == "pooler")
+    model = RobertaModel(config, add_pooling_layer=profile.pooling == "pooler")
+    if not layers:
+        model.embeddings.position_embeddings.weight.requires_grad_(False).zero_()
+    return model

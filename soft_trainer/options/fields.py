@@ -76,6 +76,12 @@ class DataArguments:
         "training.",
     )
     source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
+    extra_source_dir: str | None = option(
+        None,
+        "Another tree, whose functions are only trained on, without copies of those in valid, test and codebase; "
+        "'installed' is the packages of this Python.",
+        read_if=MINED,
+    )
     history: str | None = option(
         None,
         "Git repository whose commits are rows: what one says, and a function that it changed. With --source_dir, a "

@@ -12,6 +12,7 @@ import pytest
 from git_repositories import grown
 from refusals import refused
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import codesearchnet, sources
 from soft_trainer.data.codesearchnet import check_rows
 from soft_trainer.data.sources import load_data
@@ -261,3 +262,33 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     shutil.copy(data_dir / "test.jsonl", folder)
     with pytest.raises(UserError, match="test: no corpus .* add codebase.jsonl"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
+
+
+def test_another_tree_is_only_trained_on_and_gives_no_copies(tmp_path):
+    tree = source_tree(tmp_path / "tree", ["word", "line", "page", "letter"])
+    extra = source_tree(tmp_path / "more", ["line", "page", "word", "letter", "chapter", "volume", "sheet"])
+    arguments = {"language": "python", "source_dir": tree}
+    plain = load(tmp_path, **arguments)
+    more = load(tmp_path, **arguments, extra_source_dir=extra)
+    assert all(more[split]["url"][:] == plain[split]["url"][:] for split in ("valid", "test", "codebase"))
+    held_out = {tuple(tokens) for tokens in plain["codebase"]["code_tokens"]}
+    assert len(more["train"]) > len(plain["train"])
+    assert not held_out & {tuple(tokens) for tokens in more["train"]["code_tokens"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--source_dir", "nowhere"], "source_dir=nowhere: no such folder"),
+        (["--source_dir", ".", "--language", "pyhton"], "mining knows only ruby"),
+        (["--data_dir", "no/such/rows"], "data_dir=no/such/rows: no such folder or file"),
+        (["--data_dir", ".", "--eval_data_dir", "no/such/set"], "eval_data_dir=no/such/set: no such folder or file"),
+    ],
+)
+@pytest.mark.parametrize("command", [["train", "--model_name_or_path"], ["evaluate"], ["evaluate", "--mteb", "CosQA"]])
+def test_a_local_mistake_is_told_before_the_hub_is_asked(command, words, message, monkeypatch):
+    monkeypatch.setattr(
+        "soft_trainer.training.building.resolve_profile", lambda *_, **__: pytest.fail("asked the Hub")
+    )
+    with pytest.raises(UserError, match=message):
+        run_command([*command, "USER/NAME", *words])

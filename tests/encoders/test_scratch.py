@@ -3,7 +3,7 @@
 import pytest
 import torch
 from refusals import refused
-from transformers import AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, pad, tokenize
@@ -14,13 +14,13 @@ UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 
 
 def test_what_is_no_size_is_refused_with_an_example():
-    for size in ("256", "x4", "256x", "256x0", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"):
+    for size in ("256", "x4", "256x", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"):
         with refused("HIDDENxLAYERS, for example 256x4"):
             parse_size(size)
 
 
 def test_a_multiple_of_32_gives_a_model_of_that_size(tokenizer, profile):
-    assert parse_size("256x4") == (256, 4)
+    assert parse_size("256x4") == (256, 4) and parse_size("64x0") == (64, 0)
     for hidden in (32, 64, 96, 128, 160, 192, 224, 288, 352, 384):
         config = small_roberta(f"{hidden}x1", tokenizer, profile).config
         assert (config.hidden_size, config.num_hidden_layers) == (hidden, 1)
@@ -94,6 +94,19 @@ def test_the_longest_text_fits(tokenizer, profile, query_length, code_length):
     ids = tokenize(tokenizer, ["def f(x): return x " * 30], max_length=40)
     assert len(ids[0]) == 40
     assert encode(model, profile, pad(ids, tokenizer.pad_token_id)).shape == (1, 32)
+
+
+def test_without_layers_an_embedding_is_the_mean_of_vectors_of_any_length(tokenizer, profile, tmp_path):
+    small_roberta("32x0", tokenizer, profile).save_pretrained(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False).eval()
+    word = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("list"))[0]
+    before = model(torch.tensor([[word]])).last_hidden_state.norm()
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[word] *= 3
+    assert model(torch.tensor([[word]])).last_hidden_state.norm() > 2.5 * before
+    ids = tokenizer("sort a list", add_special_tokens=False, return_tensors="pt").input_ids
+    there, back = (model(tokens).last_hidden_state for tokens in (ids, ids.flip(1)))
+    assert torch.allclose(there.mean(1), back.mean(1), atol=1e-6)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "pooler"])

@@ -1,0 +1,43 @@
+"""The README's Python block runs on tiny rows, and the page is short."""
+
+import re
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from soft_trainer import SoftInfoNCETrainer
+from soft_trainer.hub.export import export_encoder
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_page_is_short_and_its_first_lines_show_how():
+    assert len(README.split()) <= 950
+    top = "\n".join(README.splitlines()[:60])
+    for words in (
+        "accelerate launch run_codesearch.py --language ruby",
+        "```python",
+        "AutoModel.from_pretrained",
+        "push_to_hub",
+    ):
+        assert words in top
+    assert "No table of the paper was reproduced" in top
+
+
+@pytest.mark.slow
+def test_the_python_block_runs(_model, tokenizer, profile, tmp_path, monkeypatch):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    export_encoder(_model, tokenizer, profile, tmp_path / "encoder")
+    rows = {
+        "question": [f"adds {n} to x" for n in range(60)],
+        "answer": [f"def f(x): return x + {n}" for n in range(60)],
+    }
+    Dataset.from_dict(rows).to_csv(str(tmp_path / "pairs.csv"))
+    pushed = []
+    monkeypatch.setattr(SoftInfoNCETrainer, "push_to_hub", lambda trainer: pushed.append(trainer.args.hub_model_id))
+    monkeypatch.chdir(tmp_path)
+    block = block.replace("microsoft/unixcoder-base", str(tmp_path / "encoder"))
+    scope = {}
+    exec(block.replace('"outputs/mine"', '"outputs/mine", use_cpu=True, save_strategy="no"'), scope)
+    assert pushed == ["USER/NAME"] and scope["trainer"].state.global_step > 0
