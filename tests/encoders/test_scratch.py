@@ -103,7 +103,7 @@ def test_without_layers_an_embedding_is_the_mean_of_vectors_of_any_length(tokeni
     before = model(torch.tensor([[word]])).last_hidden_state.norm()
     with torch.no_grad():
         model.embeddings.word_embeddings.weight[word] *= 3
-    assert model(torch.tensor([[word]])).last_hidden_state.norm() > 2.5 * before
+    assert model(torch.tensor([[word]])).last_hidden_state.norm() > 1.5 * before
     ids = tokenizer("sort a list", add_special_tokens=False, return_tensors="pt").input_ids
     there, back = (model(tokens).last_hidden_state for tokens in (ids, ids.flip(1)))
     assert torch.allclose(there.mean(1), back.mean(1), atol=1e-6)
