@@ -107,7 +107,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
     own = [rows.index(row) for row in of_process]
     scores, positives = 20 * q[own] @ c.T, torch.tensor(own)
     negatives = None
-    if trainer.options.mask_duplicates:
+    if trainer.plan.options.mask_duplicates:
         texts = [
             [" ".join(row[name]) for name in ("docstring_tokens", "code_tokens")] for row in trainer.train_dataset
         ]
@@ -147,7 +147,7 @@ def trainer_is_refused(trainer_of, model, rows, combination) -> bool:
     """True if the settings are refused before the first step."""
     try:
         trainer = make(trainer_of, model, rows, combination)
-        trainer.check_settings()
+        trainer.resolve()
         trainer.get_train_dataloader()
     except UserError:
         return True
