@@ -21,8 +21,8 @@ from soft_trainer.terminal import print_on_main
 
 COMMON = 0.05  # share of the documents above which a term is multiplied as a dense column
 SAMPLE = 256  # queries by which the number of visits is chosen
-RECALL = 0.95  # share of their neighbours that must be found
-VISITS = 2_000  # documents that a query visits at first; doubled until `RECALL` is reached
+RECALL = 0.92  # share of their neighbours that must be found
+VISITS = 2_000  # documents that a query visits at first; raised until `RECALL` is reached
 CANDIDATES = 4  # documents for each neighbour that are scored with all terms
 VISITED_AT_ONCE = 1 << 22
 
@@ -64,7 +64,7 @@ def nearest_by_terms(
         recall = recall_of(search(sample).rows, expected)
         if visits >= total or recall >= RECALL:
             break
-        visits *= 2
+        visits += visits // 2 + 1
     print_on_main(f"neighbours among {total:,} texts: recall@{k} {recall:.3f} on {len(sample)} rows")
     parts = []
     step = max(1, VISITED_AT_ONCE // visits)
@@ -148,7 +148,9 @@ def _through_rare_terms(
 
 def _largest(scores: np.ndarray, number: int) -> np.ndarray:
     """Returns the positions of the largest scores, in any order."""
-    return np.argpartition(-scores, number)[:number] if len(scores) > number else np.arange(len(scores))
+    if len(scores) <= number:
+        return np.arange(len(scores))
+    return np.argpartition(scores, len(scores) - number)[-number:]
 
 
 def _pair_scores(
