@@ -64,7 +64,7 @@ def test_the_log_tells_of_the_weights(make_trainer):
     trainer.train()
     entry = trainer.state.log_history[0]
     rows = torch.arange(24)
-    weights = trainer.loss_settings.weights(trainer.estimator_callback.similarity(rows, rows).float(), rows)
+    weights = trainer.loss_settings.weights(trainer.estimator.similarity(rows, rows).float(), rows)
     negatives = weights[~torch.eye(24, dtype=torch.bool)]
     assert entry["weight_mean"] == pytest.approx(float(negatives.mean()), abs=1e-5)
     assert entry["weight_min"] == pytest.approx(float(negatives.min()), abs=1e-5)
