@@ -68,16 +68,60 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Shows the default of every option, and leaves the lines of a description as they are."""
 
 
+# The options that people set, in the groups of `train --help`; `--help_all` shows the others too.
+COMMON = {
+    "model": ("model_name_or_path", "from_scratch", "query_length", "code_length", "lora_r"),
+    "data": ("data_dir", "source_dir", "language", "query_column", "code_column", "eval_data_dir", "max_train_rows"),
+    "weights": ("estimator", "loss", "weighting"),
+    "batches": ("per_device_train_batch_size", "train_sampling_strategy", "gradient_cache_chunk_size"),
+    "training": ("learning_rate", "num_train_epochs", "seed", "bf16"),
+    "output": ("output_dir", "push_to_hub", "config"),
+}
+
+
+class _Parser(HfArgumentParser):
+    """Shows the common options alone in the help of a command that has most of them."""
+
+    whole = False
+
+    def format_help(self) -> str:
+        """Returns the help that fits a screen, or the whole one after `--help_all`."""
+        known = {action.dest: action for action in self._actions}
+        shown = {title: [known[name] for name in names if name in known] for title, names in COMMON.items()}
+        if self.whole or sum(map(len, shown.values())) < 20:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_text(f"usage: {self.prog} [--OPTION VALUE ...]")
+        formatter.add_text(self.description)
+        for title, actions in shown.items():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(f"--help_all lists all {len(known)} options.")
+        return formatter.format_help()
+
+
+class _HelpAll(argparse.Action):
+    """Prints every option and ends."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        parser.whole = True
+        parser.print_help()
+        parser.whole = False
+        parser.exit()
+
+
 @functools.cache
 def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentParser:
     """Returns the parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
 
     Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
     """
-    parser = HfArgumentParser(
+    parser = _Parser(
         dataclass_types, formatter_class=_HelpFormatter, allow_abbrev=False, exit_on_error=False, **settings
     )
     parser.add_argument("--config", help="YAML file or name of a recipe; options on the command line win.")
+    parser.add_argument("--help_all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="List all options.")
     parser.error = _raise
     return parser
 

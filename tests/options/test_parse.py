@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from refusals import refused
 
+from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import SoftInfoNCETrainingArguments
 from soft_trainer.options.parse import parse
@@ -177,3 +178,14 @@ def test_an_error_is_one_line_and_exit_code_2(capsys, error, line):
 def test_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error)), exit_on_user_error():
         raise error
+
+
+def test_help_fits_a_screen_and_help_all_lists_every_option(capsys):
+    sizes = []
+    for word in ("--help", "--help_all"):
+        with pytest.raises(SystemExit):
+            run_command(["train", word])
+        shown = capsys.readouterr().out
+        sizes.append((len(shown.splitlines()), shown.count("\n  --")))
+        assert "--learning_rate" in shown and ("--adam_beta1" in shown) == (word == "--help_all")
+    assert sizes[0][0] < 110 and sizes[0][1] == 25 and sizes[1][1] > 150
