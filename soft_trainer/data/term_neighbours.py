@@ -24,7 +24,7 @@ SAMPLE = 256  # queries by which the number of visits is chosen
 RECALL = 0.92  # share of their neighbours that must be found
 VISITS = 2_000  # documents that a query visits at first; raised until `RECALL` is reached
 CANDIDATES = 4  # documents for each neighbour that are scored with all terms
-VISITED_AT_ONCE = 1 << 22
+VISITED_AT_ONCE = 1 << 19
 
 
 def nearest_by_terms(
