@@ -56,6 +56,7 @@ COMMAND = [
     ({"mixture_temperatures": "1,2"}, {"mixture_temperatures": "1,2", "estimator": "bm25+initial_model"}),
     ({"query_column": "a"}, {"query_column": "a", "data_dir": "rows"}),
     ({"code_column": "a"}, {"code_column": "a", "data_dir": "rows"}),
+    ({"extra_source_dir": "tree"}, {"extra_source_dir": "tree", "source_dir": "stdlib"}),
     ({"mining_keep": "short_functions"}, {"mining_keep": "short_functions", "source_dir": "stdlib"}),
     ({"query_column": "question"}, {"query_column": "question", "data_dir": "rows"}),
     ({"code_column": "answer"}, {"code_column": "answer", "data_dir": "rows"}),
