@@ -146,8 +146,9 @@ class DataArguments:
     @property
     def rows_name(self) -> str:
         """The name of the rows: their name on the Hub, or that of their folder."""
-        own = (self.data_dir or self.history or self.source_dir or "").replace("{language}", "")
-        return self.push_data_to_hub or (os.path.basename(os.path.abspath(own)) if own else self.dataset_name)
+        own = self.data_dir or self.history or self.source_dir
+        folder = os.path.basename(os.path.abspath(own.replace("{language}", ""))) if own else self.dataset_name
+        return self.push_data_to_hub or folder
 
 
 EQ4 = ReadIf(

@@ -129,9 +129,9 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["/nowhere/at/all", "--data_dir", "x"], "/nowhere/at/all: neither a folder here nor"),
+        (["/nowhere/at/all", "--data_dir", "."], "/nowhere/at/all: neither a folder here nor"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
-        (["ENCODER", "--data_dir", "x", "--source_dir", "y"], "give one of them"),
+        (["ENCODER", "--data_dir", ".", "--source_dir", "."], "give one of them"),
     ],
 )
 def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir):
