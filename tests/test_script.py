@@ -239,9 +239,11 @@ def finished(data_dir, tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_prints_what_is_in_the_data_what_it_trains_and_what_came_of_it(finished):
     printed, _ = finished
-    for words in ("codes a query meets (N)", "BM25Estimator", "cosine x 20", "1.5 / 0.5 / 1", "float32"):
+    for words in ("codes a query meets (N)", "BM25Estimator", "cosine x 20", "float32"):
         assert words in printed
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
+    settings = dict(cells for cells in lines if len(cells) == 2)
+    assert [float(settings[name]) for name in ("alpha", "beta", "temperature")] == [1.5, 0.5, 1.0]
     systems = [(cells[0], cells[1]) for cells in lines if cells[0] in ("valid", "test") and len(cells) == 7]
     assert systems == [
         (split, f"{system}")

@@ -84,8 +84,9 @@ class SimCSETrainer(SentenceTransformerTrainer):
         """Saves a checkpoint and marks it as whole."""
         super()._save_checkpoint(model, trial)
         distributed.barrier()
-        if self.args.should_save:
-            mark_complete(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save and folder.is_dir():  # `save_total_limit` may have removed it already
+            mark_complete(folder)
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         """Loads the weights of a checkpoint. The inherited method would build a pooler that the encoder lacks."""
