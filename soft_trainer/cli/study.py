@@ -1,4 +1,4 @@
-"""Run a grid of runs, each in a process of its own, in the order of their needs. Finished runs are skipped.
+"""Executes a grid of runs, each in a separate process, in the order of their needs. Skips finished runs.
 
 soft-trainer study --config paper/overall --dry_run
 soft-trainer study --config paper/overall --only language=ruby,seed=1234

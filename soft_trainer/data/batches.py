@@ -102,7 +102,7 @@ class OwnNegatives:
         negatives: the candidates of every row, within the limits of `choice`.
         choice: how many are drawn and with what probabilities.
         seed: determines the draws, together with epoch and row number.
-        meet_all: True if they are negatives of every query of the batch, False if only of their own query.
+        meet_all: True if they are negatives of every query of the batch, False if only of the one they were drawn for.
     """
 
     negatives: Negatives

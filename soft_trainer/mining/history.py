@@ -219,7 +219,7 @@ class _Splitter:
         """The place of the oldest of the newest `size` commits, and the ids of all that its parent descends from.
 
         Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
-        of a commit on an old branch does not know what happened beside it.
+        of a commit on an old branch does not know what happened on other branches.
         """
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
         wanted = kept[-size] if len(kept) >= size else kept[0]

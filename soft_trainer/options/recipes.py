@@ -9,7 +9,7 @@ import yaml
 
 from soft_trainer.errors import UserError
 
-# A wheel has the recipes inside the package, a checkout beside it.
+# A wheel has the recipes inside the package, a checkout next to it.
 _PACKAGE = Path(__file__).parents[1]
 RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
 

@@ -177,7 +177,7 @@ def columns_of(
     Args:
         rows_of: the rows of each process, whose codes stand after another: of each process the codes of its rows,
             then the first own negative of each, then the second.
-        meet_all: True if own negatives are negatives of every query of the batch, False if only of their own.
+        meet_all: True if own negatives are negatives of every query of the batch, False if only of theirs.
         duplicates: "mask", "positives" or "ignore".
     """
     own, global_rows = table.negatives, np.concatenate(rows_of)

@@ -73,7 +73,7 @@ def stratified_bootstrap(
 
     Args:
         strata: for each set the differences float64[S, Q] of S seeds and Q queries. Every resample draws seeds and
-            queries of each set anew, since both would be others in a repetition. SciPy's `bootstrap` resamples one
+            queries of each set, since a repetition would have other ones. SciPy's `bootstrap` resamples one
             dimension only.
     """
     generator = np.random.default_rng(seed)

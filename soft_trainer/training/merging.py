@@ -112,7 +112,7 @@ class MergeAtEnd:
 
 
 def _merge(trainer, before: Mapping[str, Tensor]) -> dict:
-    """Saves the trained encoder beside the output, chooses the ratio, and gives the model the merged weights."""
+    """Saves the unmerged encoder, chooses the ratio, and gives the model the merged weights."""
     args, ratio = trainer.args, parse_ratio(trainer.args.merge_ratio)
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if callable(getattr(trainer.optimizer, "eval", None)):  # schedule-free optimizers hold two sets of weights

@@ -203,7 +203,7 @@ class Difference:
     differences: np.ndarray  # float64[Q], one for each query
     gained: Sequence[RankChange]  # the queries that gained most
     lost: Sequence[RankChange]
-    also: tuple[str, ...]  # settings, beside loss and weights, in which the two differ
+    also: tuple[str, ...]  # settings other than loss and weights in which the two differ
     p: float = 1.0  # after Holm's correction over all differences of the report
 
 
@@ -241,7 +241,7 @@ def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
 
 
 def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
-    """The settings in which two cells differ beside the loss, its weights and the estimator."""
+    """Returns the settings in which two cells differ, other than the loss, its weights and the estimator."""
     ours, theirs = cell.runs[0], other.runs[0]
     of_method = {*ours.record["loss"], *ours.record.get("estimator", {}), *theirs.record.get("estimator", {})}
     names = (name for name in dict.fromkeys([*ours.settings, *theirs.settings]) if name not in of_method)

@@ -38,7 +38,7 @@ class ReportedRun:
     sets: Mapping[tuple[str, str], str]  # (evaluation set, language) -> key of the results, such as "test-ruby"
 
     def ranks(self, key: str) -> RankedQueries:
-        """The trained encoder's rank of every query, read anew each time, since many runs do not fit into memory.
+        """The trained encoder's rank of every query, read each time, since many runs do not fit into memory.
 
         Raises:
             UserError: the file is missing or cannot be read.
