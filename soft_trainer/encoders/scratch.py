@@ -127,11 +127,12 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         initializer_range=0.02 if profile.pooling == "mean" else hidden**-0.5,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,
-        layer_norm_eps=1e-5 if layers else 1.0,  # so large an epsilon keeps the lengths of the vectors
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    if not layers:
+        config.layer_norm_eps = 1.0  # so large an epsilon keeps the lengths of the vectors
     model = RobertaModel(config, add_pooling_layer=profile.pooling == "pooler")
     if not layers:
         model.embeddings.position_embeddings.weight.requires_grad_(False).zero_()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from refusals import refused
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, RobertaConfig
 
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, pad, tokenize
@@ -117,3 +117,8 @@ def test_every_parameter_gets_a_gradient(tokenizer, profile, pooling):
     encode(model, profile, inputs).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert torch.isfinite(torch.cat([parameter.grad.flatten() for parameter in model.parameters()])).all()
+
+
+def test_only_an_encoder_without_layers_has_another_layer_norm(tokenizer, profile):
+    epsilons = [small_roberta(size, tokenizer, profile).config.layer_norm_eps for size in ("32x1", "32x0")]
+    assert epsilons == [RobertaConfig().layer_norm_eps, 1.0]
