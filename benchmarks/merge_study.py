@@ -3,8 +3,10 @@
     python benchmarks/merge_study.py run MODEL DATA --work DIR [--phase screen] [--until 08:10]
     python benchmarks/merge_study.py freeze
     python benchmarks/merge_study.py run MODEL DATA --work DIR --phase confirm
+    python benchmarks/merge_study.py run OTHER DATA --work DIR --phase repeat
 
-MODEL is the folder of all-MiniLM-L6-v2. DATA has mined/LANGUAGE (train, valid, test, codebase), cosqa, csn99/python.
+MODEL is the folder of all-MiniLM-L6-v2, OTHER that of the encoder that merge_study_encoder.py makes.
+DATA has mined/LANGUAGE (train, valid, test, codebase), cosqa, csn99/python.
 A cell is one training: phase/language/seed/method. Finished cells stand in merge_study.json with the rank of every
 query at every ratio and are not run again, so the study can be stopped at any time and continued elsewhere. Trainings
 are soft-trainer commands in separate processes.
@@ -77,6 +79,7 @@ METHODS: dict[str, dict] = {
     "gist-6e-5": {"baseline": "gist", "mined_negatives": 1, "learning_rate": 6e-5},
 }
 ABLATED = ("java", "javascript")
+UNTRAINED_IN = {"ablate": "confirm"}  # phases whose encoder before training is ranked in another one
 
 
 # ---- Rows and queries ----
@@ -257,8 +260,7 @@ def mrr(ranks: list[int]) -> float:
 def chosen_ratio(cells: dict, name: str, cell: dict) -> float:
     """The ratio that the rule of `--merge_ratio auto` chooses for a cell."""
     phase, language, *_ = name.split("/")
-    phase = "screen" if phase == "screen" else "confirm"
-    at = cell["ranks"] | cells[f"{phase}/{language}/0/untrained"]["ranks"]
+    at = cell["ranks"] | cells[f"{UNTRAINED_IN.get(phase, phase)}/{language}/0/untrained"]["ranks"]
     figures = {ratio: {key: mrr(values) for key, values in sets.items()} for ratio, sets in at.items()}
     results = [RatioResult(float(ratio), each.pop("valid"), each) for ratio, each in figures.items()]
     return choose_ratio(results, TOLERANCE)
@@ -280,22 +282,21 @@ def ablations(study: dict) -> dict[str, dict]:
 
 def cells_of(phase: str, study: dict) -> list[tuple[str, dict | None]]:
     """The cells of a phase with their settings, in the order in which they run; settings None: without training."""
-    languages = {"screen": DEVELOPMENT, "confirm": CONFIRMATION, "ablate": ABLATED}[phase]
     seeds = SEEDS[:1] if phase == "screen" else SEEDS
-    if phase == "screen":
-        methods = METHODS
-    elif phase == "confirm":
-        methods = {name: METHODS[name] for name in study["frozen"].values()}
-    else:
-        methods = ablations(study)
+    frozen = {name: METHODS[name] for name in study["frozen"].values()}
+    languages, methods = {
+        "screen": (DEVELOPMENT, METHODS),
+        "confirm": (CONFIRMATION, frozen),
+        "repeat": (CONFIRMATION, frozen),
+        "ablate": (ABLATED, ablations(study) if frozen else {}),
+    }[phase]
     cells = [
         (f"{phase}/{language}/{seed}/{method}", settings)
         for seed in seeds
         for language in languages
         for method, settings in methods.items()
     ]
-    before = {"screen": "screen"}.get(phase, "confirm")
-    untrained = {language: (f"{before}/{language}/0/untrained", None) for language in languages}
+    untrained = {language: (f"{UNTRAINED_IN.get(phase, phase)}/{language}/0/untrained", None) for language in languages}
     ordered = []
     for name, settings in cells:  # the encoder before training is ranked when a language begins
         ordered += [untrained.pop(language)] if (language := name.split("/")[1]) in untrained else []
@@ -345,7 +346,7 @@ def freeze(arguments: argparse.Namespace) -> None:
     best = sorted(scores, key=lambda method: -np.mean(scores[method]))
     study["frozen"] = {
         "ours": next(method for method in best if method.startswith("ours")),
-        "baseline": next(method for method in best if not method.startswith("ours")),
+        "baseline": next(method for method in best if METHODS[method].get("baseline")),
     }
     save_study(study)
     print(study["frozen"])
@@ -359,7 +360,7 @@ def main() -> None:
     running.add_argument("model")
     running.add_argument("data", type=Path)
     running.add_argument("--work", type=Path, required=True, help="folder for rows and encoders")
-    running.add_argument("--phase", choices=("screen", "confirm", "ablate"), default="screen")
+    running.add_argument("--phase", choices=("screen", "confirm", "ablate", "repeat"), default="screen")
     running.add_argument("--until", help="HH:MM: begin no cell from then on")
     running.set_defaults(command=run)
     commands.add_parser("freeze", help="choose the settings by the screen").set_defaults(command=freeze)

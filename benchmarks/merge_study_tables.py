@@ -16,6 +16,12 @@ from soft_trainer.studies.significance import holm, reciprocal_ranks
 from soft_trainer.terminal import table
 
 
+def phase_as_confirmation(study: dict, phase: str) -> dict:
+    """The study with the cells of another phase in the place of the confirmation's."""
+    cells = {name: cell for name, cell in study["cells"].items() if name.startswith(f"{phase}/")}
+    return study | {"cells": {name.replace(phase, "confirm", 1): cell for name, cell in cells.items()}}
+
+
 def screen_table(study: dict) -> str:
     """Every setting of the screen: its ratio, and the MRR of each set merged and unmerged."""
     rows = []
@@ -51,7 +57,7 @@ def trained_on(study: dict, method: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name in study["cells"]:
         phase, language, seed, own = name.split("/")
-        if phase != "screen" and own == method:
+        if phase in ("confirm", "ablate") and own == method:
             found.setdefault(language, set()).add(seed)
     return found
 
@@ -106,12 +112,11 @@ def secondary(study: dict) -> str:
 def main() -> None:
     """Prints the tables."""
     study = load_study()
-    print(screen_table(study), end="\n\n")
-    if not study["frozen"]:
-        return
-    primary = pairs(study, study["frozen"]["ours"], study["frozen"]["baseline"])
-    if primary.sets:
-        print(study["frozen"], primary.describe(), guard_table(study), secondary(study), sep="\n\n")
+    print(screen_table(study), study["frozen"], sep="\n\n")
+    for phase in ("confirm", "repeat"):
+        own = study if phase == "confirm" else phase_as_confirmation(study, phase)
+        if study["frozen"] and (primary := pairs(own, *(study["frozen"][side] for side in ("ours", "baseline")))).sets:
+            print(f"\n{phase}", primary.describe(), guard_table(own), secondary(own), sep="\n\n")
 
 
 if __name__ == "__main__":
