@@ -296,7 +296,9 @@ def cells_of(phase: str, study: dict) -> list[tuple[str, dict | None]]:
         for language in languages
         for method, settings in methods.items()
     ]
-    untrained = {language: (f"{UNTRAINED_IN.get(phase, phase)}/{language}/0/untrained", None) for language in languages}
+    untrained = {
+        language: (f"{UNTRAINED_IN.get(phase, phase)}/{language}/0/untrained", None) for language in languages
+    }
     ordered = []
     for name, settings in cells:  # the encoder before training is ranked when a language begins
         ordered += [untrained.pop(language)] if (language := name.split("/")[1]) in untrained else []
