@@ -6,6 +6,7 @@ Memory is linear in the rows, and the same input and seed give the same neighbou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from soft_trainer.terminal import print_on_main
 EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
 SMALLEST_INDEX = 1000  # codes
 ENTRIES = 1 << 24  # similarities held at once
+GROUP = 64  # columns of a group
 CELLS = 2.0  # cells for each square root of the number of codes
 FITTED = 64  # codes a cell that k-means looks at
 SAMPLE, SAMPLE_K = 512, 10  # queries, and neighbours of each, by which the number of cells to look into is chosen
@@ -108,7 +110,11 @@ def nearest_by_similarity(
         k, text_ids, progress: as in `nearest_rows`.
     """
     everything = np.arange(codes)
-    return exact_neighbours(lambda block: similarity(block, everything), np.arange(rows), codes, k, text_ids, progress)
+
+    def score(block: np.ndarray) -> Tensor:
+        return similarity(block, everything).clone()  # it may be a view of what the estimator keeps
+
+    return exact_neighbours(score, np.arange(rows), codes, k, text_ids, progress)
 
 
 def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings) -> str:
@@ -170,30 +176,74 @@ def exact_neighbours(
     rows: np.ndarray,
     codes: int,
     k: int,
-    text_ids: Sequence[np.ndarray],
-    progress: str | None,
+    text_ids: Sequence[np.ndarray] = (),
+    progress: str | None = None,
+    *,
     above: float = -np.inf,
+    entries: int = ENTRIES,
+    threads: int = 1,
 ) -> Neighbours:
-    """Returns the neighbours of some rows among all codes that score more than `above`."""
-    parts, texts = [], None
-    with progress_bar(progress, len(rows), "row") as bar:
-        for block in _blocks(rows, codes):
-            scores, line, number = score(block), torch.arange(len(block)), torch.from_numpy(block)
-            if texts is None:
-                texts = [torch.from_numpy(ids[:codes].view(np.int64)).to(scores.device) for ids in text_ids]
-            own = scores[line, number].float().cpu()
-            for ids in texts:
-                same = F.pad(ids[number, None] == ids, (0, codes - len(ids)))
-                scores = scores.masked_fill(same, -torch.inf)
-            values, columns = (part.cpu() for part in scores.topk(min(k + 1, codes), dim=1))
-            values = values.float().masked_fill((columns == number[:, None]) | (values.float() <= above), -torch.inf)
-            missing = (k, 0)  # so that there are k, however few the codes
-            values, columns = F.pad(values, missing, value=-torch.inf), F.pad(columns, missing, value=-1)
-            values, order = values.topk(k, dim=1)
-            columns = columns.gather(1, order).masked_fill(values == -torch.inf, -1)
-            parts.append(Neighbours(columns.numpy(), values.numpy(), own.numpy()))
-            bar.update(len(block))
+    """Returns the neighbours of some rows among all codes that score more than `above`.
+
+    Args:
+        score: computes the scores of a block of rows, Tensor[block, codes], which may be overwritten.
+        entries: scores held at once by each thread.
+        threads: blocks that are scored at once.
+    """
+    equal = [_equal_texts(ids[:codes]) for ids in text_ids]
+
+    def nearest(block: np.ndarray) -> Neighbours:
+        scores, line, number = score(block), torch.arange(len(block)), torch.from_numpy(block)
+        own = scores[line, number].float().cpu()
+        scores[line, number] = -torch.inf
+        for texts in equal:
+            scores[texts(block)] = -torch.inf
+        values, columns = (part.cpu() for part in _largest(scores, k))
+        values = values.float().masked_fill(values <= above, -torch.inf)
+        columns = columns.masked_fill(values == -torch.inf, -1)
+        missing = (0, k - values.shape[1])
+        values, columns = F.pad(values, missing, value=-torch.inf), F.pad(columns, missing, value=-1)
+        return Neighbours(columns.numpy(), values.numpy(), own.numpy())
+
+    parts = []
+    with ThreadPoolExecutor(threads) as pool, progress_bar(progress, len(rows), "row") as bar:
+        for part in pool.map(nearest, _blocks(rows, codes, entries)):
+            parts.append(part)
+            bar.update(len(part.own))
     return Neighbours.joined(parts)
+
+
+def _equal_texts(ids: np.ndarray) -> Callable[[np.ndarray], tuple[Tensor, Tensor]]:
+    """Returns a function that finds all pairs of a place in a block of rows and a code with an equal text."""
+    order = np.argsort(ids, kind="stable")
+    values = ids[order]
+
+    def pairs(block: np.ndarray) -> tuple[Tensor, Tensor]:
+        first = np.searchsorted(values, ids[block])
+        counts = np.searchsorted(values, ids[block], side="right") - first
+        places = np.repeat(np.arange(len(block)), counts)
+        within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return torch.from_numpy(places), torch.from_numpy(order[first[places] + within])
+
+    return pairs
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Returns the k largest scores of each row and their columns, as `topk` does, but faster.
+
+    They lie in the k groups of columns with the largest maxima.
+    """
+    rows, width = scores.shape
+    groups = width // GROUP
+    if groups <= k:
+        return scores.topk(min(k, width), dim=1)
+    grouped = scores[:, : groups * GROUP].unflatten(1, (groups, GROUP))
+    best = grouped.amax(2).topk(k, sorted=False).indices
+    member = torch.arange(GROUP, device=scores.device)
+    rest = torch.arange(groups * GROUP, width, device=scores.device)
+    columns = torch.cat([(best[:, :, None] * GROUP + member).flatten(1), rest.expand(rows, -1)], dim=1)
+    values, places = scores.gather(1, columns).topk(k, dim=1)
+    return values, columns.gather(1, places)
 
 
 def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
@@ -202,7 +252,7 @@ def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
     score = _dot_products(queries, codes, "cpu")
-    expected = exact_neighbours(score, sample, len(codes), SAMPLE_K, text_ids, None).rows
+    expected = exact_neighbours(score, sample, len(codes), SAMPLE_K, text_ids).rows
     search = partial(_search, index, queries, codes, text_ids)
     while True:
         recall = recall_of(search(sample, SAMPLE_K).rows, expected)
@@ -241,7 +291,7 @@ def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: 
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
     parts = []
-    for places in _blocks(np.arange(len(rows)), fetched * codes.shape[1]):
+    for places in _blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
         block, near = rows[places], found[places]
         vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
         scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
@@ -272,9 +322,9 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
     return common / max(int((expected >= 0).sum()), 1)
 
 
-def _blocks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """Splits `rows` into parts small enough for a matrix with `width` columns per row."""
-    size = max(1, ENTRIES // max(width, 1))
+def _blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
+    """Splits `rows` into parts small enough for a matrix of `entries` with `width` columns per row."""
+    size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 

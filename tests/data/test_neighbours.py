@@ -45,11 +45,11 @@ def recall(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.mean([len(set(row) & set(best)) / len(best) for row, best in pairs]))
 
 
-@pytest.mark.parametrize("entries", [module.ENTRIES, 1000])
+@pytest.mark.parametrize("rows, group", [(300, 64), (300, 7), (1000, 64)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_exact_neighbours_are_those_of_brute_force(monkeypatch, entries, dtype):
-    monkeypatch.setattr(module, "ENTRIES", entries)
-    queries, codes = (side.astype(dtype) for side in clustered(300))
+def test_exact_neighbours_are_those_of_brute_force(monkeypatch, rows, group, dtype):
+    monkeypatch.setattr(module, "GROUP", group)
+    queries, codes = (side.astype(dtype) for side in clustered(rows))
     scores = queries.astype(np.float32) @ codes.astype(np.float32).T
     found = nearest_rows(queries, codes, 7)
     np.testing.assert_array_equal(found.rows, brute_force(scores, 7))
@@ -57,7 +57,7 @@ def test_exact_neighbours_are_those_of_brute_force(monkeypatch, entries, dtype):
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
     assert found.rows.dtype == np.int64 and found.scores.dtype == found.own.dtype == np.float32
     np.testing.assert_array_equal(nearest_rows(queries, k=7).rows, nearest_rows(queries, queries, 7).rows)
-    by_call = nearest_by_similarity(lambda q, c: torch.from_numpy(scores[q][:, c]), 300, 300, 7)
+    by_call = nearest_by_similarity(lambda q, c: torch.from_numpy(scores[q][:, c]), rows, rows, 7)
     np.testing.assert_array_equal(by_call.rows, found.rows)
 
 
@@ -146,34 +146,21 @@ def counts(rows: int, terms: int = 400, seed: int = 0) -> sparse.csr_matrix:
 @pytest.mark.parametrize("common", [0.0, 0.02, 0.2, 1.0])
 def test_terms_find_what_their_products_say(monkeypatch, common):
     monkeypatch.setattr(term_neighbours, "COMMON", common)
-    queries = counts(300)
+    monkeypatch.setattr(term_neighbours, "ENTRIES", 10_000)
+    queries = counts(600)
     weights = queries.multiply(np.random.default_rng(1).uniform(0.1, 3, 400)).tocsr()
     scores = (queries @ weights.T).toarray()
-    found = nearest_by_terms(queries, weights, 6)
-    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, brute_force(scores, 6), 1), rtol=1e-5)
+    texts = np.random.default_rng(2).integers(0, 100, 600).astype(np.uint64)
+    found = nearest_by_terms(queries, weights, 6, text_ids=[texts])
+    assert (texts[found.rows] != texts[:, None]).all()
+    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, brute_force(scores, 6, texts), 1), rtol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(scores, found.rows, 1), found.scores, rtol=1e-5)
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("visits", [1, 20, 2_000])
-def test_the_rarest_terms_find_most_neighbours(monkeypatch, capsys, visits):
-    monkeypatch.setattr(term_neighbours, "VISITS", visits)
-    queries = counts(1500)
-    weights = queries.multiply(np.random.default_rng(1).uniform(0.1, 3, 400)).tocsr()
-    texts = np.random.default_rng(2).integers(0, 300, 1500).astype(np.uint64)
-    expected = nearest_by_terms(queries, weights, 8, text_ids=[texts])
-    found = nearest_by_terms(queries, weights, 8, text_ids=[texts], exact_up_to=0)
-    assert recall(found.rows, expected.rows) > 0.9 and "recall@8" in capsys.readouterr().err
-    scores = (queries @ weights.T).toarray()
-    np.testing.assert_allclose(np.take_along_axis(scores, found.rows, 1), found.scores, rtol=1e-5)
-    np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
-    assert (texts[found.rows] != texts[:, None]).all() and (np.diff(found.scores, axis=1) <= 0).all()
-
-
-@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
-def test_texts_without_a_common_term_are_no_neighbours(exact_up_to):
+def test_texts_without_a_common_term_are_no_neighbours():
     queries = sparse.csr_matrix(np.array([[1.0, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]]))
-    found = nearest_by_terms(queries, queries, 2, exact_up_to=exact_up_to)
+    found = nearest_by_terms(queries, queries, 2)
     assert [sorted(row) for row in found.rows.tolist()] == [[-1, 1], [0, 2], [-1, 1], [-1, -1]]
 
 
