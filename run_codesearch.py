@@ -103,6 +103,7 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
     from soft_trainer.data.codesearchnet import by_language
+    from soft_trainer.estimators.registry import cache_folder
     from soft_trainer.training.building import build_model
 
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
@@ -118,6 +119,7 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
         encoder=profile,
         callbacks=callbacks,
         guards={each.name: (each.queries, each.codebase) for each in guards},
+        cache_dir=cache_folder(data_args),
     )
 
 

@@ -34,6 +34,7 @@ from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profi
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets
@@ -50,7 +51,7 @@ from soft_trainer.training.checkpoints import save_encoder, whole_checkpoint
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.guard import FiniteGuard, OverflowCounter
 from soft_trainer.training.guard_sets import GuardSets, as_guard_sets
-from soft_trainer.training.hard_batches import PreparedRows, check_code_only, prepare_rows
+from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
 from soft_trainer.training.merging import MergeAtEnd, check_merging
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 from soft_trainer.weights import Weigher
@@ -77,6 +78,7 @@ class SoftInfoNCETrainer(Trainer):
         callbacks: among them an `EstimatorCallback`, for weights.
         guards: `{name: (queries, corpus)}`, queries that must not get worse. They are measured before training, in
             each evaluation as `eval_guard_NAME_mrr`, and at the end.
+        cache_dir: keeps the neighbours of `similar_by="bm25"` if the estimator has no folder; None keeps nothing.
         kwargs: other arguments of `transformers.Trainer`.
 
     Raises:
@@ -100,6 +102,7 @@ class SoftInfoNCETrainer(Trainer):
         data_collator=None,
         callbacks=None,
         guards: Mapping[str, tuple[Dataset, Dataset]] | None = None,
+        cache_dir=DEFAULT_FOLDER,
         **kwargs,
     ):
         args = args or SoftInfoNCETrainingArguments()
@@ -123,7 +126,7 @@ class SoftInfoNCETrainer(Trainer):
         self.codebase, self.estimator_callback = as_row_sets(codebase, "codebase"), callback
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
         prepare_tokenizer(processing_class, self.encoder)
-        self._own_collator = data_collator is None
+        self._own_collator, self._cache_dir = data_collator is None, cache_dir
         self._prepared: PreparedRows | None = None
         self._duplicates_masked, self._guard = 0, None
         self.guards, self.merging = GuardSets(as_guard_sets(guards, as_rows), self.predict), MergeAtEnd()
@@ -215,17 +218,14 @@ class SoftInfoNCETrainer(Trainer):
 
     def prepare_rows(self) -> PreparedRows:
         """Reads or mines own negatives, finds neighbours and fits the estimator if they need it."""
-        callback, seed = self.estimator_callback, data_seed(self.args)
+        rows, callback, seed = self.train_dataset, self.estimator_callback, data_seed(self.args)
         fit = None if callback is None else callback.fit
         if callback is not None:
             callback.begin()
-        rows = prepare_rows(self.plan, self.train_dataset, self.encoder, self.estimator, fit, seed)
-        if self.plan.loss.needs_similarity:
-            check_code_only(self.estimator, len(rows.rows) - len(self.train_dataset))
+        self._prepared = prepare_rows(self.plan, rows, self.encoder, self.estimator, fit, seed, self._cache_dir)
         if callback is not None:
-            callback.prepare(rows.rows)
-        self._prepared = rows
-        return rows
+            callback.prepare(self._prepared.rows)
+        return self._prepared
 
     def _train_batches(self) -> TrainBatches:
         """Returns the training rows as token ids, with all that the workers compute."""

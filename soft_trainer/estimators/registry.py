@@ -79,31 +79,33 @@ def _bm25(arguments: DataArguments, models: EstimatorModels, query_column: str) 
         document_column=arguments.bm25_document_column,
         idf=arguments.bm25_idf,
         scope=arguments.bm25_scope,
-        cache_dir=None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER,
+        cache_dir=cache_folder(arguments),
     )
 
 
 def _simcse(arguments: DataArguments, models: EstimatorModels, query_column: str) -> SimCSEEstimator:
-    return SimCSEEstimator(**models.take(PAPER_MODEL), cache_dir=_cache_dir(arguments))
+    return SimCSEEstimator(**models.take(PAPER_MODEL), cache_dir=_writable_cache(arguments))
 
 
 def _trained_model(arguments: DataArguments, models: EstimatorModels, query_column: str) -> TrainedModelEstimator:
     model = models.take()
     if model is None:
         raise UserError("estimator=trained_model: name its folder or Hub name with --estimator_model")
-    return TrainedModelEstimator(**model, cache_dir=_cache_dir(arguments))
+    return TrainedModelEstimator(**model, cache_dir=_writable_cache(arguments))
 
 
 def _initial_model(arguments: DataArguments, models: EstimatorModels, query_column: str) -> InitialModelEstimator:
-    return InitialModelEstimator(cache_dir=_cache_dir(arguments))
+    return InitialModelEstimator(cache_dir=_writable_cache(arguments))
 
 
-def _cache_dir(arguments: DataArguments) -> str | Path | None:
-    """Returns the folder that keeps row embeddings, None to keep none."""
-    if arguments.no_estimator_cache:
-        return None
-    folder = arguments.estimator_cache_dir or DEFAULT_FOLDER
-    if refusal := refusal_of(Path(folder)):
+def cache_folder(arguments: DataArguments) -> str | Path | None:
+    """Returns the folder that keeps row embeddings and neighbours, None to keep none."""
+    return None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER
+
+
+def _writable_cache(arguments: DataArguments) -> str | Path | None:
+    folder = cache_folder(arguments)
+    if folder is not None and (refusal := refusal_of(Path(folder))):
         raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
     return folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ def prepare_rows(
     estimator,
     fit: Callable[[Dataset], None] | None,
     seed: int,
+    cache_dir: str | Path | None = DEFAULT_FOLDER,
 ) -> PreparedRows:
     """Reads or mines own negatives and finds neighbours, as the plan says.
 
@@ -59,6 +61,7 @@ def prepare_rows(
         estimator: of the weights, or None.
         fit: fits the estimator on rows; called if negatives or neighbours come from it.
         seed: of the draws of own negatives.
+        cache_dir: the folder that keeps the neighbours by BM25 if the estimator has none; None keeps nothing.
 
     Raises:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
@@ -66,6 +69,8 @@ def prepare_rows(
     options, similar = plan.options, plan.strategy == "similar"
     negatives = read_negatives(options, dataset, profile)
     rows, ids = with_codes(dataset, negatives.code_only if negatives is not None else (), profile)
+    if plan.loss.needs_similarity:
+        check_code_only(estimator, len(rows) - len(dataset))
     mines = options.negatives_per_query > 0 and negatives is None
     if fit is not None and (mines or (similar and options.similar_by == "estimator")):
         fit(rows)
@@ -76,7 +81,7 @@ def prepare_rows(
         rows,
         ids if options.duplicates != "ignore" else None,
         _chosen(options, negatives, seed) if negatives is not None else None,
-        _similar(options, dataset, profile, estimator, ids) if similar else None,
+        _similar(options, dataset, profile, estimator, ids, cache_dir) if similar else None,
     )
 
 
@@ -210,13 +215,13 @@ def _chosen(options: SoftInfoNCEOptions, negatives: Negatives, seed: int) -> Own
 
 
 def _similar(
-    options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile, estimator, ids: Mapping
+    options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile, estimator, ids: Mapping, cache_dir
 ) -> dict[str, object]:
     """Returns the arguments of `similar_batches`."""
     count, rows = max(options.neighbours, options.group_size, options.nearest_apart + 1), len(dataset)
     if options.similar_by == "bm25":
-        kept = getattr(estimator, "cache_dir", DEFAULT_FOLDER)
-        estimator = BM25Estimator(text_column(dataset, profile.query_columns, "query"), cache_dir=kept)
+        cache_dir = getattr(estimator, "cache_dir", cache_dir)
+        estimator = BM25Estimator(text_column(dataset, profile.query_columns, "query"), cache_dir=cache_dir)
         estimator.fit(dataset)
     neighbours = estimator.neighbours(count, progress="Finding neighbours", rows=rows, codes=rows)
     return {

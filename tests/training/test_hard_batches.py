@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, losses
+from soft_trainer.data import neighbours
 from soft_trainer.data.global_batches import GlobalRows
 from soft_trainer.data.negative_files import write_negatives
 from soft_trainer.data.negatives import Negatives
@@ -548,3 +549,15 @@ def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_p
     ):
         code, said = script(**common, **options, overwrite=True)
         assert code == 2 and says in said[-1] and not any("training" in line for line in said[:-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [True, False])
+def test_neighbours_by_bm25_are_kept_where_the_options_say(script, data_dir, tmp_path, monkeypatch, kept):
+    stored = []
+    monkeypatch.setattr(neighbours, "store_arrays", lambda folder, *_: stored.append(folder))
+    options = {"estimator": "none", "train_sampling_strategy": "similar", "similar_by": "bm25", "max_steps": 1}
+    cache = {"estimator_cache_dir": tmp_path / "kept"} if kept else {"no_estimator_cache": True}
+    encoder = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 8, "use_cpu": True}
+    code, _ = script(data_dir=data_dir, language="python", output_dir=tmp_path / "out", **options, **cache, **encoder)
+    assert code == 0 and stored == ([str(tmp_path / "kept")] if kept else [])
