@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
-from soft_trainer.terminal import exit_on_user_error, print_on_main
+from soft_trainer.terminal import exit_on_user_error, print_on_main, quiet_libraries
 
-OPTIONS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
+OPTIONS = (ModelArguments, DataArguments, TrainingOptions)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -26,13 +26,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     run(*parse(OPTIONS, argv, description=__doc__))
 
 
-def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
+def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
     """Loads, measures, trains, measures again, reports and pushes."""
     # Imported here, so that --help and a wrong option need not wait for them.
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.data.sources import check_sources, load_data, needed_splits
+    from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
@@ -49,6 +49,9 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
 
     check_options(args)
     check_sources(data_args)
+    needed = needed_splits(data_args, args, bool(model_args.from_scratch))
+    with args.main_process_first(desc="loading data"):
+        local = load_local(data_args, needed)
     profile = build_profile(model_args)
     take_default_recipe(model_args, data_args, args, profile)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
@@ -62,8 +65,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCET
     check_pushes(data_args, args)
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
     with args.main_process_first(desc="loading data"):
-        needed = needed_splits(data_args, args, bool(model_args.from_scratch))
-        data = load_data(data_args, profile, Path(args.output_dir) / "data", needed)
+        data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
         names = [each.name for each in evaluation_sets]
         guards = load_evaluation_sets(data_args, profile, data.get("codebase"), "guard", names)
@@ -124,5 +126,6 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
 
 
 if __name__ == "__main__":
+    quiet_libraries()
     with exit_on_user_error():
         main()

@@ -7,7 +7,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "SoftInfoNCETrainer": "trainer",
     "RetrievalOutput": "evaluation.retrieval",
-    "SoftInfoNCETrainingArguments": "options.fields",
+    "SoftInfoNCETrainingArguments": "options.training",
     "ModelArguments": "options.model",
     "DataArguments": "options.fields",
     "EstimatorCallback": "callbacks",

@@ -44,8 +44,6 @@ LOSSES = {
         ("similarity", "temperature", "infonce_weight", "kl_weight"),
     ),
 }
-CANCELLATIONS = ("none", "top_k", "ratio")
-WEIGHTINGS = ("eq4", "positive_aware")
 # Settings that need an estimator, with the value that needs none.
 NEED_SIMILARITY = {"loss": "info_nce", "cancel": "none", "order_loss_weight": 0, "distill_weight": 0}
 

@@ -23,8 +23,9 @@ from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.options.declared import changed_options, declared_options
-from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.adapters import adapter_settings

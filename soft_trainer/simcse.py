@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
@@ -21,56 +20,18 @@ from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.simcse import PAPER_MODEL
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.files import last_checkpoint, write_results, write_text
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
-from soft_trainer.options.declared import option
+from soft_trainer.options.commands import SimCSEArguments
 from soft_trainer.options.fields import LANGUAGES
-from soft_trainer.options.model import PretrainedOptions
+from soft_trainer.options.training import SimCSETrainingArguments
 from soft_trainer.terminal import print_on_main, table
+from soft_trainer.training.progress import use_lines
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 
 MEASURES = ("alignment", "uniformity")
-
-
-@dataclass
-class SimCSEArguments(PretrainedOptions):
-    """The encoder to start from, and the queries to train on."""
-
-    model_name_or_path: str = option(PAPER_MODEL, "Encoder to start from: a Hub name or a folder.")
-    model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.")
-    query_length: int = option(128, "Tokens kept of a query, special tokens included.")
-    data_dirs: list[str] | None = option(
-        None, "Folders with train and valid as .jsonl or .jsonl.gz. Default: CodeSearchNet from the Hub."
-    )
-    languages: list[str] | None = option(None, f"Languages to take from the Hub. Default: {' '.join(LANGUAGES)}.")
-    dataset_name: str = option("code-search-net/code_search_net", "Data set on the Hub, in CodeSearchNet's columns.")
-    query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
-    max_train_rows: int | None = option(None, "Train on so many distinct queries only, drawn by --seed.")
-    max_eval_rows: int = option(2048, "Held-out queries that alignment and uniformity are measured on.")
-
-
-@dataclass
-class SimCSETrainingArguments(TrainingArguments):
-    """`transformers.TrainingArguments` with the defaults of the published run and twenty evaluations."""
-
-    output_dir: str | None = option("outputs/simcse", "Where to write.")
-    temperature: float = option(0.07, "Temperature of InfoNCE: cosines are divided by it.")
-    per_device_train_batch_size: int = option(256, "Queries in a batch, per process.")
-    per_device_eval_batch_size: int = option(256, "Queries encoded at once in evaluation, per process.")
-    learning_rate: float = option(5e-4, "Peak learning rate of AdamW.")
-    num_train_epochs: float = option(10.0, "Passes over the queries.")
-    logging_steps: float = option(50, "Steps between two lines of the log.")
-    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
-    eval_strategy: str = option("steps", "When to measure alignment and uniformity: no, steps or epoch.")
-    eval_steps: float | None = option(0.05, "Steps between two measurements; below 1 a share of all steps.")
-    eval_on_start: bool = option(True, "Measure before the first step.")
-    save_strategy: str = option("epoch", "When to save a checkpoint: no, steps, epoch or best.")
-    save_total_limit: int | None = option(1, "How many checkpoints to keep.")
-    dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
-    ddp_find_unused_parameters: bool | None = option(False, "Look for parameters without gradient in every step.")
 
 
 def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int) -> DatasetDict:
@@ -201,6 +162,7 @@ def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> N
     trainer, tokenizer = build_trainer(arguments, args)
     termination = SaveOnTermination()
     trainer.add_callback(termination)
+    use_lines(trainer)
     checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
     try:
         with explaining_interruption(args):

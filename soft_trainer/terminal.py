@@ -5,19 +5,75 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import logging
+import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from soft_trainer.errors import UserError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LINE_SECONDS = 10  # between two lines that stand for a progress bar
+
+
+def shows_bars() -> bool:
+    """True if a progress bar is readable here: standard error is a terminal, or a notebook shows it."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def quiet_libraries() -> None:
+    """Turns off bars that no terminal shows, and a warning of `transformers` that asks for nothing.
+
+    It has to run before those libraries are imported.
+    """
+    if not shows_bars():
+        for name in ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):
+            os.environ.setdefault(name, "1")
+    # Where modification times are equal it orders checkpoints by number, which is right.
+    logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
 
 
 def print_on_main(text: str) -> None:
     """Writes `text` to standard error, on the main process only; it replaces the line of a progress bar."""
     if _is_main():
-        sys.stderr.write(f"\r{text}\n")
+        sys.stderr.write(f"\r{text}\n" if shows_bars() else f"{text}\n")
         sys.stderr.flush()
+
+
+class Progress:
+    """A progress bar where one is readable, elsewhere a line at most every ten seconds. A context manager.
+
+    Args:
+        label: the first words; None shows nothing.
+        total: the number of items.
+        unit: one item, in words.
+    """
+
+    def __init__(self, label: str | None, total: int, unit: str):
+        from tqdm.auto import tqdm  # slow to import
+
+        self.label, self.total, self.unit, self.done = label, total, unit, 0
+        hidden = label is None or not shows_bars()
+        self._bar = tqdm(total=total, desc=label, disable=hidden, leave=False, unit=unit)
+        self._start = time.monotonic()
+        self._next_line = self._start + LINE_SECONDS
+
+    def update(self, count: int) -> None:
+        """Counts finished items."""
+        self._bar.update(count)
+        self.done += count
+        now = time.monotonic()
+        if self._bar.disable and self.label and now >= self._next_line:
+            left = (now - self._start) / self.done * (self.total - self.done)
+            print_on_main(f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s, {duration(left)} left")
+            self._next_line = now + LINE_SECONDS
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._bar.close()
 
 
 def _is_main() -> bool:

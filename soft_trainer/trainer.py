@@ -41,18 +41,19 @@ from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets
 from soft_trainer.files import last_checkpoint
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.loss_settings import LossSettings
-from soft_trainer.options.fields import SoftInfoNCETrainingArguments
 from soft_trainer.options.resolve import Plan, resolve
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training import preflight
 from soft_trainer.training.adapters import check_adapter, check_checkpoint, load_checkpoint_adapter
 from soft_trainer.training.banner import banner, warnings_of
 from soft_trainer.training.checkpoints import save_encoder, whole_checkpoint
+from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.guard import FiniteGuard, OverflowCounter
 from soft_trainer.training.guard_sets import GuardSets, as_guard_sets
 from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
 from soft_trainer.training.merging import MergeAtEnd, check_merging
+from soft_trainer.training.progress import use_lines
 from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
 from soft_trainer.weights import Weigher
 
@@ -134,6 +135,7 @@ class SoftInfoNCETrainer(Trainer):
         self._termination = SaveOnTermination()
         for own in filter(None, (self._overflows, self._termination)):
             self.add_callback(own)
+        use_lines(self, lambda: self._guard.mean_loss())
         self._bind_estimator()
         self.resolve()
 
@@ -192,11 +194,6 @@ class SoftInfoNCETrainer(Trainer):
         """The numbers of first dimensions that are evaluated in addition to all of them."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
         return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
-
-    @property
-    def profile_to_save(self) -> EncoderProfile:
-        """The encoder's profile, with the dimensions that were trained."""
-        return dataclasses.replace(self.encoder, matryoshka_dims=self.plan.dims)
 
     @property
     def precision(self) -> str:

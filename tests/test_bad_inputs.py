@@ -9,6 +9,8 @@ import datasets
 import forked
 import pytest
 
+from soft_trainer.data.codesearchnet import SPLITS
+from soft_trainer.files import write_rows
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.parse import as_argv
 
@@ -166,6 +168,9 @@ BAD = [
     ({"from_scratch": None, "model_name_or_path": "{untokenised}"}, "tokenizer"),
     ({"from_scratch": None, "model_name_or_path": "nowhere/here"}, "nowhere/here"),
     ({"from_scratch": None, "model_name_or_path": "no such name"}, "no such name"),
+    # Rows are read before the Hub is asked for a model.
+    ({"from_scratch": None, "model_name_or_path": "nowhere/here", "data_dir": "{broken}"}, "train.jsonl, row 1"),
+    ({"from_scratch": None, "model_name_or_path": "nowhere/here", "data_dir": "{astray}"}, "https://astray"),
     ({"model_name_or_path": "{encoder}"}, "from_scratch"),
     ({"from_scratch": None, "model_name_or_path": "{encoder}", "code_length": 5000}, "code_length"),
     ({"deepspeed": "nowhere.json"}, "deepspeed"),
@@ -193,8 +198,8 @@ IDS = ["-".join(f"{name}={value}" for name, value in options.items()) for option
 
 
 @pytest.fixture(scope="module")
-def places(_model, tokenizer, profile, tmp_path_factory) -> dict[str, Path]:
-    """A file, an empty folder, an encoder, an encoder without its tokenizer and an adapter without its base."""
+def places(_model, tokenizer, profile, rows, tmp_path_factory) -> dict[str, Path]:
+    """A file, an empty folder, an encoder, one without its tokenizer, an adapter without its base, and bad rows."""
     folder = tmp_path_factory.mktemp("places")
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
@@ -202,7 +207,10 @@ def places(_model, tokenizer, profile, tmp_path_factory) -> dict[str, Path]:
     shutil.copytree(encoder, folder / "untokenised", ignore=shutil.ignore_patterns("*token*", "*vocab*", "*merges*"))
     shutil.copytree(encoder, folder / "adapter", ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
     (folder / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "/nowhere/base"}')
-    return {name: folder / name for name in ("file", "empty", "encoder", "untokenised", "adapter")}
+    write_rows({split: rows for split in SPLITS}, folder / "broken")
+    (folder / "broken" / "train.jsonl").write_text("{\n")
+    write_rows({split: rows for split in SPLITS} | {"test": [rows[0] | {"url": "https://astray"}]}, folder / "astray")
+    return {path.name: path for path in folder.iterdir()}
 
 
 def at(places: dict[str, Path], value):

@@ -36,8 +36,9 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_a_recipe_names_options_that_exist(path, tmp_path):
-    from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+    from soft_trainer.options.fields import DataArguments
     from soft_trainer.options.model import ModelArguments
+    from soft_trainer.options.training import SoftInfoNCETrainingArguments
     from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 
     simcse = "simcse" in path.name

@@ -26,7 +26,7 @@ from soft_trainer.simcse import (
     build_trainer,
     load_queries,
 )
-from soft_trainer.training.guard import NotFiniteError
+from soft_trainer.training.finite import NotFiniteError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 

@@ -14,7 +14,7 @@ from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.files import newest_complete
-from soft_trainer.training.guard import NotFiniteError
+from soft_trainer.training.finite import NotFiniteError
 
 
 @pytest.fixture

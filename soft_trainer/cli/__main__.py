@@ -20,7 +20,7 @@ from types import ModuleType
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import exit_on_user_error, nearest
+from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
 # Each command is the module of its name in this folder. It has a docstring, its description, and either
 # `add_arguments(parser)` and `run(arguments)`, or OPTIONS, dataclasses of options, and `run` that takes one of each.
@@ -90,7 +90,7 @@ def command_parser(name: str, **settings) -> argparse.ArgumentParser:
     """Returns the parser of a command; `settings` are those of `argparse.ArgumentParser`."""
     command = command_module(name)
     if hasattr(command, "OPTIONS"):
-        from soft_trainer.options.parse import make_parser  # imports transformers, which takes seconds
+        from soft_trainer.options.parse import make_parser  # not needed by every command
 
         return make_parser(command.OPTIONS, **settings)
     parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
@@ -108,7 +108,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
     command = command_module(name)
     settings = {"prog": f"{PROGRAM} {name}", "description": command.__doc__}
     if hasattr(command, "OPTIONS"):
-        from soft_trainer.options.parse import parse  # imports transformers, which takes seconds
+        from soft_trainer.options.parse import parse  # not needed by every command
 
         return command, parse(command.OPTIONS, words, **settings)
     return command, (command_parser(name, **settings).parse_args(words),)
@@ -138,6 +138,7 @@ def main() -> None:
     # A third of the time of `train --help` would go into looking for garbage, while importing and at the end.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
+    quiet_libraries()
     with exit_on_user_error():
         sys.exit(run_command(sys.argv[1:]))
 

@@ -6,9 +6,15 @@ soft-trainer baseline --baseline gist --mined_negatives 1 --data_dir DIR --model
 
 from __future__ import annotations
 
-from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.commands import BaselineArguments
+from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.studies.baseline import BaselineArguments, train_baseline
 
-OPTIONS = (BaselineArguments, ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
-run = train_baseline
+OPTIONS = (BaselineArguments, ModelArguments, DataArguments, TrainingOptions)
+
+
+def run(*options) -> None:
+    """Trains and measures."""
+    from soft_trainer.studies.baseline import train_baseline  # imports torch, for which --help need not wait
+
+    train_baseline(*options)

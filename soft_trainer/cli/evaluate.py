@@ -26,7 +26,7 @@ from pathlib import Path
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import CODESEARCHNET, DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
 
@@ -34,7 +34,7 @@ from soft_trainer.terminal import print_on_main
 SHARED = {
     DataArguments: ("data_dir", "source_dir", "history", "eval_data_dir", "language", "split_urls", "filters")
     + ("mining_keep", "query_column", "code_column", "drop_unusable", "lexical"),
-    SoftInfoNCETrainingArguments: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm")
+    TrainingOptions: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm")
     + ("matryoshka_dims",),
     ModelArguments: ("model_revision", "trust_remote_code", "attn_implementation", "dtype", "profile", "pooling")
     + ("query_prefix", "code_prefix", "query_prompt", "code_prompt", "include_prompt", "query_length", "code_length")
@@ -82,24 +82,22 @@ def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:
     """Returns the options of a run that only measures."""
+    from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
+
     given = {options: {name: getattr(arguments, name) for name in names} for options, names in SHARED.items()}
     alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not _own_rows(arguments)
     name = arguments.dataset_name or ("none" if alone else CODESEARCHNET)
     return (
         ModelArguments(model_name_or_path=arguments.model, **given[ModelArguments]),
         DataArguments(dataset_name=name, **given[DataArguments]),
-        SoftInfoNCETrainingArguments(
-            output_dir=folder, do_predict=True, report_to="none", **given[SoftInfoNCETrainingArguments]
-        ),
+        SoftInfoNCETrainingArguments(output_dir=folder, do_predict=True, report_to="none", **given[TrainingOptions]),
     )
 
 
-def _measure(
-    model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments, keep: bool
-) -> None:
+def _measure(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, keep: bool) -> None:
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer import SoftInfoNCETrainer, distributed
-    from soft_trainer.data.sources import check_sources, load_data, needed_splits
+    from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
     from soft_trainer.encoders.transformer import profile_warnings
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.evaluation.results import LABELS, metrics_table
@@ -110,9 +108,12 @@ def _measure(
     distributed.use_the_cores()
     check_sources(data_args)
     check_output_dir(model_args, data_args, args)
+    needed = needed_splits(data_args, args)
+    with args.main_process_first(desc="loading data"):
+        local = load_local(data_args, needed)
     profile = build_profile(model_args)
     with args.main_process_first(desc="loading data"):
-        data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args))
+        data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
         sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
     tokenizer = build_tokenizer(model_args, profile, None)
     model = build_model(model_args, profile, tokenizer)
@@ -135,7 +136,7 @@ def _measure(
 def _measure_with_mteb(
     model_args: ModelArguments,
     data_args: DataArguments,
-    args: SoftInfoNCETrainingArguments,
+    args: TrainingOptions,
     names: str,
     keep: bool,
 ) -> None:
@@ -146,7 +147,7 @@ def _measure_with_mteb(
         raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
     # Imported here: mteb is an optional dependency, and takes seconds.
     from soft_trainer import distributed
-    from soft_trainer.data.sources import check_sources
+    from soft_trainer.data.sources import check_sources, load_local, needed_splits
     from soft_trainer.encoders.loading import Encoder
     from soft_trainer.files import reporting_disk_errors
     from soft_trainer.mteb import MtebEncoder
@@ -159,9 +160,10 @@ def _measure_with_mteb(
     distributed.use_the_cores()
     check_sources(data_args)
     tasks = find_tasks(split_names(names))
+    local = load_local(data_args, needed_splits(data_args, args))
     profile = build_profile(model_args)
     card = _card(Path(model_name(model_args)), profile)
-    own_tasks = _own_tasks(data_args, args, profile)
+    own_tasks = _own_tasks(data_args, args, profile, local)
     tokenizer = build_tokenizer(model_args, profile, None)
     if keep:
         with reporting_disk_errors(args.output_dir):
@@ -183,7 +185,7 @@ def _measure_with_mteb(
             _report_mteb(results, args.output_dir if keep else None, card)
 
 
-def _unused(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> list[str]:
+def _unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> list[str]:
     """Returns a line for each option, or setting of the encoder's folder, that changes nothing here."""
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer.encoders.loading import saved_truncate_dim
@@ -227,7 +229,7 @@ def _card(folder: Path, profile: EncoderProfile) -> Path | None:
     return card
 
 
-def _own_tasks(data_args: DataArguments, args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> list:
+def _own_tasks(data_args: DataArguments, args: TrainingOptions, profile: EncoderProfile, local) -> list:
     """Returns the evaluation sets that the options name, as tasks of mteb."""
     from soft_trainer.data.sources import load_data, needed_splits
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
@@ -236,7 +238,7 @@ def _own_tasks(data_args: DataArguments, args: SoftInfoNCETrainingArguments, pro
 
     if data_args.dataset_name == "none" and not (_own_rows(data_args) or data_args.eval_data_dir):
         return []
-    data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args))
+    data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args), local)
     splits = split_sets(args, data, data_args.languages)
     rows_name = Path(data_args.rows_name).name
     named = [(evaluation_set, f"{rows_name}-{evaluation_set.name}") for evaluation_set in splits]

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import get_args, get_type_hints
 
-from transformers.hf_argparser import string_to_bool
+TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+
+
+def to_bool(word: str) -> bool:
+    """Returns what a word says, as the parser of `transformers` reads it."""
+    if word.lower() not in TRUE + FALSE:
+        raise argparse.ArgumentTypeError(f"{word!r}: use true or false")
+    return word.lower() in TRUE
 
 
 def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, Iterable[str]]) -> None:
@@ -16,7 +23,7 @@ def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, It
             kind = next(kind for kind in get_args(hints[name]) or (hints[name],) if kind is not NoneType)
             parser.add_argument(
                 f"--{name}",
-                type=string_to_bool if kind is bool else kind,
+                type=to_bool if kind is bool else kind,
                 default=fields[name].default,
                 help=fields[name].metadata["help"].replace("%", "%%"),
             )

@@ -9,7 +9,13 @@ output folder loads with `SimCSEEstimator` and with `SentenceTransformer`.
 
 from __future__ import annotations
 
-from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments, train_simcse
+from soft_trainer.options.commands import SimCSEArguments, SimCSETrainingOptions
 
-OPTIONS = (SimCSEArguments, SimCSETrainingArguments)
-run = train_simcse
+OPTIONS = (SimCSEArguments, SimCSETrainingOptions)
+
+
+def run(*options) -> None:
+    """Trains and measures."""
+    from soft_trainer.simcse import train_simcse  # imports torch, for which --help need not wait
+
+    train_simcse(*options)

@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import sys
 
-from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.figures import new_figure, save_png
-from soft_trainer.studies.weight_plot import (
-    WeightPlotArguments,
-    batch_rows,
-    choose_estimators,
-    chosen_negatives,
-    draw_weights,
-    estimate,
-    most_varied_query,
-    negatives_table,
-)
+from soft_trainer.options.commands import WeightPlotArguments
 
 OPTIONS = (WeightPlotArguments,)
 
 
 def run(arguments: WeightPlotArguments) -> None:
     """Draws the batch or the pairs, and prints the table."""
+    # Imported here, so that --help need not wait for torch.
+    from soft_trainer.data.tokens import text_column, texts
+    from soft_trainer.evaluation.figures import new_figure, save_png
+    from soft_trainer.studies.weight_plot import (
+        batch_rows,
+        choose_estimators,
+        chosen_negatives,
+        draw_weights,
+        estimate,
+        most_varied_query,
+        negatives_table,
+    )
+
     rows = batch_rows(arguments)
     if arguments.query is not None and not 0 <= arguments.query < len(rows):
         raise UserError(f"query={arguments.query}: use 0 to {len(rows) - 1}")

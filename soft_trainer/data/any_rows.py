@@ -56,9 +56,12 @@ def load_rows(
     """
     source = str(source)
     if not (query_column or code_column) and _is_codesearchnet(Path(source)) and split:
-        return load_folder(source, needed=needed)
-    data = _read(source)
-    data = _renamed(data, query_column, code_column, source)
+        alone = [name for name in SPLITS if any(Path(source).glob(f"{name}.jsonl*"))] == ["train"]
+        data = load_folder(source, needed=("train",) if alone else needed)
+        if not alone:
+            return data
+    else:
+        data = _renamed(_read(source), query_column, code_column, source)
     data = {name: _with_url(rows) for name, rows in data.items()}
     pairs = {name: rows for name, rows in data.items() if {*QUERIES} & {*rows.column_names} and name != "codebase"}
     if not split:

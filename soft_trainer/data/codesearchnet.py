@@ -257,6 +257,15 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         if profile.data_flow_length and "code" in SIDES_OF[split]:
             check_language_column(rows, split)
             _check_filled(rows, "language", split)
+    check_urls(data)
+
+
+def check_urls(data: DatasetDict) -> None:
+    """Checks that each query's code is in the corpus.
+
+    Raises:
+        UserError: `target_rows` refuses queries.
+    """
     for split in ("valid", "test"):
         if split in data:
             target_rows(data[split], data.get("codebase"), split)

@@ -17,12 +17,11 @@ import xxhash
 from scipy import sparse
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
 SMALLEST_INDEX = 1000  # codes
@@ -328,6 +327,6 @@ def _blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def progress_bar(progress: str | None, total: int, unit: str) -> tqdm:
-    hidden = progress is None or distributed.rank_and_world_size()[0] != 0
-    return tqdm(total=total, desc=progress, disable=hidden, leave=False, unit=unit)
+def progress_bar(progress: str | None, total: int, unit: str) -> Progress:
+    """Shows the progress of the main process; None shows nothing."""
+    return Progress(progress if distributed.rank_and_world_size()[0] == 0 else None, total, unit)

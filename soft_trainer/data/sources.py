@@ -19,6 +19,7 @@ from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
     check_rows,
+    check_urls,
     drop_unusable_rows,
     load_folder,
     load_hub,
@@ -61,14 +62,40 @@ def check_sources(arguments: DataArguments) -> None:
                     raise UserError(f"{name}={source.strip()}: no such folder or file")
 
 
+def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict[str, DatasetDict] | None:
+    """Loads the splits of each language from the files of `data_dir`, before the Hub is asked for a model.
+
+    Returns:
+        What `load_data` takes; None if the rows come from elsewhere.
+
+    Raises:
+        UserError: rows cannot be read, or a query's url is not in the corpus.
+    """
+    sources = [(arguments.data_dir or "").replace("{language}", language) for language in arguments.languages]
+    elsewhere = arguments.source_dir or arguments.history or len(set(sources)) < len(sources)
+    if elsewhere or not all(source and Path(source).exists() for source in sources):
+        return None  # `load_data` reads them, or says what is wrong
+    columns = arguments.query_column, arguments.code_column
+    loaded = [load_rows(source, *columns, needed) for source in sources]
+    if not (arguments.split_urls or arguments.filters or arguments.drop_unusable):  # they choose the rows first
+        for data in loaded:
+            check_urls(data)
+    return dict(zip(arguments.languages, loaded, strict=True))
+
+
 def load_data(
-    arguments: DataArguments, profile: EncoderProfile, mined_dir: str | Path, needed: Sequence[str] = SPLITS
+    arguments: DataArguments,
+    profile: EncoderProfile,
+    mined_dir: str | Path,
+    needed: Sequence[str] = SPLITS,
+    local: Mapping[str, DatasetDict] | None = None,
 ) -> DatasetDict:
     """Loads the splits train, valid, test and codebase, as far as they exist.
 
     Args:
         mined_dir: folder for the pairs mined from `source_dir` and `history`.
         needed: the splits that the run must have; see `needed_splits`.
+        local: the rows that `load_local` has loaded.
 
     Raises:
         UserError: rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
@@ -79,7 +106,7 @@ def load_data(
     if len(arguments.languages) > 1 and arguments.data_dir and "{language}" not in arguments.data_dir:
         raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the folder's name")
     load = partial(_load_language, arguments, mined_dir=Path(mined_dir), needed=needed)
-    data = _joined({language: load(language) for language in arguments.languages})
+    data = _joined(dict(local or {language: load(language) for language in arguments.languages}))
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
     if len(arguments.languages) == 1 and (profile.data_flow_length or arguments.filters):

@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from soft_trainer import distributed
 from soft_trainer.dataflow.inputs import graph_embeddings, pad_graph_features
 from soft_trainer.encoders.pooling import pool
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.terminal import Progress
 
 # ---- Texts to token ids ----
 
@@ -149,7 +149,7 @@ def embed(
     model.eval()
     dtype = torch.promote_types(weights.dtype, torch.float32)
     embeddings = torch.empty(len(order), model.config.hidden_size, device=weights.device, dtype=dtype)
-    with tqdm(total=len(order), desc=progress, disable=progress is None, leave=False, unit="text") as bar:
+    with Progress(progress, len(order), "text") as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             inputs = pad([token_ids[row] for row in rows], pad_token_id, prompt_length)

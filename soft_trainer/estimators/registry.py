@@ -20,8 +20,9 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, REMEDY, refusal_of
-from soft_trainer.estimators.simcse import PAPER_MODEL, SimCSEEstimator
+from soft_trainer.estimators.simcse import SimCSEEstimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
+from soft_trainer.options.commands import PAPER_MODEL
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
 

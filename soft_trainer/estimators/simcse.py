@@ -6,15 +6,13 @@ import dataclasses
 
 from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 
-PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"
-
 
 class SimCSEEstimator(EncodedRowsEstimator):
     """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
 
     The encoder is a folder or Hub name: a sentence-transformers model, with its own pooling, or a plain `AutoModel`,
-    with mean pooling. Embeddings are normalised. The paper uses `PAPER_MODEL`, which `soft_trainer.simcse` trains
-    further.
+    with mean pooling. Embeddings are normalised. The paper uses `options.commands.PAPER_MODEL`, which
+    `soft_trainer.simcse` trains further.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1

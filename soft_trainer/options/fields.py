@@ -6,18 +6,17 @@ Field names are the options of the command line and the keys of recipes.
 from __future__ import annotations
 
 import functools
-import json
 import os
 from dataclasses import dataclass
 
-from transformers import TrainingArguments
-
-from soft_trainer.errors import UserError
-from soft_trainer.loss_settings import CANCELLATIONS, LOSSES, WEIGHTINGS
 from soft_trainer.options.declared import ReadIf, Values, check_values, option
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
+# The keys of `soft_trainer.loss_settings.LOSSES`, whose module imports torch, for which `--help` need not wait.
+LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regularization")
+WEIGHTINGS = ("eq4", "positive_aware")
+CANCELLATIONS = ("none", "top_k", "ratio")
 # The strategies of `soft_trainer.data.global_batches`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
@@ -43,6 +42,7 @@ ESTIMATOR = ReadIf(
 BM25 = ReadIf(lambda o: "bm25" in _estimators(o), "the estimator is not bm25")
 MIXTURE = ReadIf(lambda o: len(_estimators(o)) > 1, "the estimator is no mixture")
 OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
+GUARDED = ReadIf(lambda o: bool(o.guard), "no guard is given")
 MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
 
 
@@ -173,7 +173,7 @@ class LossOptions:
     loss: str | None = option(
         None,
         f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.",
-        choices=tuple(LOSSES),
+        choices=LOSSES,
     )
     alpha: float | None = of_estimator("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
     beta: float | None = of_estimator("Constant of Eq. 4.", above=0, read_if=EQ4)
@@ -279,17 +279,23 @@ class SoftInfoNCEOptions(LossOptions):
 
 
 @dataclass
-class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
-    """`transformers.TrainingArguments` with the options of the loss.
+class TrainingOptions(SoftInfoNCEOptions):
+    """The options of a training that this package declares, apart from those that only `transformers` has.
 
-    Defaults that differ: batches of 32, 10 epochs, `learning_rate` 2e-5, the last short batch dropped, the model with
-    the best `mrr` counts as best, NaN is never filtered from the log, unused columns stay, buffers are not broadcast.
+    `SoftInfoNCETrainingArguments` joins both; printing this part in `--help` does not import `transformers`.
     """
+
+    FULL = "SoftInfoNCETrainingArguments"
 
     output_dir: str | None = aside(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
     overwrite: bool = aside(False, "Write into an output folder that holds the results of another run.")
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
     per_device_eval_batch_size: int = aside(64, "Texts encoded at once in evaluation, per process.")
+    seed: int = option(42, "Seed of everything that is drawn: rows, batches, dropout, new weights.")
+    bf16: bool = option(False, "Train and encode in bfloat16.")
+    use_cpu: bool = aside(False, "Use the CPU even if there is a GPU.")
+    push_to_hub: bool = aside(False, "Push the encoder to the Hub at the end.")
+    disable_tqdm: bool | None = aside(None, "Print lines in place of progress bars, as without a terminal.")
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = option(10.0, "Passes over the training rows.")
     logging_steps: float = aside(50, "Steps between two lines of the log.")
@@ -315,28 +321,5 @@ class SoftInfoNCETrainingArguments(SoftInfoNCEOptions, TrainingArguments):
         "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training.",
     )
     guard_tolerance: float = option(
-        0.005, "How far the MRR of a guard may fall for merge_ratio auto.", least=0, most=1
+        0.005, "How far the MRR of a guard may fall for merge_ratio auto.", least=0, most=1, read_if=GUARDED
     )
-
-    def __post_init__(self):
-        if not (self.do_train or self.do_eval or self.do_predict):
-            self.do_train = self.do_eval = self.do_predict = True
-        if self.mask_duplicates is not None:
-            self.duplicates = "mask" if self.mask_duplicates else "ignore"
-        workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
-        for name in self._VALID_DICT_FIELDS:
-            _check_json(name, getattr(self, name, None))
-        folder = self.output_dir
-        super().__post_init__()
-        self.output_dir = folder  # stays None, so that the script can fill it in
-        if workers < 0 and self.device.type != "cpu":
-            self.dataloader_num_workers = 4
-
-
-def _check_json(name: str, value) -> None:
-    """Refuses a text that begins like a JSON mapping but is not valid JSON."""
-    if isinstance(value, str) and value.startswith("{"):
-        try:
-            json.loads(value)
-        except ValueError as error:
-            raise UserError(f"{name}={value}: not valid JSON: {error}") from error

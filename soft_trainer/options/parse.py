@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from transformers import HfArgumentParser
-
 from soft_trainer.errors import UserError
+from soft_trainer.options.fields import DataArguments, TrainingOptions
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
 from soft_trainer.terminal import nearest
 
@@ -22,7 +24,7 @@ def parse(
     prog: str | None = None,
     options: Mapping | None = None,
 ) -> tuple:
-    """Makes one instance of each of `dataclass_types` from `--option value` and `--config RECIPE`.
+    """Makes one instance of each of `dataclass_types` (of `whole` of it) from `--option value` and `--config RECIPE`.
 
     What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
     names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
@@ -33,10 +35,14 @@ def parse(
         options: the options of a recipe that is read already, in place of `--config`.
 
     Raises:
+        SystemExit: `--help` or `--help_all` was printed.
         UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
             cannot be read.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in argv or "-h" in argv:
+        short_help(dataclass_types, description=description, prog=prog).print_help()
+        sys.exit()
     parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
     known = {option.lstrip("-") for option in parser._option_string_actions}
     recipe = _take_config(argv)
@@ -65,10 +71,13 @@ def parse(
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the default of every option, and leaves the lines of a description as they are."""
+    """Shows the defaults other than None, and leaves the lines of a description as they are."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
-# The options that people set, in the groups of `train --help`; `--help_all` shows the others too.
+# The options of a run that people set, in the groups of `train --help`; `--help_all` shows the others too.
 COMMON = {
     "model": ("model_name_or_path", "from_scratch", "query_length", "code_length", "lora_r"),
     "data": ("data_dir", "source_dir", "language", "query_column", "code_column", "eval_data_dir", "max_train_rows"),
@@ -77,51 +86,59 @@ COMMON = {
     "training": ("learning_rate", "num_train_epochs", "seed", "bf16"),
     "output": ("output_dir", "push_to_hub", "config"),
 }
+OF_A_RUN = (ModelArguments, DataArguments, TrainingOptions)
+CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe; options on the command line win."}
 
 
-class _Parser(HfArgumentParser):
-    """Shows the common options alone in the help of a command that has most of them."""
+def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
+    """Returns a parser whose help fits a screen: the options of a command, but of those of a run `COMMON` alone.
 
-    whole = False
+    It is for printing alone, and does not import `transformers`, which takes seconds.
+    """
+    usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
+    parser = argparse.ArgumentParser(
+        usage=usage, description=description, formatter_class=_HelpFormatter, add_help=False
+    )
+    own, of_a_run = {}, {}
+    for kind in dataclass_types:
+        (of_a_run if kind in OF_A_RUN else own).update({field.name: field for field in dataclasses.fields(kind)})
+    common = {title: [of_a_run[name] for name in names if name in of_a_run] for title, names in COMMON.items()}
+    for title, fields in {"options": own.values(), **common}.items():
+        group = parser.add_argument_group(title)
+        for field in fields:
+            text = field.metadata["help"].replace("%", "%%")
+            group.add_argument(f"--{field.name}", default=field.default, metavar="VALUE", help=text)
+    group.add_argument("--config", **CONFIG)
+    if any("FULL" in vars(kind) for kind in dataclass_types):
+        parser.epilog = "--help_all lists all options."
+    return parser
 
-    def format_help(self) -> str:
-        """Returns the help that fits a screen, or the whole one after `--help_all`."""
-        known = {action.dest: action for action in self._actions}
-        shown = {title: [known[name] for name in names if name in known] for title, names in COMMON.items()}
-        if self.whole or sum(map(len, shown.values())) < 20:
-            return super().format_help()
-        formatter = self._get_formatter()
-        formatter.add_text(f"usage: {self.prog} [--OPTION VALUE ...]")
-        formatter.add_text(self.description)
-        for title, actions in shown.items():
-            formatter.start_section(title)
-            formatter.add_arguments(actions)
-            formatter.end_section()
-        formatter.add_text(f"--help_all lists all {len(known)} options.")
-        return formatter.format_help()
 
-
-class _HelpAll(argparse.Action):
-    """Prints every option and ends."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        parser.whole = True
-        parser.print_help()
-        parser.whole = False
-        parser.exit()
+def whole(kind: type) -> type:
+    """Returns the dataclass to parse for `kind`: of training options the one with those of `transformers` too."""
+    name = vars(kind).get("FULL")
+    return getattr(importlib.import_module("soft_trainer.options.training"), name) if name else kind
 
 
 @functools.cache
-def make_parser(dataclass_types: tuple[type, ...], **settings) -> HfArgumentParser:
+def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.ArgumentParser:
     """Returns the parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
 
     Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
     """
-    parser = _Parser(
-        dataclass_types, formatter_class=_HelpFormatter, allow_abbrev=False, exit_on_error=False, **settings
+    from transformers import HfArgumentParser  # imports torch, for which --help need not wait
+
+    parser = HfArgumentParser(
+        tuple(map(whole, dataclass_types)),
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+        add_help=False,
+        **settings,
     )
-    parser.add_argument("--config", help="YAML file or name of a recipe; options on the command line win.")
-    parser.add_argument("--help_all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="List all options.")
+    parser.add_argument("--config", **CONFIG)
+    parser.add_argument("--help", action="help", help="List the options that people set.")
+    parser.add_argument("--help_all", action="help", help="List all options.")
     parser.error = _raise
     return parser
 

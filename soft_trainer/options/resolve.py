@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 from transformers import TrainingArguments
 
 from soft_trainer.encoders.matryoshka import parse_dims
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.loss_settings import LossSettings
-from soft_trainer.options.declared import (
-    Values,
-    check_values,
-    declared_options,
-    effective_options,
-    unread_options,
-)
+from soft_trainer.options.declared import Values, check_values, declared_options, effective_options, unread_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.refused import check_options
 
@@ -67,10 +62,13 @@ class Plan:
         effective = effective_options(SoftInfoNCEOptions, Values(self.loss, self.options, self))
         return {name: value for name, value in effective.items() if not hasattr(self.loss, name)}
 
-    @property
-    def unread(self) -> list[str]:
-        """A line for each option of training that was given and changes nothing."""
-        return unread_options([self.options], Values(self.loss, self.options, self))
+    def unread(self, args: TrainingArguments, guard: bool = False) -> list[str]:
+        """Returns a line for each option of training that was given and changes nothing.
+
+        Args:
+            guard: True if there are guard sets.
+        """
+        return unread_options([args], Values(self.loss, self.options, self, SimpleNamespace(guard=guard)))
 
     @property
     def train_sampling_strategy(self) -> str:

@@ -18,7 +18,7 @@ from soft_trainer import distributed
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import mark_complete
-from soft_trainer.training.guard import NotFiniteError
+from soft_trainer.training.finite import NotFiniteError
 
 
 class SimCSETrainer(SentenceTransformerTrainer):

@@ -5,28 +5,27 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
 from transformers import set_seed
 
 from soft_trainer import distributed
-from soft_trainer.data.sources import load_data, needed_splits
+from soft_trainer.data.sources import load_data, load_local, needed_splits
 from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.options.declared import option
-from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.commands import BASELINES, BaselineArguments
+from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.record import Run, check_output_dir, default_output_dir
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.building import build_model, build_profile, build_tokenizer
+from soft_trainer.training.progress import use_lines
 
-LOSSES = {"mnrl": "MultipleNegativesRankingLoss", "gist": "CachedGISTEmbedLoss"}
-HARDNESS_MODES = ("in_batch_negatives", "hard_negatives", "all_negatives")
 COLUMNS = {"query": "anchor", "code": "positive"}
 # Options of training that sentence-transformers' trainer gets as they are.
 SHARED = (
@@ -45,33 +44,6 @@ ONLY_OURS = (
     "push_data_to_hub",
 )
 NOTHING = (None, False, "no", "none", [], ["none"])  # values that ask for nothing
-
-
-@dataclass
-class BaselineArguments:
-    """The loss of sentence-transformers, and its negatives."""
-
-    baseline: str = option("mnrl", f"Loss: {', '.join(f'{key} ({name})' for key, name in LOSSES.items())}.")
-    hardness_mode: str | None = option(
-        None, f"mnrl: negatives that weigh more if similar: {', '.join(HARDNESS_MODES)}."
-    )
-    hardness_strength: float = option(0.0, "mnrl: factor on the cosine of those negatives.")
-    guide_model: str | None = option(None, "Encoder that mines and guides. Default: the encoder before training.")
-    guide_margin: float = option(0.05, "Relative margin of mining and of gist.")
-    mined_negatives: int = option(0, "Hard negatives of each query, mined by the guide.")
-    mined_ranks: int = option(20, "Negatives are mined from this many nearest codes.")
-
-    def __post_init__(self):
-        if self.baseline not in LOSSES:
-            raise UserError(f"baseline={self.baseline!r}: use one of {', '.join(LOSSES)}")
-        if self.hardness_mode is not None and self.hardness_mode not in HARDNESS_MODES:
-            raise UserError(f"hardness_mode={self.hardness_mode!r}: use one of {', '.join(HARDNESS_MODES)}")
-        if self.hardness_mode is not None and (self.baseline != "mnrl" or not self.hardness_strength > 0):
-            raise UserError(
-                "hardness_mode: needs baseline=mnrl and a hardness_strength above 0; 9 and 5 are published"
-            )
-        if not 0 <= self.mined_negatives <= self.mined_ranks:
-            raise UserError(f"mined_negatives={self.mined_negatives}: from 0 to mined_ranks={self.mined_ranks}")
 
 
 def train_baseline(
@@ -93,8 +65,10 @@ def train_baseline(
     set_seed(args.seed)
     distributed.use_the_cores()
     check_output_dir(model_args, data_args, args)
+    needed = needed_splits(data_args, args)
+    local = load_local(data_args, needed)
     profile = build_profile(model_args)
-    data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args))
+    data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
     sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
     tokenizer = build_tokenizer(model_args, profile, data["train"])
     model = build_model(model_args, profile, tokenizer)
@@ -123,7 +97,7 @@ class BaselineRun(Run):
         settings = {name: value for name, value in options.items() if value and name != "baseline"}
         return record | {
             "options": record["options"] | options,
-            "loss": {"loss": LOSSES[self.baseline.baseline], "estimator": None} | settings,
+            "loss": {"loss": BASELINES[self.baseline.baseline], "estimator": None} | settings,
             "estimator": {"name": "none"},
             "training": record["training"] | {"mining, s": round(self.seconds, 1)},
         }
@@ -187,6 +161,7 @@ def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: 
         train_dataset=pairs,
         loss=_loss(student, guide, baseline, profile.score_scale, args.per_device_train_batch_size),
     )
+    use_lines(trainer)
     trainer.train()
     return student.transformers_model, trainer.state, seconds
 

@@ -18,7 +18,7 @@ from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
 from soft_trainer.mining.documentation import document_tokens
-from soft_trainer.options.declared import option
+from soft_trainer.options.commands import WeightPlotArguments
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.studies.compare import shortened
 from soft_trainer.terminal import table
@@ -26,28 +26,6 @@ from soft_trainer.weights import checked_similarity, negative_weights, smallest_
 
 FLOOR = 0.1
 WRAP = 52  # characters in a line of a label, of which there are two
-
-
-@dataclass
-class WeightPlotArguments:
-    """The batch and the estimators."""
-
-    data_dir: str | None = option(None, "Folder with train.jsonl or train.jsonl.gz to draw a batch from.")
-    pairs: str | None = option(
-        None, "Instead: JSON lines with docstring and code, taken as one batch. The first is the query."
-    )
-    estimators: str = option("bm25", "Estimators by comma, as --estimator of a training run takes them; a+b is one.")
-    estimator_model: str | None = option(
-        None, "Encoders of simcse and trained_model by comma, in the order in which --estimators needs them."
-    )
-    trust_remote_code: bool = option(False, "Run the code that comes with an encoder of --estimator_model.")
-    batch_size: int = option(32, "Rows in the batch.")
-    seed: int = option(0, "Draws the batch.")
-    query: int | None = option(
-        None, "Row of the batch, from 0, whose negatives are shown. Default: where the weights differ most."
-    )
-    negatives: int = option(8, "Negatives shown.")
-    output: str = option("weights.png", "The picture; none draws none.")
 
 
 @dataclass(frozen=True)

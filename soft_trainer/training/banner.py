@@ -45,7 +45,7 @@ def _prompts(encoder: EncoderProfile) -> dict[str, str]:
 def warnings_of(trainer) -> list[str]:
     """Returns lines about settings that work, but probably not as intended."""
     plan, encoder, model = trainer.plan, trainer.encoder, trainer.model
-    warnings = [*ignored_options(trainer.args), *plan.unread]
+    warnings = [*ignored_options(trainer.args), *plan.unread(trainer.args, bool(trainer.guards.sets))]
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "

@@ -25,7 +25,8 @@ def save_encoder(trainer, folder: str | Path, state_dict=None, merge: bool = Fal
     """
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     with reporting_disk_errors(folder):
-        export_encoder(model, trainer.processing_class, trainer.profile_to_save, folder, state_dict, merge=merge)
+        profile = trainer.encoder.replace(matryoshka_dims=trainer.plan.dims)
+        export_encoder(model, trainer.processing_class, profile, folder, state_dict, merge=merge)
         settings = json.dumps(trainer.args.to_dict(), indent=2, default=str)
         write_text(Path(folder) / "training_args.json", settings + "\n")
 

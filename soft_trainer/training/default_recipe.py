@@ -6,9 +6,10 @@ import dataclasses
 
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.repository import repository_file
-from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import RECIPES, read_recipe
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.building import model_name
 

@@ -45,6 +45,7 @@ class FiniteGuard:
         self.rows = rows
         self._last_finite: tuple[int, float] | None = None
         self._pending: tuple[int, DelayedNumber, np.ndarray] | None = None
+        self._of_steps: dict[int, float] = {}
 
     def watch(self, step: int, loss: Tensor, rows: np.ndarray) -> None:
         """Checks the loss of the step before, and keeps this one, a scalar, to be checked next time.
@@ -68,6 +69,13 @@ class FiniteGuard:
         if not math.isfinite(value):
             raise NotFiniteError(self._message(step, value, rows.tolist()))
         self._last_finite = (step, value)
+        self._of_steps[step] = self._of_steps.get(step, 0.0) + value
+
+    def mean_loss(self) -> float | None:
+        """Returns the mean loss of the steps since the last call, None if there are none."""
+        self.check()
+        losses, self._of_steps = self._of_steps, {}
+        return sum(losses.values()) / len(losses) if losses else None
 
     def _message(self, step: int, value: float, rows: list[int]) -> str:
         before = "no step before it" if self._last_finite is None else "step {} had {:.4g}".format(*self._last_finite)

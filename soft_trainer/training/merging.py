@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from soft_trainer.encoders.adapters import adapter_state, has_adapter, set_adapter_state
+from soft_trainer.encoders.profiles import PROFILE_FILE
 from soft_trainer.errors import UserError
 from soft_trainer.hub.push import UNMERGED
 from soft_trainer.merging import RATIOS, RatioResult, check_ratio, choose_ratio, interpolate, scale_adapter
@@ -105,7 +107,12 @@ class MergeAtEnd:
 
     def finish(self, trainer) -> None:
         """Merges the model after the last step, and prints the guards before and after."""
-        self.record = None if self._before is None else _merge(trainer, self._before)
+        if self._before is None:
+            self.record, earlier = None, Path(trainer.args.output_dir) / UNMERGED
+            if trainer.args.should_save and (earlier / PROFILE_FILE).is_file():
+                shutil.rmtree(earlier)  # an earlier run into this folder merged
+        else:
+            self.record = _merge(trainer, self._before)
         if trainer.guards.sets:
             trainer.guards.forget("trained")
             trainer.guards.report(getattr(trainer.args, "guard_tolerance", 0.0))

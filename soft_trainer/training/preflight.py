@@ -19,10 +19,11 @@ from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
-from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.refused import FALLING, REFUSED_ARGUMENTS
 from soft_trainer.options.resolve import Plan, check_codes, resolve
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.training.adapters import check_lora_options
 from soft_trainer.training.building import hidden_size, model_name
 from soft_trainer.training.hard_batches import COLUMN_NAME, check_negatives

@@ -12,6 +12,7 @@ from soft_trainer.cli.evaluate import training_arguments
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import load_ranks
+from soft_trainer.files import write_rows
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.studies.report.records import find_runs
 
@@ -129,12 +130,16 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["/nowhere/at/all", "--data_dir", "."], "/nowhere/at/all: neither a folder here nor"),
+        (["/nowhere/at/all", "--data_dir", "ROWS"], "/nowhere/at/all: neither a folder here nor"),
+        (["/nowhere/at/all", "--data_dir", "ASTRAY"], "test: row 1 has a url that is not in the codebase"),
+        (["/nowhere/at/all", "--data_dir", "ASTRAY", "--mteb"], "test: row 1 has a url that is not in the codebase"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
         (["ENCODER", "--data_dir", ".", "--source_dir", "."], "give one of them"),
     ],
 )
-def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir):
-    words = [str(encoder_dir) if word == "ENCODER" else word for word in words]
+def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir, data_dir, rows, tmp_path):
+    write_rows({"test": [rows[0] | {"url": "https://astray"}], "codebase": rows}, tmp_path / "astray")
+    places = {"ENCODER": encoder_dir, "ROWS": data_dir, "ASTRAY": tmp_path / "astray"}
+    words = [str(places.get(word, word)) for word in words]
     with refused(says):
         run_command(["evaluate", *words, *HERE])

@@ -6,9 +6,10 @@ import pytest
 
 from soft_trainer.errors import UserError
 from soft_trainer.options.declared import Declared, declared_options
-from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.refused import RANGES
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 KINDS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 DECLARED = {name: each for kind in KINDS for name, each in declared_options(kind).items()} | RANGES

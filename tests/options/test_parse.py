@@ -1,16 +1,19 @@
 """Options, recipes and errors as one line."""
 
 import errno
+import importlib
 from dataclasses import dataclass, field
 
 import pytest
 from refusals import refused
 
+from soft_trainer import loss_settings
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import SoftInfoNCETrainingArguments
-from soft_trainer.options.parse import parse
+from soft_trainer.options.fields import LOSSES
+from soft_trainer.options.parse import make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import exit_on_user_error
 
 
@@ -180,12 +183,30 @@ def test_other_errors_stay_what_they_are(error):
         raise error
 
 
-def test_help_fits_a_screen_and_help_all_lists_every_option(capsys):
-    sizes = []
-    for word in ("--help", "--help_all"):
-        with pytest.raises(SystemExit):
-            run_command(["train", word])
-        shown = capsys.readouterr().out
-        sizes.append((len(shown.splitlines()), shown.count("\n  --")))
-        assert "--learning_rate" in shown and ("--adam_beta1" in shown) == (word == "--help_all")
-    assert sizes[0][0] < 110 and sizes[0][1] == 25 and sizes[1][1] > 150
+# ---- Help ----
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "lines"), [("train", 25, 100), ("baseline", 32, 120), ("simcse", 28, 100), ("weights", 11, 50)]
+)
+def test_help_fits_a_screen_and_says_what_the_parser_says(name, listed, lines, capsys):
+    with pytest.raises(SystemExit):
+        run_command([name, "--help"])
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) < lines and shown.count("\n  --") == listed + ("help_all" in shown)
+    options = importlib.import_module(f"soft_trainer.cli.{name}").OPTIONS
+    parsed = {action.dest: action for action in make_parser(options)._actions}
+    for action in short_help(options)._actions:
+        full = parsed[action.dest]
+        assert (action.default, action.help) == (full.default, full.help.replace("%", "%%").replace("%%%%", "%%"))
+
+
+def test_help_all_lists_the_options_of_transformers_too(capsys):
+    with pytest.raises(SystemExit):
+        run_command(["train", "--help_all"])
+    shown = capsys.readouterr().out
+    assert "--adam_beta1" in shown and shown.count("\n  --") > 150
+
+
+def test_the_losses_that_options_name_are_those_that_there_are():
+    assert tuple(loss_settings.LOSSES) == LOSSES

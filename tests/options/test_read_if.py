@@ -6,9 +6,10 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.options.declared import Values, declared_options, unread_options
-from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import resolve
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 # Values that differ from the defaults: first with options that give them no effect, then with others.
 TRAINING = [
@@ -38,6 +39,7 @@ TRAINING = [
             ("negative_temperature", 1.0),
         )
     ),
+    ({"guard_tolerance": 0.02}, {"guard_tolerance": 0.02, "guard": True}),
 ]
 COMMAND = [
     ({"estimator": "initial_model", "loss": "info_nce"}, {"estimator": "initial_model"}),
@@ -65,9 +67,9 @@ COMMAND = [
 ]
 
 
-def training_lines(strategy="random", **options) -> list[str]:
+def training_lines(strategy="random", guard=False, **options) -> list[str]:
     args = SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, train_sampling_strategy=strategy, **options)
-    return resolve(args, InitialModelEstimator()).unread
+    return resolve(args, InitialModelEstimator()).unread(args, guard)
 
 
 def command_lines(**options) -> list[str]:

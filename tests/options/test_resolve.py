@@ -11,8 +11,9 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import declared_options
-from soft_trainer.options.fields import STRATEGIES, LossOptions, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import STRATEGIES, LossOptions
 from soft_trainer.options.resolve import parse_ranks, resolve, resolve_loss
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 
 def args_of(tmp_path, **options) -> SoftInfoNCETrainingArguments:

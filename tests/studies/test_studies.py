@@ -304,9 +304,9 @@ def test_the_last_error_of_a_log_is_the_runs_and_not_the_launchers(tmp_path):
     old = "error: of the time before\n"
     log.write_text(
         old + "50%|###|\rTraceback (most recent call last):\n  File\n"
-        "soft_trainer.training.guard.NotFiniteError: the loss is nan\n"
+        "soft_trainer.training.finite.NotFiniteError: the loss is nan\n"
         "Traceback\nsubprocess.CalledProcessError: Command died\n"
     )
-    assert execution.last_error(log, len(old)) == "soft_trainer.training.guard.NotFiniteError: the loss is nan"
+    assert execution.last_error(log, len(old)) == "soft_trainer.training.finite.NotFiniteError: the loss is nan"
     log.write_text(old + "Killed\n")
     assert execution.last_error(log, len(old)) == "Killed"

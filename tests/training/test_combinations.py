@@ -20,7 +20,7 @@ from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
-from soft_trainer.loss_settings import CANCELLATIONS, LOSSES
+from soft_trainer.options.fields import CANCELLATIONS, LOSSES
 from soft_trainer.training.gradient_cache import cached_backward
 
 STEPS = 3
@@ -57,7 +57,7 @@ COMBINATIONS = st.builds(
     masked=st.booleans(),
     strategy=st.sampled_from(list(STRATEGIES)),
     cancel=st.sampled_from(CANCELLATIONS),
-    loss=st.sampled_from(list(LOSSES)),
+    loss=st.sampled_from(LOSSES),
 )
 quick = partial(settings, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

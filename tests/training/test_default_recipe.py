@@ -3,9 +3,10 @@
 import pytest
 
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.options.fields import DataArguments, SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.training.building import build_profile
 from soft_trainer.training.default_recipe import take_default_recipe
 

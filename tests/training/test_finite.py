@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TrainerState
 
-from soft_trainer.training.guard import NotFiniteError, OverflowCounter
+from soft_trainer.training.finite import NotFiniteError, OverflowCounter
 
 
 class Training:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.losses import soft_info_nce
 from soft_trainer.training.banner import warnings_of
@@ -129,7 +129,7 @@ def test_evaluation_measures_every_number_of_dimensions(trainer_of, dataset, tmp
         trainer_of(**DIMS, eval_strategy="steps", eval_steps=3, metric_for_best_model="mrr_8")
 
 
-def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset):
+def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     trainer = trainer_of(**DIMS, max_steps=1)
@@ -146,7 +146,8 @@ def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset):
         load_encoder(folder, truncate_dim=40)
     again = trainer_of(arguments={"model": whole.model, "encoder": whole.profile})
     assert "eval_mrr_16" in again.evaluate()  # known from the folder
-    assert again.profile_to_save.matryoshka_dims == ()  # but not trained so any more
+    again.save_model(str(tmp_path / "again"))
+    assert EncoderProfile.load(tmp_path / "again" / PROFILE_FILE).matryoshka_dims == ()  # but not trained so any more
 
 
 @pytest.mark.slow

@@ -44,6 +44,13 @@ def test_the_end_is_merged_and_the_unmerged_weights_are_kept(trainer_of, model, 
     assert trainer.merging.record["ratio"] == 0.25
 
 
+def test_a_later_run_into_the_same_folder_leaves_no_unmerged_weights_of_an_earlier_one(trainer_of, model, tmp_path):
+    trainer_of(merge_ratio=0.25, **FAST).train()
+    assert (tmp_path / "out" / "unmerged").is_dir()
+    trainer_of(**FAST).train()
+    assert not (tmp_path / "out" / "unmerged").exists()
+
+
 def test_a_ratio_of_nothing_is_named(trainer_of, capsys):
     trainer_of(merge_ratio=0).train()
     assert "warning: this is the encoder before training" in capsys.readouterr().err

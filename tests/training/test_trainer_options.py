@@ -18,7 +18,7 @@ from soft_trainer import BM25Estimator, EstimatorCallback
 from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.trained_model import InitialModelEstimator
-from soft_trainer.training.guard import DelayedNumber, NotFiniteError
+from soft_trainer.training.finite import DelayedNumber, NotFiniteError
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""Training arguments: the options that `fields.py` and `commands.py` declare, with those of `transformers`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from transformers import TrainingArguments
+
+from soft_trainer.errors import UserError
+from soft_trainer.options.commands import SimCSETrainingOptions
+from soft_trainer.options.fields import TrainingOptions
+
+
+@dataclass
+class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
+    """`transformers.TrainingArguments` with the options of the loss.
+
+    Defaults that differ: batches of 32, 10 epochs, `learning_rate` 2e-5, the last short batch dropped, the model with
+    the best `mrr` counts as best, NaN is never filtered from the log, unused columns stay, buffers are not broadcast.
+    """
+
+    def __post_init__(self):
+        if not (self.do_train or self.do_eval or self.do_predict):
+            self.do_train = self.do_eval = self.do_predict = True
+        if self.mask_duplicates is not None:
+            self.duplicates = "mask" if self.mask_duplicates else "ignore"
+        workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
+        for name in self._VALID_DICT_FIELDS:
+            _check_json(name, getattr(self, name, None))
+        folder = self.output_dir
+        super().__post_init__()
+        self.output_dir = folder  # stays None, so that the script can fill it in
+        if workers < 0 and self.device.type != "cpu":
+            self.dataloader_num_workers = 4
+
+
+@dataclass
+class SimCSETrainingArguments(SimCSETrainingOptions, TrainingArguments):
+    """`transformers.TrainingArguments` with the defaults of the published run and twenty evaluations."""
+
+
+def _check_json(name: str, value) -> None:
+    """Refuses a text that begins like a JSON mapping but is not valid JSON."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            json.loads(value)
+        except ValueError as error:
+            raise UserError(f"{name}={value}: not valid JSON: {error}") from error

@@ -1,0 +1,74 @@
+"""Without a terminal, lines say how far a training is; bars are for terminals."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+from soft_trainer import terminal
+from soft_trainer.training import progress
+
+LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s a step), {}"
+
+
+class Clock:
+    """A clock that a test sets; every look at it takes four seconds."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 4.0
+        return self.now
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monkeypatch, capsys, accumulated):
+    monkeypatch.setattr(progress, "time", Clock())
+    options = {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "disable_tqdm": None}
+    trainer = trainer_of(**options, gradient_accumulation_steps=accumulated)
+    trainer.train()
+    output = capsys.readouterr()
+    lines = [line for line in output.err.splitlines() if re.match(r"step \d+ of 8", line)]
+    steps = [line for line in lines if "loss" in line]
+    assert 2 <= len(steps) < 8 and "it/s" not in output.err and not output.out
+    assert all(re.fullmatch(LINE.format(r"\d", 8, r"\d+ (s|min) left"), line) for line in steps[:-1])
+    assert re.fullmatch(LINE.format(8, 8, r"trained in \d+ s"), steps[-1])
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    shown = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in steps]
+    assert min(losses) * 0.99 <= min(shown) and max(shown) <= max(losses) * 1.01
+    assert [line.split(":")[0] for line in lines if "eval_mrr" in line] == ["step 4 of 8", "step 8 of 8"]
+
+
+def test_a_terminal_keeps_its_bar(trainer_of, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "shows_bars", lambda: True)
+    trainer_of(max_steps=1, disable_tqdm=False).train()
+    output = capsys.readouterr().err
+    assert "1/1" in output and "step 1 of 1" not in output
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_many_items_are_counted_by_a_bar_or_by_lines(monkeypatch, readable):
+    clock, shown = Clock(), io.StringIO()
+    shown.isatty = lambda: readable
+    monkeypatch.setattr(terminal.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(sys, "stderr", shown)
+    with terminal.Progress("Encoding code", 2000, "text") as bar:
+        for _ in range(10):
+            bar.update(200)
+    lines = [line for line in shown.getvalue().splitlines() if line.startswith("Encoding code: ") and "left" in line]
+    assert ("\r" in shown.getvalue()) == readable
+    assert readable or lines[0] == "Encoding code: 600 of 2,000 texts, 28 s left"
+    assert readable or len(lines) == 3
+
+
+@pytest.mark.slow
+def test_libraries_show_no_bars_without_a_terminal():
+    code = (
+        "from soft_trainer.terminal import quiet_libraries; quiet_libraries()\n"
+        "from datasets import Dataset; from tqdm import tqdm\n"
+        "Dataset.from_list([{'a': 1}]).map(lambda row: row, desc='Tokenising'); list(tqdm([1]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
