@@ -193,7 +193,7 @@ def test_help_fits_a_screen_and_says_what_the_parser_says(name, listed, lines, c
     with pytest.raises(SystemExit):
         run_command([name, "--help"])
     shown = capsys.readouterr().out
-    assert len(shown.splitlines()) < lines and shown.count("\n  --") == listed + ("help_all" in shown)
+    assert len(shown.splitlines()) < lines and shown.count("\n  --") == listed
     options = importlib.import_module(f"soft_trainer.cli.{name}").OPTIONS
     parsed = {action.dest: action for action in make_parser(options)._actions}
     for action in short_help(options)._actions:
