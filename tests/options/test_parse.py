@@ -195,9 +195,9 @@ def test_help_fits_a_screen_and_says_what_the_parser_says(name, listed, lines, c
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) < lines and shown.count("\n  --") == listed
     options = importlib.import_module(f"soft_trainer.cli.{name}").OPTIONS
-    parsed = {action.dest: action for action in make_parser(options)._actions}
+    parsed = {option: action for action in make_parser(options)._actions for option in action.option_strings}
     for action in short_help(options)._actions:
-        full = parsed[action.dest]
+        full = parsed[action.option_strings[0]]
         assert (action.default, action.help) == (full.default, full.help.replace("%", "%%").replace("%%%%", "%%"))
 
 
