@@ -8,7 +8,7 @@ from functools import lru_cache
 from soft_trainer.mining.identifiers import identifier_words
 
 WORD = re.compile(r"\w+")
-# longer ones are hashes and encoded data
+# longer ones, unless `_` divides them, are hashes and encoded data
 MAX_WORD = 64
 # Rare in code, so their weight would be high, although they say nothing.
 STOP_WORDS = frozenset(
@@ -38,7 +38,7 @@ def terms(word: str) -> tuple[str, ...]:
 
     The whole is written without underscores and in lower case, so that `parse_url`, `parseUrl` and `ParseURL` are one.
     """
-    if len(word) > MAX_WORD:
+    if len(max(word.split("_"), key=len)) > MAX_WORD:
         return ()
     parts = [stem(part) for part in identifier_words(word)]
     return tuple(parts) if len(parts) < 2 else (stem(whole(word)), *parts)

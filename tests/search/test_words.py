@@ -44,6 +44,11 @@ def test_hashes_and_signs_are_no_terms():
     assert terms("a" * 65) == () and terms("_") == ()
 
 
+def test_a_long_name_is_found():
+    name = "test_a_missing_corpus_is_named_before_a_training_that_would_choose_by_it"
+    assert len(name) > 64 and stem("corpus") in terms(name)
+
+
 def test_letters_of_other_scripts_are_words():
     assert terms("größe") == ("größe",) and terms("日付") == ("日付",)
 
