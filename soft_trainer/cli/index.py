@@ -70,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int | None:
         lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}{cut}")
     if reasons:
         lines.append(f"skipped: {reasons}")
+    if count := counts["vendored"]:
+        number = "1 file" if count == 1 else f"{count:,} files"
+        lines.append(f"{number} in a folder such as external/ or deps/ rank{'s' * (count == 1)} low")
     place = f" --index_dir {arguments.index_dir}" if arguments.index_dir else f" --folder {arguments.folder}"
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search{place} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")

@@ -15,7 +15,7 @@ import numpy as np
 import soft_trainer
 from soft_trainer.errors import UserError
 from soft_trainer.search import ranking, store, vectors
-from soft_trainer.search.listing import count_reasons
+from soft_trainer.search.listing import count_reasons, maybe_vendored
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
@@ -245,11 +245,13 @@ class CodeIndex:
         return self.encoders.setdefault(key, vectors.LazyEncoder(*key))
 
     def statistics(self) -> dict:
-        """Counts of files, pieces, skipped files by reason, encoded pieces, and bytes on disk."""
+        """Counts files, pieces, files that may be vendored, skipped files by reason, encoded pieces, bytes on disk."""
         files, pieces = self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
         skipped = dict(count_reasons(dict(self.database.execute("SELECT path, reason FROM skipped"))))
+        vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
-        counts = {"files": files, "pieces": pieces, "skipped": skipped, "bytes": size, "model": self.model}
+        counts = {"files": files, "pieces": pieces, "vendored": vendored, "skipped": skipped}
+        counts |= {"bytes": size, "model": self.model}
         counts |= {"truncate_dim": self.truncate_dim} if self.truncate_dim else {}
         return counts | ({"encoded": pieces - vectors.unencoded(self.database)} if self.model else {})
 

@@ -33,6 +33,12 @@ _KINDS = {
 }
 _DATA_IF_LARGE = (".json", ".xml", ".yaml", ".yml", ".sql", ".html", ".txt")
 MAX_DATA_BYTES = 100_000
+# Names of folders for other people's code, and names that some projects give to such folders and others to their own.
+_VENDORED = frozenset(
+    """vendor vendored _vendor _vendored node_modules bower_components site-packages dist-packages third_party
+    third-party thirdparty 3rdparty 3rd_party""".split()
+)
+_MAYBE_VENDORED = frozenset("external externals extern deps".split())
 
 Stat = tuple[int, int]  # size in bytes, time of the last change in ns
 
@@ -139,12 +145,14 @@ class _Walk:
             return "too deep"
         if _matches(path, self.exclude):
             return "excluded"
-        if name in SKIPPED_FOLDERS or os.path.lexists(os.path.join(self.root, path, "pyvenv.cfg")):
-            return "other people's code or a cache"
+        if name.lower() in _VENDORED or os.path.lexists(os.path.join(self.root, path, "pyvenv.cfg")):
+            return "vendored"
+        if name in SKIPPED_FOLDERS:
+            return "made by a tool"
         return "ignored" if _ignored(path + "/", rules) else ""
 
     def _may_hold_included(self, path: str, reason: str) -> bool:
-        if reason not in ("other people's code or a cache", "ignored"):
+        if reason not in ("vendored", "made by a tool", "ignored"):
             return False
         below = path + "/"
         return any(head.startswith(below) or below.startswith(head) for head in self.include_heads if head)
@@ -230,6 +238,11 @@ def count_reasons(skipped: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     for reason in skipped.values():
         counts[reason] = counts.get(reason, 0) + 1
     yield from sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def maybe_vendored(path: str) -> bool:
+    """True if a folder of the path has a name such as `external`, which often means other people's code."""
+    return not _MAYBE_VENDORED.isdisjoint(path.lower().split("/")[:-1])
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:

@@ -30,11 +30,13 @@ DEFINED_SYMBOL = 1.0  # the same for what can only be a name: `parseDate`, `pars
 # Wrappers, compatibility layers and vendored copies lie deeper than the original.
 DEPTH_DISCOUNT = 0.1
 TEST_DISCOUNT = 0.5
+VENDORED_DISCOUNT = 0.5  # in `external` or `deps`, which may be a copy of other people's code
 TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
-# Within a file: BM25, share of the query in the name, and these.
+# Within a file: BM25, whether the piece defines a word of the query (as for its file), and these.
 PIECE_WORDS = 1.0  # share of the query that stands in the piece
+PIECE_NAME = 0.5  # share of the query that stands in its name
 PIECE_SUMMARY = 0.5  # share of the query that stands in the first paragraph of its documentation
-PIECE_NAME_COVERED = 0.5  # share of its name that stands in the query: `negative_weights` before `_negatives`
+UNNAMED_DISCOUNT = 0.3  # imports and constants repeat the words of the code that answers
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance
 FURTHER_PIECES = 0.5  # each further piece of a file counts half of the one before: other files come first
 # An encoder's similarity, by kind of query: of a symbol it knows little, of a sentence much.
@@ -124,9 +126,9 @@ class _Gathered:
         self.text, self.file_text = np.zeros(pieces, np.float32), np.zeros(files, np.float32)
         self.own_name, self.own_parts = np.zeros(files, np.float32), np.zeros(files, np.float32)
         self.folders, self.defined_words = np.zeros(files, np.float32), np.zeros(files, np.float32)
-        self.piece_names, self.defined = np.zeros(pieces, np.float32), np.zeros(files, np.float32)
-        self.piece_words, self.piece_summary = np.zeros(pieces, np.float32), np.zeros(pieces, np.float32)
-        self.piece_name_parts = np.zeros(pieces, np.float32)
+        self.defined, self.piece_defined = np.zeros(files, np.float32), np.zeros(pieces, np.float32)
+        self.piece_names, self.piece_words = np.zeros(pieces, np.float32), np.zeros(pieces, np.float32)
+        self.piece_summary = np.zeros(pieces, np.float32)
         self.total = 0.0
 
     def add(self, term: str, weight: float, postings: Postings) -> None:
@@ -146,7 +148,6 @@ class _Gathered:
         self.folders[self.owners[folders]] += rarity
         self.defined_words[self._files(named)[0]] += rarity
         self.piece_names[named] += rarity
-        self.piece_name_parts[named] += 1
         if weight == 1.0:
             self.total += rarity
             self.piece_words[pieces] += rarity
@@ -155,7 +156,7 @@ class _Gathered:
     def add_defined(self, pieces: np.ndarray, share: float) -> None:
         """Adds the pieces that define a name that was typed."""
         self.defined[self.owners[pieces]] = np.maximum(self.defined[self.owners[pieces]], share)
-        self.piece_names[pieces] += self.total or 1.0
+        self.piece_defined[pieces] = np.maximum(self.piece_defined[pieces], share)
 
     def scores(self, similar: np.ndarray | None) -> Scores:
         """The sum of all shares, `similar` (weighted, by piece) among them."""
@@ -175,11 +176,11 @@ class _Gathered:
         )
         pieces = (
             self.text / max(float(self.text.max()), 1e-9)
-            + np.minimum(self.piece_names / total, 2)
             + PIECE_WORDS * self.piece_words / total
+            + PIECE_NAME * np.minimum(self.piece_names / total, 1)
             + PIECE_SUMMARY * self.piece_summary / total
-            + PIECE_NAME_COVERED * np.minimum(self.piece_name_parts / np.maximum(segments.names, 1), 1)
-        )
+            + self.piece_defined
+        ) * (1 - UNNAMED_DISCOUNT * (segments.names == 0))
         if similar is not None:
             files += np.maximum.reduceat(similar, segments.firsts[:-1])
             pieces += similar
@@ -194,10 +195,12 @@ class _Gathered:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Factors by file. Tests, texts and files that lie deeper than other candidates count less."""
+    """Factors by file. Tests, texts, likely copies of other people's code and deeper files count less."""
     depth = segments.traits[:, 1].astype(np.float32)
     depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
-    kind = (1 - TEST_DISCOUNT * segments.traits[:, 0]) * (1 - TEXT_DISCOUNT * segments.traits[:, 3])
+    kind = np.ones(len(depth), np.float32)
+    for trait, discount in ((0, TEST_DISCOUNT), (3, TEXT_DISCOUNT), (4, VENDORED_DISCOUNT)):
+        kind *= 1 - discount * segments.traits[:, trait]
     return kind / (1 + DEPTH_DISCOUNT * depth)
 
 

@@ -21,9 +21,10 @@ import numpy as np
 from soft_trainer.errors import UserError
 
 DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
-FORMAT = 4
-# Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program.
-TRAITS = ("test", "depth", "name_parts", "text")
+FORMAT = 5
+# Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program; 1 for a file in
+# a folder that may hold other people's code.
+TRAITS = ("test", "depth", "name_parts", "text", "vendored")
 # beyond these, dead postings are dropped and segments are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8

@@ -14,6 +14,7 @@ import numpy as np
 from soft_trainer.mining.identifiers import identifier_words
 from soft_trainer.mining.rules import is_test_path
 from soft_trainer.mining.source_files import read_text
+from soft_trainer.search.listing import maybe_vendored
 from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
 from soft_trainer.search.words import source_words, stem, terms, whole, words
 
@@ -30,7 +31,7 @@ class FileEntry:
 
     path: str
     language: str
-    traits: tuple[int, int, int, int]
+    traits: tuple[int, ...]
     digest: bytes
     text: bytes
     pieces: list[list]
@@ -120,7 +121,8 @@ class Reader:
             name_words.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
         own, _ = name_and_folders(path)
         depth, parts = min(path.count("/"), 255), min(len(identifier_words(own)), 255)
-        traits = int(is_test_path(path, language)), depth, parts, int(language in TEXT_LANGUAGES)
+        kinds = language in TEXT_LANGUAGES, maybe_vendored(path)
+        traits = int(is_test_path(path, language)), depth, parts, *map(int, kinds)
         digest = blake2b(source, digest_size=16).digest()
         return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths, name_words)
 

@@ -114,7 +114,7 @@ def test_known_files_are_not_matched_again_until_an_ignore_file_changes(tree):
 def test_what_nobody_looks_for_is_left_out_and_counted(tmp_path):
     kinds = {
         "Cargo.lock": "lock file", "locale/eu.po": "translation", "a.min.js": "minified", "a.csv": "data",
-        "x/__snapshots__/a.snap": "snapshot", "large.json": "data", "vendor": "other people's code or a cache",
+        "x/__snapshots__/a.snap": "snapshot", "large.json": "data", "vendor": "vendored",
     }  # fmt: skip
     write_tree(tmp_path, dict.fromkeys(set(kinds) - {"vendor"}, "x\n" * 60_000))
     write_tree(tmp_path, {"a.py": "x = 1", "small.json": "{}", "vendor/a.go": "x", "vendor/ours/b.go": "x"})

@@ -1,0 +1,62 @@
+"""Which piece of a file is shown, and which files come late."""
+
+import pytest
+from trees import write_tree
+
+from soft_trainer.search import CodeIndex
+
+UPLOADS = '''
+    import time
+
+    from hub import connection, folder, retry, upload
+
+    MESSAGE = "an upload failed; retry"
+
+    def delay():
+        return 2.0
+
+    def repeat(send, times=5):
+        """Calls `send` until it succeeds."""
+        # a growing delay after each upload that failed
+        for number in range(times):
+            if send():
+                return True
+            time.sleep(delay() ** number)
+
+    class Uploader:
+        def put(self, path):
+            return connection().put(path)
+    '''
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("growing delay after an upload failed", "repeat"),
+        ("upload failed", "repeat"),
+        ("delay", "delay"),
+        ("MESSAGE", ""),
+    ],
+)
+def test_the_piece_that_answers_is_shown(tmp_path, query, name):
+    tree = write_tree(tmp_path / "tree", {"src/uploads.py": UPLOADS})
+    assert CodeIndex.build(tree).search(query)[0].name == name
+
+
+@pytest.mark.parametrize("folder", ["third_party", "src/3rdparty", "vendored", "node_modules", "a/_vendor"])
+def test_code_of_others_is_left_out_and_counted(tmp_path, folder):
+    tree = write_tree(tmp_path / "tree", {"src/a.py": "def a(): pass\n", f"{folder}/zlib/inflate.py": UPLOADS})
+    index = CodeIndex.build(tree)
+    assert index.statistics()["skipped"] == {"vendored": 1} and not index.search("repeat")
+    assert CodeIndex.build(tree, include=[f"{folder}/zlib/**"]).search("repeat")
+
+
+@pytest.mark.parametrize("folder", ["external", "lib/externals", "src/extern", "deps"])
+def test_folders_that_may_hold_code_of_others_rank_low_and_are_counted(tmp_path, folder, command):
+    own = UPLOADS.replace("repeat", "again")
+    tree = write_tree(tmp_path / "tree", {"src/deep/down/below/uploads.py": own, f"{folder}/uploads.py": UPLOADS})
+    index = CodeIndex.build(tree)
+    found = [result.path for result in index.search("growing delay after an upload failed")]
+    assert found.index("src/deep/down/below/uploads.py") < found.index(f"{folder}/uploads.py")
+    assert index.search("repeat")[0].path == f"{folder}/uploads.py"
+    assert "1 file in a folder such as external/ or deps/ ranks low" in command("index", tree)[1]
