@@ -20,11 +20,11 @@ from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.files import last_checkpoint, write_results, write_text
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.options.commands import SimCSEArguments
+from soft_trainer.options.declared import check_values
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.options.training import SimCSETrainingArguments
 from soft_trainer.terminal import print_on_main, table
@@ -62,20 +62,6 @@ def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int)
         kept[split] = drawn.select(range(min(len(queries), limit or len(queries))))
     print_on_main(table(("queries of", "split", "rows", "distinct and new"), rows))
     return DatasetDict(kept)
-
-
-def draw_curves(curves: dict[int, dict[str, float]]):
-    """Draws alignment and uniformity by step, from `{step: {"eval_alignment": ..., "eval_uniformity": ...}}`."""
-    figure = new_figure(10, 3.6)
-    steps = sorted(curves)
-    for axes, name, color in zip(figure.subplots(1, 2), MEASURES, COLORS, strict=False):
-        values = [curves[step][f"eval_{name}"] for step in steps]
-        axes.plot(steps, values, "o-", color=color, markersize=4)
-        axes.set_title(f"{name} of held-out queries: {values[0]:.3f} to {values[-1]:.3f}", fontsize=11)
-        axes.set(xlabel="step", ylabel="lower is better")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-    return figure
 
 
 def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments):
@@ -128,34 +114,25 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments):
 
 
 def report(trainer, metrics: dict[str, float]) -> None:
-    """Writes the results and the picture, and prints how alignment and uniformity changed."""
-    curves, folder = _measured(trainer), Path(trainer.args.output_dir)
-    measured = list(curves.values())
+    """Writes the results, and prints how alignment and uniformity changed."""
+    measured, folder = trainer.measured, trainer.args.output_dir
     last = {f"eval_{name}": measured[-1][f"eval_{name}"] for name in MEASURES}
     write_results(folder, {"train": metrics, "measured": measured}, train=metrics, eval=last)
-    picture = save_png(draw_curves(curves), folder / "alignment_uniformity.png")
-    ends = [min(curves), max(curves)]
-    shown = [(name, *(curves[step][f"eval_{name}"] for step in ends)) for name in MEASURES]
-    print_on_main(table(("held-out queries (lower is better)", *(f"step {step}" for step in ends)), shown))
-    print_on_main(f"Written to {folder}, the picture to {picture}")
-
-
-def _measured(trainer) -> dict[int, dict[str, float]]:
-    """The measurements by step."""
-    return {entry["step"]: entry for entry in trainer.state.log_history if "eval_alignment" in entry}
+    ends = [measured[0], measured[-1]]
+    shown = [(name, *(entry[f"eval_{name}"] for entry in ends)) for name in MEASURES]
+    print_on_main(table(("held-out queries (lower is better)", *(f"step {entry['step']}" for entry in ends)), shown))
+    print_on_main(f"Written to {folder}")
 
 
 def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
     """Trains the SimCSE encoder that the options describe.
 
     Raises:
-        UserError: a temperature that is not above 0, no matplotlib, data that cannot be loaded, or a repository that
-            cannot be pushed to.
+        UserError: a value that an option does not take, data that cannot be loaded, or a repository that cannot be
+            pushed to.
         SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
     """
-    if not args.temperature > 0:
-        raise UserError(f"temperature={args.temperature:g}: must be above 0")
-    new_figure(1, 1)  # fails now, not after ten epochs, if matplotlib is missing
+    check_values(args)
     on_main = args.process_index == 0
     publisher = Publisher(args) if args.push_to_hub and on_main else None
     set_seed(args.seed)
@@ -170,7 +147,7 @@ def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> N
     finally:
         termination.release()
     termination.exit_if_terminated(args, trainer.state.global_step)
-    if trainer.state.global_step not in _measured(trainer):
+    if trainer.state.global_step not in (entry["step"] for entry in trainer.measured):
         trainer.evaluate()
     trainer.save_state()
     if on_main:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from soft_trainer.errors import UserError
-from soft_trainer.options.declared import option
+from soft_trainer.options.declared import check_values, option
 from soft_trainer.options.fields import CODESEARCHNET, LANGUAGES
 from soft_trainer.options.model import PretrainedOptions
 
@@ -19,26 +19,23 @@ PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's S
 class BaselineArguments:
     """The loss of sentence-transformers, and its negatives."""
 
-    baseline: str = option("mnrl", f"Loss: {', '.join(f'{key} ({name})' for key, name in BASELINES.items())}.")
-    hardness_mode: str | None = option(
-        None, f"mnrl: negatives that weigh more if similar: {', '.join(HARDNESS_MODES)}."
+    baseline: str = option(
+        "mnrl", f"Loss: {', '.join(f'{key} ({name})' for key, name in BASELINES.items())}.", choices=tuple(BASELINES)
     )
-    hardness_strength: float = option(0.0, "mnrl: factor on the cosine of those negatives.")
+    hardness_mode: str | None = option(
+        None, f"mnrl: negatives that weigh more if similar: {', '.join(HARDNESS_MODES)}.", choices=HARDNESS_MODES
+    )
+    hardness_strength: float = option(0.0, "mnrl: factor on the cosine of those negatives; 9 and 5 are published.")
     guide_model: str | None = option(None, "Encoder that mines and guides. Default: the encoder before training.")
     guide_margin: float = option(0.05, "Relative margin of mining and of gist.")
-    mined_negatives: int = option(0, "Hard negatives of each query, mined by the guide.")
+    mined_negatives: int = option(0, "Hard negatives of each query, mined by the guide.", least=0)
     mined_ranks: int = option(20, "Negatives are mined from this many nearest codes.")
 
     def __post_init__(self):
-        if self.baseline not in BASELINES:
-            raise UserError(f"baseline={self.baseline!r}: use one of {', '.join(BASELINES)}")
-        if self.hardness_mode is not None and self.hardness_mode not in HARDNESS_MODES:
-            raise UserError(f"hardness_mode={self.hardness_mode!r}: use one of {', '.join(HARDNESS_MODES)}")
+        check_values(self)
         if self.hardness_mode is not None and (self.baseline != "mnrl" or not self.hardness_strength > 0):
-            raise UserError(
-                "hardness_mode: needs baseline=mnrl and a hardness_strength above 0; 9 and 5 are published"
-            )
-        if not 0 <= self.mined_negatives <= self.mined_ranks:
+            raise UserError("hardness_mode: needs baseline=mnrl and a hardness_strength above 0")
+        if self.mined_negatives > self.mined_ranks:
             raise UserError(f"mined_negatives={self.mined_negatives}: from 0 to mined_ranks={self.mined_ranks}")
 
 
@@ -66,7 +63,7 @@ class SimCSETrainingOptions:
     FULL = "SimCSETrainingArguments"
 
     output_dir: str | None = option("outputs/simcse", "Where to write.")
-    temperature: float = option(0.07, "Temperature of InfoNCE: cosines are divided by it.")
+    temperature: float = option(0.07, "Temperature of InfoNCE: cosines are divided by it.", above=0)
     per_device_train_batch_size: int = option(256, "Queries in a batch, per process.")
     per_device_eval_batch_size: int = option(256, "Queries encoded at once in evaluation, per process.")
     learning_rate: float = option(5e-4, "Peak learning rate of AdamW.")

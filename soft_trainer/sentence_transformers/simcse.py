@@ -37,6 +37,12 @@ class SimCSETrainer(SentenceTransformerTrainer):
         loss = MultipleNegativesRankingLoss(model, profile.score_scale, gather_across_devices=several)
         super().__init__(model, args, train_dataset=pairs, eval_dataset=held_out, loss=loss)
 
+    @property
+    def measured(self) -> list[dict]:
+        """The measurements so far, by step."""
+        by_step = {entry["step"]: entry for entry in self.state.log_history if "eval_alignment" in entry}
+        return list(by_step.values())
+
     def evaluate(self, eval_dataset: Dataset | None = None, ignore_keys=None, metric_key_prefix: str = "eval"):
         """Measures alignment and uniformity (Wang & Isola, 2020) of held-out queries; lower is better for both.
 

@@ -41,12 +41,12 @@ class Comparison:
     ties: int
 
 
-def reciprocal_ranks(ranks: ArrayLike, max_rank: int | None = None) -> np.ndarray:
-    """The reciprocal rank of each query, float64[Q]; 0 beyond `max_rank`."""
+def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
+    """The reciprocal rank of each query, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)
     if ranks.size and not (ranks >= 1).all():
         raise UserError("Ranks begin at 1, and rank 1 is best: found a lower one.")
-    return np.where(ranks <= (np.inf if max_rank is None else max_rank), 1 / ranks, 0.0)
+    return 1 / ranks
 
 
 def paired_bootstrap(
@@ -125,20 +125,13 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     return adjusted
 
 
-def compare(a_ranks: ArrayLike, b_ranks: ArrayLike, max_rank: int | None = None, **options) -> Comparison:
-    """Compares the ranks (1 is best) of two systems; `options` are those of `compare_paired`."""
-    return compare_paired(reciprocal_ranks(a_ranks, max_rank), reciprocal_ranks(b_ranks, max_rank), **options)
-
-
-def compare_paired(
-    a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> Comparison:
+def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
     """Compares two systems by a number for each query, such as its reciprocal rank averaged over several runs."""
     difference = _differences(a, b)
     return Comparison(
         delta=float(difference.mean()),
-        interval=paired_bootstrap(a, b, n_resamples, confidence, seed),
-        p=randomisation_test(a, b, n_resamples, seed),
+        interval=paired_bootstrap(a, b),
+        p=randomisation_test(a, b),
         wins=int((difference > 0).sum()),
         losses=int((difference < 0).sum()),
         ties=int((difference == 0).sum()),

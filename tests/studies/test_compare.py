@@ -8,7 +8,7 @@ from refusals import refused
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
 from soft_trainer.studies.compare import Pairing
-from soft_trainer.studies.significance import compare as compare_ranks
+from soft_trainer.studies.significance import compare_paired, reciprocal_ranks
 
 
 def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
@@ -31,7 +31,7 @@ def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
     a, b = make_run("a", [1, 2, 1, 9, 5] * 4), make_run("b", [1, 1, 4, 9, 5] * 4)
     run_command(["compare", str(a), str(b), "--number", "5"])
     out = capsys.readouterr().out
-    expected = compare_ranks([1, 2, 1, 9, 5] * 4, [1, 1, 4, 9, 5] * 4)
+    expected = compare_paired(reciprocal_ranks([1, 2, 1, 9, 5] * 4), reciprocal_ranks([1, 1, 4, 9, 5] * 4))
     assert f"delta MRR {expected.delta:+.4f}" in out and "wins 4, losses 4, ties 12 of 20 queries" in out
     assert f"{expected.interval.low:+.4f} to {expected.interval.high:+.4f}, p = {expected.p:.3f}" in out
     assert "5 largest changes" in out and "+0.750  query 2" in out and "-0.500  query 1" in out

@@ -60,7 +60,7 @@ def test_runs_are_found_below_folders_once_and_what_is_wrong_is_named(study, mak
     )
     reasons = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in found.left_out}
     assert "not finished" in reasons["begun"] and "cannot be read" in reasons["broken"]
-    assert "it lacks base_model" in reasons["foreign"]
+    assert "it lacks 'results'" in reasons["foreign"]
 
 
 def test_the_same_settings_and_seed_count_once_and_nothing_to_report_is_an_error(study, make_run, soft, tmp_path):

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from soft_trainer.studies.significance import compare, holm, paired_bootstrap, randomisation_test, reciprocal_ranks
+from soft_trainer.studies.significance import (
+    compare_paired,
+    holm,
+    paired_bootstrap,
+    randomisation_test,
+    reciprocal_ranks,
+)
 
 
 def simulated_ranks(rng, queries, gain=0.0):
@@ -39,27 +45,23 @@ def test_the_same_seed_gives_the_same_result():
 
 
 def test_comparison_of_ranks():
-    better, worse = np.array([1, 1, 2, 3, 1] * 20), np.array([2, 1, 4, 2, 3] * 20)
-    result = compare(better, worse)
+    better, worse = reciprocal_ranks([1, 1, 2, 3, 1] * 20), reciprocal_ranks([2, 1, 4, 2, 3] * 20)
+    result = compare_paired(better, worse)
     assert result.delta == pytest.approx((1 / 2 + 0 + 1 / 4 - 1 / 6 + 2 / 3) / 5)
     assert (result.wins, result.losses, result.ties) == (60, 20, 20)
     assert result.interval.low > 0 and result.interval.low < result.delta < result.interval.high
     assert result.p == pytest.approx(2 / 10_001)
-    assert compare(worse, better).delta == -result.delta
-    same = compare(better, better)
+    assert compare_paired(worse, better).delta == -result.delta
+    same = compare_paired(better, better)
     assert (same.delta, same.p, same.ties) == (0, 1, 100)
 
 
-def test_max_rank_counts_zero_beyond():
-    assert reciprocal_ranks([1, 4, 1001], max_rank=1000).tolist() == [1, 0.25, 0]
-    assert compare([1, 2000], [1, 3000], max_rank=1000).ties == 2
-    for a, b, words in (
-        ([1, 2, 3], [1, 2], "the same queries"),
-        ([1], [1], "two queries or more"),
-        ([0, 1], [1, 1], "Ranks begin at 1"),
-    ):
+def test_what_cannot_be_compared_is_refused():
+    for a, b, words in (([1, 2, 3], [1, 2], "the same queries"), ([1], [1], "two queries or more")):
         with refused(words):
-            compare(a, b)
+            compare_paired(a, b)
+    with refused("Ranks begin at 1"):
+        reciprocal_ranks([0, 1])
 
 
 def test_holm():

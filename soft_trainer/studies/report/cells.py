@@ -18,6 +18,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import SYSTEMS
+from soft_trainer.loss_settings import LOSSES
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.studies.compare import Pairing, RankChange
 from soft_trainer.studies.report.records import ReportedRun
@@ -26,14 +27,7 @@ from soft_trainer.studies.significance import Comparison, holm
 PAPER = Path(__file__).with_name("paper.csv")  # Li et al. 2023, every MRR of their tables
 CHANGES = 5  # queries shown that gained, and as many that lost
 ENCODERS = ("codebert", "graphcodebert", "unixcoder")
-# Labels, in the order of the paper's tables.
-LOSSES = {
-    "info_nce": "InfoNCE",
-    "bce": "BCE",
-    "weighted_info_nce": "Weighted InfoNCE",
-    "kl_regularization": "KL regularization",
-    "soft_info_nce": "Soft-InfoNCE",
-}
+LOSS_ORDER = ("info_nce", "bce", "weighted_info_nce", "kl_regularization", "soft_info_nce")  # of the paper's tables
 BASELINES = {"untrained": "none (zero-shot)", "lexical": "none (lexical BM25)"}
 
 
@@ -78,7 +72,9 @@ class Row:
 
 def method_labels(loss: str, estimator: str) -> tuple[str, str]:
     """The labels of a loss and an estimator, their names if they have none."""
-    return LOSSES.get(loss, loss), ESTIMATORS[estimator].label if estimator in ESTIMATORS else estimator
+    return tuple(
+        table[name].label if name in table else name for table, name in ((LOSSES, loss), (ESTIMATORS, estimator))
+    )
 
 
 def value_text(value) -> str:
@@ -176,7 +172,7 @@ def _order(cell: Cell) -> tuple:
     row = cell.row
     return (
         *(_position(cell.runs[0].profile, ENCODERS), row.encoder),
-        *(_position(row.system, BASELINES), _position(row.loss, LOSSES), row.cancel),
+        *(_position(row.system, BASELINES), _position(row.loss, LOSS_ORDER), row.cancel),
         *(_position(row.estimator, ESTIMATORS), row.estimator),
         # Numbers first, by size, then texts.
         [(not (number := isinstance(v, int | float)), v if number else 0, str(v)) for _, v in row.settings],

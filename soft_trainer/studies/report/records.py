@@ -13,7 +13,6 @@ from soft_trainer.evaluation.results import RankedQueries, load_ranks
 from soft_trainer.files import NUMBERS, RECORD, record_path
 
 STATE = "trainer_state.json"
-_NEEDED = ("base_model", "dataset", "languages", "loss", "training", "results")
 # Entries of a record that seeds or languages of one setting may differ in.
 _NOT_SETTINGS = ("loss", "estimator", "name", "profile", "seed", "steps", "train runtime, s", "seconds a step")
 _ESTIMATOR_NAMES = {
@@ -78,35 +77,34 @@ def read_run(folder: Path) -> ReportedRun:
     Raises:
         UserError: it did not finish, or its record cannot be read.
     """
-    path = record_path(folder)
-    if not path.is_file():
-        raise UserError(f"not finished: it has ranks but no {RECORD}")
-    record = _read_json(path)
-    missing = [name for name in _NEEDED if name not in record]
-    if missing == ["loss", "training"]:
-        raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
-    if missing:
-        raise UserError(f"{path.name} is not that of a code-search run: it lacks {', '.join(missing)}")
-    if not (isinstance(record["loss"], dict) and record["loss"].get("loss") and isinstance(record["training"], dict)):
-        raise UserError(f"{path.name}: loss and training must be tables")
-    for split, systems in record["results"].items():
-        for system, metrics in systems.items():
-            if not {"mrr", "pool_size"} <= metrics.keys():
-                raise UserError(f"{path.name}: the results of {system} on {split} lack mrr or pool_size")
-    log = _read_json(folder / STATE).get("log_history", []) if (folder / STATE).is_file() else []
-    return _described(folder, record, log)
+    path, state = record_path(folder), folder / STATE
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        log = json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
+    except FileNotFoundError:
+        raise UserError(f"not finished: it has ranks but no {RECORD}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read: {error}") from error
+    try:
+        if "results" in record and "loss" not in record:
+            raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
+        for metrics in (metrics for systems in record["results"].values() for metrics in systems.values()):
+            _ = metrics["mrr"], metrics["pool_size"]
+        return _described(folder, record, log)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{path.name} is not that of a code-search run: it lacks {error}") from error
 
 
 def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRun:
+    base, languages, _ = (record[name] for name in ("base_model", "languages", "dataset"))
     encoder, loss, estimator = record.get("encoder", {}), record["loss"], record.get("estimator", {})
-    base, languages, training = record["base_model"], record["languages"], record["training"]
     kind = loss.get("cancel", "none")
     number = loss.get({"top_k": "cancel_k", "ratio": "cancel_ratio"}.get(kind), "")
     cancel = "" if kind == "none" else f"{kind} {number}"
     class_name = loss.get("estimator") or "none"
     name = estimator.get("name") or _ESTIMATOR_NAMES.get(class_name, class_name)
     settings = {"base model": base, "trained on": "+".join(languages)}
-    for part in (encoder, loss, estimator, training):
+    for part in (encoder, loss, estimator, record["training"]):
         settings |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
     plain = (str, int, float)  # anything else is compared by its text
     sets = {}
@@ -122,17 +120,7 @@ def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRu
         loss=loss["loss"],
         cancel=cancel,
         estimator=name if cancel or loss["loss"] != "info_nce" else "none",
-        seed=training.get("seed"),
+        seed=record["training"].get("seed"),
         settings={name: v if isinstance(v, plain) else str(v) for name, v in settings.items() if v is not None},
         sets=sets,
     )
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path.name}: a JSON object is expected")
-    return value
