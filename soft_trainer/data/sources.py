@@ -212,7 +212,8 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     source = source_folder(arguments.source_dir) if arguments.source_dir else None
     record = folder / "mined_from.json"
     if arguments.history:
-        state, options = history_state(arguments.history), {"source_dir": source}
+        options = {"source_dir": source, "max_functions": arguments.max_functions, "body": arguments.body}
+        state = history_state(arguments.history)
         mine, origin, counts_table = mine_history_to, arguments.history, history_table
     else:
         state, options = tree_state(source, language), {"keep": (arguments.mining_keep or "").split(",")}

@@ -43,6 +43,7 @@ BM25 = ReadIf(lambda o: "bm25" in _estimators(o), "the estimator is not bm25")
 MIXTURE = ReadIf(lambda o: len(_estimators(o)) > 1, "the estimator is no mixture")
 OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
 GUARDED = ReadIf(lambda o: bool(o.guard), "no guard is given")
+HISTORY = ReadIf(lambda o: o.history is not None, "no history is mined")
 MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
 
 
@@ -86,6 +87,10 @@ class DataArguments:
         None,
         "Git repository whose commits are rows: what one says, and a function that it changed. With --source_dir, a "
         "folder of its working tree, documented functions are rows too.",
+    )
+    max_functions: int = option(5, "Leave out commits that change more functions.", least=1, read_if=HISTORY)
+    body: bool = option(
+        False, "The first paragraph of a commit's body joins its subject in the query.", read_if=HISTORY
     )
     mining_keep: str | None = option(
         None,

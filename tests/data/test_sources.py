@@ -192,6 +192,16 @@ def test_a_history_is_mined_once_and_joins_documentation(tmp_path, monkeypatch):
     assert len(load(tmp_path, language="python", **both)["train"]) == 25
 
 
+def test_the_options_of_a_history_reach_its_mining(tmp_path, monkeypatch):
+    def mine(repository, language, folder, **options):
+        raise UserError(f"asked for {options}")
+
+    monkeypatch.setattr("soft_trainer.mining.history.mine_history_to", mine)
+    repository = grown(tmp_path / "repo", commits=1)
+    with refused("'max_functions': 2, 'body': True"):
+        load(tmp_path, language="python", history=str(repository.path), max_functions=2, body=True)
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -59,6 +59,8 @@ COMMAND = [
     ({"query_column": "a"}, {"query_column": "a", "data_dir": "rows"}),
     ({"code_column": "a"}, {"code_column": "a", "data_dir": "rows"}),
     ({"extra_source_dir": "tree"}, {"extra_source_dir": "tree", "source_dir": "stdlib"}),
+    ({"max_functions": 3}, {"max_functions": 3, "history": "repository"}),
+    ({"body": True}, {"body": True, "history": "repository"}),
     ({"mining_keep": "short_functions"}, {"mining_keep": "short_functions", "source_dir": "stdlib"}),
     ({"query_column": "question"}, {"query_column": "question", "data_dir": "rows"}),
     ({"code_column": "answer"}, {"code_column": "answer", "data_dir": "rows"}),
