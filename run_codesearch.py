@@ -32,21 +32,15 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
-    from soft_trainer.data.statistics import data_statistics, statistics_table
-    from soft_trainer.estimators.registry import choose_estimator
-    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+    from soft_trainer.data.sources import check_sources, load_local, needed_splits
     from soft_trainer.files import last_checkpoint
-    from soft_trainer.hub.data import push_data
     from soft_trainer.hub.publishing import check_pushes
-    from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.options.refused import check_options
-    from soft_trainer.record import Run, check_output_dir, default_output_dir
-    from soft_trainer.training.building import build_profile, build_tokenizer
+    from soft_trainer.record import check_output_dir, default_output_dir
+    from soft_trainer.training.building import build_profile
     from soft_trainer.training.default_recipe import take_default_recipe
-    from soft_trainer.training.preflight import check_before_loading
-    from soft_trainer.training.stopping import explaining_interruption
 
+    # ---- Options and local rows, before the Hub is asked for anything ----
     check_options(args)
     check_sources(data_args)
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
@@ -57,12 +51,34 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
-
-    # ---- Rows ----
     checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
     if checkpoint is None:
         check_output_dir(model_args, data_args, args)
     check_pushes(data_args, args)
+
+    # ---- Rows, before, train, after ----
+    trainer, measurements = prepare(model_args, data_args, args, profile, needed, local)
+    train_and_measure(trainer, measurements, data_args, checkpoint)
+
+    # ---- Push ----
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    distributed.close()
+
+
+def prepare(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, profile, needed, local):
+    """Returns the trainer with its rows, and the `Run` that measures it."""
+    # Imported here for the same reason.
+    from soft_trainer.data.sources import load_data
+    from soft_trainer.data.statistics import data_statistics, statistics_table
+    from soft_trainer.estimators.registry import choose_estimator
+    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+    from soft_trainer.hub.data import push_data
+    from soft_trainer.options.declared import Values, unread_options
+    from soft_trainer.record import Run
+    from soft_trainer.training.building import build_tokenizer
+    from soft_trainer.training.preflight import check_before_loading
+
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
     with args.main_process_first(desc="loading data"):
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
@@ -77,25 +93,22 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
     push_data(data, data_args, args)
-
-    # ---- Before, train, after ----
     trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer, guards)
-    with explaining_interruption(args):
-        run = Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
-        run.measure("untrained")
-        if args.do_train:
+    return trainer, Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
+
+
+def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | None) -> None:
+    """Measures the encoder, trains it unless only measuring was asked for, measures it again, and reports."""
+    from soft_trainer.training.stopping import explaining_interruption
+
+    with explaining_interruption(trainer.args):
+        run.measure("untrained", data_args.lexical and not trainer.args.do_train)
+        if trainer.args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
             trainer.save_model()
             trainer.save_state()
-            run.measure("trained")
-        if data_args.lexical:
-            run.measure_lexical()
+            run.measure("trained", data_args.lexical)
         run.finish()
-
-    # ---- Push ----
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    distributed.close()
 
 
 def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer, guards=()):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
+from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import rows_in, target_rows
@@ -121,42 +122,44 @@ class Run:
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
 
-    def measure(self, system: str) -> None:
-        """Ranks the queries of every set with the encoder as it is now; `system` is "untrained" or "trained"."""
+    def measure(self, system: str, lexical: bool = False) -> None:
+        """Ranks the queries of every set with the encoder as it is now.
+
+        Args:
+            system: "untrained" or "trained".
+            lexical: rank by lexical BM25 too, a baseline that needs no training, and by both together. That waits for
+                scikit-learn and for large corpora, so it belongs after training.
+        """
         guards = self.trainer.guards.outputs(system)
         for corpus, sets in self._sets_by_corpus():
-            codes = None if sets[0].name in guards else self.trainer.embed_rows(corpus, "code")
+            codes = self.trainer.embed_rows(corpus, "code") if lexical or sets[0].name not in guards else None
             for evaluation_set in sets:
-                name = evaluation_set.name
-                output = guards.get(name) or self.trainer.predict(evaluation_set.queries, corpus, name, codes=codes)
+                name, queries = evaluation_set.name, evaluation_set.queries
+                embedded = self.trainer.embed_rows(queries, "query") if lexical or name not in guards else None
+                output = guards.get(name) or self.trainer.predict(queries, corpus, name, codes=codes, queries=embedded)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
                 self._add(evaluation_set, system, dataclasses.replace(output, metrics=metrics))
+                if lexical and self.on_main:
+                    self._measure_lexical(evaluation_set, embedded, codes)
 
-    def measure_lexical(self) -> None:
-        """Ranks the queries of every set with lexical BM25 over the same corpus, a baseline that needs no training.
+    def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
+        """Ranks by lexical BM25, and by its sum with the encoder's scores; nothing if the corpus holds no word."""
+        from soft_trainer.evaluation.lexical import lexical_rankings  # imports scikit-learn, which is slow
 
-        It comes after training, so that nobody waits for it, or for the import of scikit-learn, before the first step.
-        A corpus without a word has no such baseline.
-        """
-        if not self.on_main:
-            return
-        from soft_trainer.evaluation.lexical import lexical_ranks  # imports scikit-learn, which is slow
-
-        profile = self.trainer.encoder
+        profile, corpus, name = self.trainer.encoder, evaluation_set.codebase, evaluation_set.name
         # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
-        columns = [name for name in ("code_tokens", "code", *profile.code_columns) if name != "original_string"]
-        for corpus, sets in self._sets_by_corpus():
-            codes = _words(corpus, columns if profile.data_flow_length else profile.code_columns, "code")
-            for evaluation_set in sets:
-                queries = _words(evaluation_set.queries, profile.query_columns, "query")
-                targets = target_rows(evaluation_set.queries, corpus, evaluation_set.name)
-                try:
-                    ranking = lexical_ranks(queries, codes, targets.tolist())
-                except UserError as error:
-                    print_on_main(f"{evaluation_set.name}: no line of lexical BM25. {error}")
-                    continue
-                metrics = retrieval_metrics(ranking.ranks, len(corpus))
-                self._add(evaluation_set, "lexical", RetrievalOutput(ranking, metrics))
+        columns = [column for column in ("code_tokens", "code", *profile.code_columns) if column != "original_string"]
+        words = _words(corpus, columns if profile.data_flow_length else profile.code_columns, "code")
+        queries = _words(evaluation_set.queries, profile.query_columns, "query")
+        targets = target_rows(evaluation_set.queries, corpus, name)
+        try:
+            rankings = lexical_rankings(queries, words, targets.tolist(), embeddings=(embedded, codes))
+        except UserError as error:
+            print_on_main(f"{name}: no line of lexical BM25. {error}")
+            return
+        for system, ranking in rankings.items():
+            metrics = retrieval_metrics(ranking.ranks, len(corpus))
+            self._add(evaluation_set, system, RetrievalOutput(ranking, metrics))
 
     def finish(self) -> None:
         """Writes the results and the model card, and prints the comparison and examples."""
@@ -225,7 +228,7 @@ class Run:
             metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
             metrics |= {name: float(values.mean()) for name, values in by_query.items()}
         self.results[name][system] = metrics
-        if system != "lexical":
+        if system not in ("lexical", "combined"):
             self.rankings[name] = (ranked_rows, ranking)
         if self.on_main:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -441,6 +441,7 @@ class SoftInfoNCETrainer(Trainer):
         metric_key_prefix: str = "test",
         top_k: int = 10,
         codes: Tensor | None = None,
+        queries: Tensor | None = None,
     ) -> RetrievalOutput:
         """Ranks the corpus for every query of `dataset`, on every process.
 
@@ -448,7 +449,7 @@ class SoftInfoNCETrainer(Trainer):
             dataset: rows with `url` and a query.
             codebase: the corpus, rows with `url` and a code; the trainer's own when None.
             top_k: the number of codes to keep of each query's ranking.
-            codes: `embed_rows(codebase, "code")`, if the caller ranks several sets against one corpus.
+            codes, queries: `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if the caller has them.
 
         Raises:
             UserError: no corpus, or a query whose url is not in it.
@@ -456,7 +457,7 @@ class SoftInfoNCETrainer(Trainer):
         start = time.time()
         dataset, corpus = as_rows(dataset, "dataset"), self.corpus_of(None, codebase)
         targets = torch.from_numpy(target_rows(dataset, corpus, metric_key_prefix))
-        queries = self.embed_rows(dataset, "query")
+        queries = self.embed_rows(dataset, "query") if queries is None else queries
         codes = self.embed_rows(corpus, "code") if codes is None else codes
         ranking = self._rank(queries, codes, targets, top_k)
         shorter = {}

@@ -38,8 +38,7 @@ def make_run(model, tokenizer, profile, tmp_path):
 
 def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     run = make_run({}, graded, matryoshka_dims="8")
-    run.measure("untrained")
-    run.measure_lexical()
+    run.measure("untrained", lexical=True)
     run.finish()
     embeddings = {side: run.trainer.embed_rows(graded.codebase, side) for side in ("query", "code")}
     scores = embeddings["query"][[0, 7]] @ embeddings["code"].T
@@ -76,8 +75,9 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
 def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     signs = dataset.map(lambda row: {"code": "+ - +", "code_tokens": ["+", "-", "+"]})
     run = make_run({}, EvaluationSet("signs", dataset, signs), EvaluationSet("words", dataset, dataset))
-    run.measure_lexical()
-    assert run.results["signs"] == {} and "lexical" in run.results["words"]
+    run.measure("trained", lexical=True)
+    assert list(run.results["signs"]) == ["trained"]
+    assert list(run.results["words"]) == ["trained", "lexical", "combined"]
     assert "signs: no line of lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
 
 
@@ -106,6 +106,7 @@ def folders(tmp_path, rows):
 
 
 HERE = {"language": "python", "use_cpu": "true", "disable_tqdm": "true"}
+SYSTEMS = ["untrained", "trained", "lexical", "combined"]
 SMALL = {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "output_dir": "out"}
 
 
@@ -113,10 +114,6 @@ def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
     pairs, human = folders
     code, lines = script(dataset_name="none", eval_data_dir=human, **SMALL, **HERE)
     assert code == 2 and "error: no rows of train: name a folder by --data_dir" in lines[-1]
-    code, lines = script(data_dir=pairs, **SMALL, **HERE)
-    assert code == 2 and f"{pairs}: neither valid.jsonl nor valid.jsonl.gz is there" in lines[-1]
-    code, lines = script(data_dir=pairs, eval_data_dir=human, eval_strategy="epoch", **SMALL, **HERE)
-    assert code == 2 and f"{pairs}: neither valid.jsonl" in lines[-1]
     empty = human / "empty"
     empty.mkdir()
     code, lines = script(data_dir=pairs, eval_data_dir=empty, **SMALL, **HERE)
@@ -131,7 +128,7 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     )
     assert code == 0, lines
     results = json.loads((tmp_path / "out/run.json").read_text())["results"]
-    assert {name: list(systems) for name, systems in results.items()} == {"human": ["untrained", "trained", "lexical"]}
+    assert {name: list(systems) for name, systems in results.items()} == {"human": SYSTEMS}
     assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in "\n".join(lines)
     card = (tmp_path / "out/README.md").read_text()
     assert "name: human" in card and "MRR over 24 codes" in card
@@ -140,4 +137,6 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     assert code == 0, lines
     measured = json.loads((tmp_path / "again/run.json").read_text())["results"]["human"]
     assert measured["untrained"]["mrr"] == results["human"]["trained"]["mrr"]
-    assert list(measured) == ["untrained", "lexical"] and not (tmp_path / "again/model.safetensors").exists()
+    assert (
+        list(measured) == ["untrained", "lexical", "combined"] and not (tmp_path / "again/model.safetensors").exists()
+    )

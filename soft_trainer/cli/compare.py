@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
     parser.add_argument("--split", default="test", help="queries of this split (default: test); patterns: by comma")
     parser.add_argument(
-        "--system", default="trained", help="ranks by untrained, lexical or trained (default: trained)"
+        "--system", default="trained", help="ranks by untrained, lexical, trained or combined (default: trained)"
     )
     parser.add_argument("--number", type=int, default=NUMBER, help=f"changes to show (default: {NUMBER})")
 

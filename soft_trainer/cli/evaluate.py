@@ -121,9 +121,7 @@ def _measure(model_args: ModelArguments, data_args: DataArguments, args: Trainin
     for warning in (*profile_warnings(trainer.model, profile), *_unused(model_args, data_args, args)):
         print_on_main(warning)
     run = Run(trainer, data, model_args, data_args, {}, sets)
-    run.measure("trained")
-    if data_args.lexical:
-        run.measure_lexical()
+    run.measure("trained", data_args.lexical)
     if distributed.rank_and_world_size()[0] == 0:
         sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
         if keep:

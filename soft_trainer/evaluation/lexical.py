@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,20 +18,24 @@ _BLOCK = 64  # queries whose scores over the corpus are held at once
 _SLOW = 1000  # with fewer queries there is no progress bar
 
 
-def lexical_ranks(
+def lexical_rankings(
     queries: Sequence[Sequence[str]],
     codes: Sequence[Sequence[str]],
     targets: Sequence[int] | Tensor,
     k1: float = 1.2,
     b: float = 0.75,
     top_k: int = 10,
-) -> Ranking:
+    embeddings: tuple[Tensor, Tensor] | None = None,
+) -> dict[str, Ranking]:
     """Ranks the corpus for every query with BM25 on the words of its tokens.
 
     Both sides are split into words in the same way (`split_identifiers`). A word's weight is Lucene's
     `ln(1 + (C - n + 0.5) / (n + 0.5))`, where n of C codes contain it; it is never negative. A word that occurs twice
     in a query counts twice. Ties count against the query's own code, even ties with codes that share no word with the
     query. Scores are float64, and codes with the same words score the same to the last bit.
+
+    With embeddings there is a second ranking, by the sum of both scores: each is standardised over a query's codes
+    (mean 0, deviation 1), so that neither outweighs the other.
 
     Args:
         queries: tokens of each query's text, its docstring.
@@ -39,6 +44,10 @@ def lexical_ranks(
         k1 (`float`, *optional*, defaults to 1.2): saturation of a word's count.
         b (`float`, *optional*, defaults to 0.75): penalty for long codes, 0 to 1.
         top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
+        embeddings (`Tensor[Q, d]` and `Tensor[C, d]`, *optional*): of queries and codes, scored by their dot product.
+
+    Returns:
+        The ranking "lexical", and with embeddings "combined".
 
     Raises:
         UserError: no code contains a word, or there are not as many targets as queries.
@@ -52,11 +61,24 @@ def lexical_ranks(
         raise UserError(f"None of the {len(codes)} codes holds a word: lexical retrieval has nothing to search.")
     weights = bm25_weights(code_counts, "lucene", k1, b).T.tocsr()
     counts = count_terms(map(split_identifiers, queries), terms, grow=False)
-    top_k, parts = min(top_k, len(codes)), []
+    top_k, parts = min(top_k, len(codes)), defaultdict(list)
+    if embeddings is not None:
+        by_query, by_code = (side.to("cpu", torch.float64).numpy() for side in embeddings)
     for start in tqdm(range(0, len(queries), _BLOCK), "lexical BM25", disable=len(queries) < _SLOW or None):
-        scores = (counts[start : start + _BLOCK] @ weights).toarray()
-        parts.append(_rank(scores, targets[start : start + _BLOCK], top_k))
-    return Ranking(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        block = slice(start, start + _BLOCK)
+        scores = (counts[block] @ weights).toarray()
+        parts["lexical"].append(_rank(scores, targets[block], top_k))
+        if embeddings is not None:
+            # Rounded, since equal codes should tie, and a matrix product may differ in its last bits.
+            sums = np.round(_standardised(scores) + _standardised(by_query[block] @ by_code.T), 9)
+            parts["combined"].append(_rank(sums, targets[block], top_k))
+    return {name: Ranking(*map(torch.cat, zip(*blocks, strict=True))) for name, blocks in parts.items()}
+
+
+def _standardised(scores: np.ndarray) -> np.ndarray:
+    """Brings the scores of each query, float64[B, C], to mean 0 and deviation 1; equal scores become 0."""
+    deviation = scores.std(1, keepdims=True)
+    return (scores - scores.mean(1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
 
 
 def _rank(scores: np.ndarray, targets: np.ndarray, top_k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,11 +23,16 @@ from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.files import written_aside
 from soft_trainer.terminal import table
 
-SYSTEMS = ("untrained", "lexical", "trained")
+SYSTEMS = ("untrained", "lexical", "trained")  # that a report compares
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 GRADED = {"map": "MAP", "ndcg@10": "nDCG@10"}  # where codes have grades
 _SHOWN, _WIDTH = 3, 300  # codes and characters that a report shows of a query
-LABELS = {"untrained": "untrained encoder", "lexical": "lexical BM25", "trained": "trained encoder"}
+LABELS = {
+    "untrained": "untrained encoder",
+    "lexical": "lexical BM25",
+    "trained": "trained encoder",
+    "combined": "encoder + lexical BM25",
+}
 
 
 def save_ranks(
@@ -140,7 +145,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
     measured = [
         (split, labels[system], systems[system])
         for split, systems in results.items()
-        for system in SYSTEMS
+        for system in labels
         if system in systems
     ]
     graded = {name: title for name, title in GRADED.items() if any(name in metrics for *_, metrics in measured)}

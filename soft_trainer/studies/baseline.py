@@ -79,9 +79,7 @@ def train_baseline(
     trainer.save_state()
     run = BaselineRun(trainer, data, model_args, data_args, {}, sets)
     run.baseline, run.seconds = baseline, seconds
-    run.measure("trained")
-    if data_args.lexical:
-        run.measure_lexical()
+    run.measure("trained", data_args.lexical)
     run.finish()
 
 

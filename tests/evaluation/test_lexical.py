@@ -6,7 +6,7 @@ import pytest
 import torch
 from refusals import refused
 
-from soft_trainer.evaluation.lexical import lexical_ranks, split_identifiers
+from soft_trainer.evaluation.lexical import lexical_rankings, split_identifiers
 
 CODES = [
     ["def", "readJSONFile", "(", "path", ")"],
@@ -28,6 +28,10 @@ def bm25(query, documents, k1=1.2, b=0.75):
     return scores
 
 
+def lexical_ranks_of(*arguments, **settings):
+    return lexical_rankings(*arguments, **settings)["lexical"]
+
+
 def test_identifiers_are_split_into_words():
     tokens = ["parseHTTPHeader", "parse_http_header", "__init__", "HTML5Parser", "'Could not open'", "größe", "+="]
     words = "parse http header parse http header init html 5 parser could not open größe"
@@ -37,7 +41,7 @@ def test_identifiers_are_split_into_words():
 def test_scores_are_bm25_and_order_the_codes():
     query, documents = ["Read", "the", "json", "file", "file"], [split_identifiers(code) for code in CODES]
     for settings in ({}, {"k1": 2.0, "b": 0.1}):
-        ranking = lexical_ranks([query], CODES, [1], top_k=3, **settings)
+        ranking = lexical_ranks_of([query], CODES, [1], top_k=3, **settings)
         scores = bm25(split_identifiers(query), documents, **settings)
         assert ranking.top_indices.tolist() == [[0, 4, 1]]
         assert ranking.top_scores[0].tolist() == pytest.approx([scores[0], scores[4], scores[1]], rel=1e-12)
@@ -45,18 +49,36 @@ def test_scores_are_bm25_and_order_the_codes():
 
 
 def test_ties_count_against_the_own_code_and_take_the_lower_row_and_blocks_do_not_matter():
-    ranking = lexical_ranks([["read", "file"], ["unheard"]], CODES, [4, 0], top_k=5)
+    ranking = lexical_ranks_of([["read", "file"], ["unheard"]], CODES, [4, 0], top_k=5)
     assert ranking.ranks.tolist() == [2, 5]
     assert ranking.top_indices[0, :2].tolist() == [0, 4]
     assert ranking.top_indices[1].tolist() == [0, 1, 2, 3, 4]
     queries = [["close"], ["write", "value"], ["shutdown"]] * 50
-    ranking = lexical_ranks(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)
+    ranking = lexical_ranks_of(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)
     assert ranking.ranks.tolist() == [1] * 150
     assert ranking.top_indices.flatten().tolist() == [2, 1, 3] * 50
 
 
 def test_what_cannot_be_searched_is_refused():
     with refused("holds a word"):
-        lexical_ranks([["a"]], [["("], []], [0])
+        lexical_rankings([["a"]], [["("], []], [0])
     with refused("1 queries but 2 targets"):
-        lexical_ranks([["a"]], CODES, [0, 1])
+        lexical_rankings([["a"]], CODES, [0, 1])
+
+
+def test_an_encoder_and_bm25_are_added_after_standardising_each_query():
+    queries, targets = [["read", "json"], ["close"], ["unheard"]], [4, 3, 0]
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(3, 8, generator=generator), torch.randn(5, 8, generator=generator)
+    embeddings[1][4] = embeddings[1][0]  # the codes 0 and 4 have the same words too, so they tie
+    ranking = lexical_rankings(queries, CODES, targets, top_k=5, embeddings=embeddings)["combined"]
+    documents = [split_identifiers(code) for code in CODES]
+    own = torch.tensor([bm25(query, documents) for query in queries], dtype=torch.float64)
+    theirs = embeddings[0].double() @ embeddings[1].double().T
+    both = [
+        (s - s.mean(1, keepdim=True)) / s.std(1, correction=0, keepdim=True).clamp_min(1e-9) for s in (own, theirs)
+    ]
+    scores = sum(both).round(decimals=9)
+    assert ranking.ranks.tolist() == [int((scores[q] >= scores[q, t]).sum()) for q, t in enumerate(targets)]
+    assert ranking.top_scores[0].tolist() == pytest.approx(sorted(scores[0].tolist(), reverse=True))
+    assert ranking.ranks[0] >= 2  # the tie counts against the query's own code
