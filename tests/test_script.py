@@ -248,7 +248,7 @@ def test_a_run_prints_what_is_in_the_data_what_it_trains_and_what_came_of_it(fin
     assert systems == [
         (split, f"{system}")
         for split in ("valid", "test")
-        for system in ("untrained encoder", "lexical BM25", "trained encoder")
+        for system in ("untrained encoder", "lexical BM25", "trained encoder", "encoder + lexical BM25")
     ]
     assert "find the largest element" in printed and "flatten a nested list" in printed
     assert "merge two dictionaries" not in printed
@@ -262,7 +262,7 @@ def test_a_run_writes_its_results_and_every_rank(finished, data_dir):
     results = json.loads((out / "run.json").read_text())["results"]
     assert set(results) == {"valid", "test"}
     for split, systems in results.items():
-        assert set(systems) == {"untrained", "lexical", "trained"}
+        assert set(systems) == {"untrained", "lexical", "trained", "combined"}
         for system, metrics in systems.items():
             ranks = pq.read_table(out / f"ranks-{split}-{system}.parquet")
             assert ranks["url"].to_pylist() == [row["url"] for row in rows_of(data_dir, split)]

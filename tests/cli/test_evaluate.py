@@ -29,7 +29,7 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(encoder_dir, data_dir, tm
     monkeypatch.chdir(tmp_path)
     assert run_command(["evaluate", str(encoder_dir), "--data_dir", str(data_dir), *HERE]) == 0
     rows = rows_of(capsys.readouterr().out)
-    assert [row[:2] for row in rows] == [["test", "lexical BM25"], ["test", "tiny"]]
+    assert [row[1] for row in rows] == ["lexical BM25", "tiny", "encoder + lexical BM25"]
     assert all(row[-1] == "24" for row in rows)
     assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
 
