@@ -51,11 +51,11 @@ def run(arguments: argparse.Namespace) -> None:
         what = "a tree; --history reads no such option" if history else "--history"
         raise UserError(f"{', '.join(sorted(unread))}: belongs to {what}")
     if history:
-        from soft_trainer.mining.history import history_table, mine_history_to
+        from soft_trainer.mining.history import mine_history_to
 
-        text = history_table(mine_history_to(history, **options))
+        counts = mine_history_to(history, **options)
     elif "source_dir" in options:
-        text = mining_table(mine_to(**options))
+        counts = mine_to(**options)
     else:
         raise UserError("give a SOURCE_DIR, or a repository with --history")
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(mining_table(counts) + "\n")

@@ -206,7 +206,7 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     """Returns the folder with the pairs of the source tree or history, which is mined again if it has changed."""
     # datasketch and pygit2 are slow to import.
-    from soft_trainer.mining.history import history_state, history_table, mine_history_to
+    from soft_trainer.mining.history import history_state, mine_history_to
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
     source = source_folder(arguments.source_dir) if arguments.source_dir else None
@@ -214,14 +214,14 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     if arguments.history:
         options = {"source_dir": source, "max_functions": arguments.max_functions, "body": arguments.body}
         state = history_state(arguments.history)
-        mine, origin, counts_table = mine_history_to, arguments.history, history_table
+        mine, origin = mine_history_to, arguments.history
     else:
         state, options = tree_state(source, language), {"keep": (arguments.mining_keep or "").split(",")}
         options["keep"] = [rule for rule in options["keep"] if rule]
-        mine, origin, counts_table = mine_to, source, mining_table
+        mine, origin = mine_to, source
     mined_from = [str(Path(origin).resolve()), state, language, *options.values()]
     if not record.exists() or json.loads(record.read_text()) != mined_from:
-        print_on_main(counts_table(mine(origin, language, folder, **options)))
+        print_on_main(mining_table(mine(origin, language, folder, **options)))
         write_json(record, mined_from)
     return folder
 

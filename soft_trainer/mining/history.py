@@ -7,17 +7,13 @@ tree before the oldest valid commit descends from, so that nothing from after a 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_rows
@@ -29,7 +25,8 @@ from soft_trainer.mining.functions import Function
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 from soft_trainer.mining.source_files import MAX_FILE_BYTES, decodable
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.mining.workers import each_in_order
+from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
     import pygit2
@@ -68,7 +65,6 @@ def mine_history(
     body: bool = False,
     source_dir: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,
-    progress: bool = True,
 ) -> MinedHistory:
     """Mines the history of a repository's current branch.
 
@@ -80,7 +76,6 @@ def mine_history(
         source_dir: a folder of the repository's working tree, whose documented functions are training rows too. They
             are read from the tree at the cut, not from the disk.
         num_workers: processes; None means one a CPU core. The result is the same for any number.
-        progress: show a progress bar if standard error is a terminal.
 
     Raises:
         UserError: an unknown language, no repository that can be read, a missing object, a source_dir outside it, or
@@ -98,7 +93,8 @@ def mine_history(
             print_on_main(
                 f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
             )
-        changes = list(_read_all(repository, order, (language, max_functions, body), num_workers, progress))
+        arguments = repository, language, max_functions, body
+        changes = list(each_in_order(_read_change, order, num_workers, "commit", _AT_ONCE, _start_worker, arguments))
         splitter = _Splitter(opened, language, changes)
         counts: Counter[str] = Counter()
         corpus, places = splitter.corpus()
@@ -119,7 +115,7 @@ def mine_history_to(
     """Mines a history into `output_dir`: four files of rows and `relevance.jsonl.gz`. Takes `mine_history`'s options.
 
     Returns:
-        Numbers of `rows` by split and of `commits` by outcome, `cut` and `seconds`; see `history_table`.
+        Numbers of `rows` by split and of `commits` by outcome, `cut` and `seconds`; see `mining_table`.
 
     Raises:
         UserError: as `mine_history`.
@@ -133,13 +129,6 @@ def mine_history_to(
         "cut": mined.cut,
         "seconds": time.perf_counter() - started,
     }
-
-
-def history_table(counts: dict[str, Any]) -> str:
-    """The counts of `mine_history_to` as a Markdown table."""
-    rows = [[kind, name, count] for kind in ("rows", "commits") for name, count in counts[kind].items()]
-    title = f"mined in {counts['seconds']:.1f} s, cut at {counts['cut'][:10]}"
-    return table(["", title, "count"], rows)
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
@@ -172,7 +161,7 @@ def _folder_inside(opened: pygit2.Repository, source_dir: str | os.PathLike[str]
 _reader: ChangeReader | None = None
 
 
-def _start_worker(repository: str | os.PathLike[str], options: tuple) -> None:
+def _start_worker(repository: str | os.PathLike[str], *options: Any) -> None:
     global _reader
     _reader = ChangeReader(git.open_repository(repository), *options)
 
@@ -180,21 +169,6 @@ def _start_worker(repository: str | os.PathLike[str], options: tuple) -> None:
 def _read_change(commit_id: str) -> Change:
     with git.picklable_errors():
         return _reader.read(commit_id)
-
-
-def _read_all(
-    repository: str | os.PathLike[str], order: Sequence[str], options: tuple, num_workers: int | None, progress: bool
-) -> Iterator[Change]:
-    """Yields the changes of all commits in order, computed in `num_workers` processes."""
-    workers = min(num_workers or os.cpu_count() or 1, -(-len(order) // _AT_ONCE))
-    with ExitStack() as stack:
-        if workers > 1:
-            pool = stack.enter_context(multiprocessing.Pool(workers, _start_worker, (repository, options)))
-            changes = pool.imap(_read_change, order, chunksize=_AT_ONCE)
-        else:
-            _start_worker(repository, options)
-            changes = map(_read_change, order)
-        yield from tqdm(changes, total=len(order), desc="history", disable=None if progress else True)
 
 
 # ---- Splits ----

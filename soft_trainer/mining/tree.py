@@ -7,20 +7,17 @@ Duplicates are dropped over the whole tree. The same tree gives the same bytes w
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_rows
@@ -31,6 +28,7 @@ from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, is_test_path
 from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, decodable, read_regular
+from soft_trainer.mining.workers import each_in_order
 from soft_trainer.terminal import table
 
 Row = dict[str, Any]
@@ -55,7 +53,6 @@ def mine(
     num_workers: int | None = None,
     keep: Sequence[str] = (),
     max_file_bytes: int = MAX_FILE_BYTES,
-    progress: bool = True,
 ) -> Mined:
     """Mines the documented functions of a source tree.
 
@@ -69,7 +66,6 @@ def mine(
         num_workers: processes; None means one a CPU core. The result is the same for any number.
         keep: names of rules that are not applied.
         max_file_bytes: larger files are skipped.
-        progress: show a progress bar if standard error is a terminal.
 
     Raises:
         UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
@@ -85,7 +81,7 @@ def mine(
     pairs: list[Candidate] = []
     others: list[Candidate] = []
     read = partial(_mine_file, root, language, frozenset(keep), max_file_bytes)
-    for outcome, documented, undocumented, dropped in _each(read, paths, num_workers, progress):
+    for outcome, documented, undocumented, dropped in each_in_order(read, paths, num_workers, "file", 8):
         mined.files[outcome] += 1
         mined.functions.update(dropped)
         pairs += documented
@@ -133,10 +129,12 @@ def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[
     return rows
 
 
-def mining_table(counts: dict[str, Any]) -> str:
-    """The counts of `mine_to` as a Markdown table."""
-    rows = [[kind, name, count] for kind in ("rows", "functions", "files") for name, count in counts[kind].items()]
-    return table(["", f"mined in {counts['seconds']:.1f} s", "count"], rows)
+def mining_table(counts: Mapping[str, Any]) -> str:
+    """The counts of `mine_to` or `mine_history_to` as a Markdown table."""
+    kinds = {kind: numbers for kind, numbers in counts.items() if isinstance(numbers, dict)}
+    rows = [[kind, name, count] for kind, numbers in kinds.items() for name, count in numbers.items()]
+    cut = f", cut at {counts['cut'][:10]}" if "cut" in counts else ""
+    return table(["", f"mined in {counts['seconds']:.1f} s{cut}", "count"], rows)
 
 
 def _check(source_dir: str | os.PathLike[str], language: str, keep: Sequence[str]) -> None:
@@ -180,16 +178,6 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     root = Path(source_dir)
     stats = ((path, (root / path).stat()) for path in sorted(_source_files(root, language, True, Counter())))
     return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
-
-
-def _each(read: Callable, paths: list[str], num_workers: int | None, progress: bool) -> Iterator[tuple]:
-    """Yields the result of `read` for every path in order, computed in `num_workers` processes."""
-    workers = min(num_workers or os.cpu_count() or 1, len(paths))
-    with ExitStack() as stack:
-        results: Iterable = map(read, paths)
-        if workers > 1:
-            results = stack.enter_context(multiprocessing.Pool(workers)).imap(read, paths, chunksize=8)
-        yield from tqdm(results, total=len(paths), desc="mining", unit="file", disable=None if progress else True)
 
 
 def _mine_file(

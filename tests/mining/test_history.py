@@ -20,7 +20,7 @@ from soft_trainer.options.fields import DataArguments
 
 
 def mine(repository, language="python", **options):
-    return mine_history(getattr(repository, "path", repository), language, num_workers=1, progress=False, **options)
+    return mine_history(getattr(repository, "path", repository), language, num_workers=1, **options)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_line_belongs_to_the_innermost_function(lines, names):
 def test_the_same_rows_with_any_number_of_workers(tmp_path):
     repository = grown(tmp_path, 40)
     one = mine(repository)
-    two = mine_history(tmp_path, "python", num_workers=2, progress=False)
+    two = mine_history(tmp_path, "python", num_workers=2)
     assert (one.rows, one.relevance, one.commits) == (two.rows, two.relevance, two.commits)
 
 
@@ -296,7 +296,7 @@ def test_places_without_a_history_get_one_line(tmp_path, capsys):
     }.items():
         for workers in (1, 2):
             with refused(message):
-                mine_history(tmp_path / name, "python", num_workers=workers, progress=False)
+                mine_history(tmp_path / name, "python", num_workers=workers)
     with refused("language='cobol'"):
         mine(tmp_path / "short", "cobol")
 
