@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
 from soft_trainer.files import write_text
 from soft_trainer.search.evaluation import ask, documentation_queries, peak_memory, read_queries, summary_rows
 from soft_trainer.search.index import CodeIndex
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Indexes, searches, and prints the table."""
     given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
-    if len(given) != 1 or bool(arguments.queries) != bool(arguments.trees):
-        raise UserError("give --queries and --trees, or --folder, or --history")
-    if arguments.language and not arguments.history:
-        raise UserError("language: has no meaning without --history")
-    if arguments.truncate_dim is not None and arguments.model is None:
-        raise UserError("truncate_dim: has no meaning without --model")
+    one = len(given) == 1 and bool(arguments.queries) == bool(arguments.trees)
+    refuse(
+        (not one, "give --queries and --trees, or --folder, or --history"),
+        (arguments.language and not arguments.history, "language: has no meaning without --history"),
+        (arguments.truncate_dim is not None and not arguments.model, "truncate_dim: has no meaning without --model"),
+    )
     if arguments.history:
         return _run_history(arguments)
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:

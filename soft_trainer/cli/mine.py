@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.source_files import MAX_FILE_BYTES
 from soft_trainer.mining.tree import RULES, mine_to, mining_table
@@ -47,15 +47,15 @@ def run(arguments: argparse.Namespace) -> None:
         options["body"] = options["body"] == "true"
     history = options.pop("history", None)
     unread = set(options) & set(_OF_TREE if history else _OF_HISTORY)
-    if unread:
-        what = "a tree; --history reads no such option" if history else "--history"
-        raise UserError(f"{', '.join(sorted(unread))}: belongs to {what}")
+    what = "a tree; --history reads no such option" if history else "--history"
+    refuse(
+        (unread, f"{', '.join(sorted(unread))}: belongs to {what}"),
+        (not history and "source_dir" not in options, "give a SOURCE_DIR, or a repository with --history"),
+    )
     if history:
         from soft_trainer.mining.history import mine_history_to
 
         counts = mine_history_to(history, **options)
-    elif "source_dir" in options:
-        counts = mine_to(**options)
     else:
-        raise UserError("give a SOURCE_DIR, or a repository with --history")
+        counts = mine_to(**options)
     sys.stdout.write(mining_table(counts) + "\n")

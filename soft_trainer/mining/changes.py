@@ -58,10 +58,6 @@ class Change:
     patch: str = ""
 
 
-class _Broken(Exception):
-    """A commit turned out to be of no use; the message is the reason."""
-
-
 class SourceFile:
     """The functions of one version of a file, each with a name that no other function of the file has."""
 
@@ -141,12 +137,8 @@ class ChangeReader:
             diff.find_similar()
             deltas = [delta for delta in diff.deltas if self._is_source(delta)]
         change.renames = [(d.old_file.path, d.new_file.path) for d in deltas if d.status_char() == "R"]
-        if change.outcome != "kept":
-            return
-        try:
-            change.functions, change.patch = self._functions(deltas)
-        except _Broken as reason:
-            change.outcome = str(reason)
+        if change.outcome == "kept":
+            change.outcome = self._read_functions(deltas, change)
 
     def _diff(self, commit: pygit2.Commit) -> pygit2.Diff:
         """The files that differ from the first parent's."""
@@ -162,30 +154,25 @@ class ChangeReader:
             for file in sides
         )
 
-    def _functions(self, deltas: Sequence[pygit2.DiffDelta]) -> tuple[list[ChangedFunction], str]:
-        """The functions that differ in more than comments and layout, and the hash of the patch.
-
-        Raises:
-            _Broken: none, or too many.
-        """
+    def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
+        """Fills in the functions that differ in more than comments and layout, and the patch's hash; the outcome."""
         if not deltas:
-            raise _Broken(f"no {self.language} file changed")
+            return f"no {self.language} file changed"
         if len(deltas) > MAX_CHANGED_FILES:
-            raise _Broken(f"over {MAX_CHANGED_FILES} files")
+            return f"over {MAX_CHANGED_FILES} files"
         functions: list[ChangedFunction] = []
         touched, digest = 0, xxhash.xxh3_128()
         for delta in deltas:
             for function, reason in self._changed(delta, digest.update):
                 touched += 1
                 if touched > self.max_functions:
-                    raise _Broken(f"over {self.max_functions} functions")
+                    return f"over {self.max_functions} functions"
                 if not reason:
                     functions.append(function)
-        if not touched:
-            raise _Broken("no function changed, or only its layout and comments")
-        if not functions:
-            raise _Broken("tests or syntax errors alone")
-        return functions, digest.hexdigest()
+        if functions:
+            change.functions, change.patch = functions, digest.hexdigest()
+            return "kept"
+        return "tests or syntax errors alone" if touched else "no function changed, or only its layout and comments"
 
     def _changed(
         self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]

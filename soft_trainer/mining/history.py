@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import write_rows
 from soft_trainer.mining import repository as git
 from soft_trainer.mining.changes import RULES, Change, ChangeReader, SourceFile, function_url, is_mined_path
@@ -81,10 +81,10 @@ def mine_history(
         UserError: an unknown language, no repository that can be read, a missing object, a source_dir outside it, or
             too few commits for three splits.
     """
-    if language not in SOURCE_LANGUAGES:
-        raise UserError(f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}")
-    if max_functions < 1:
-        raise UserError(f"max_functions={max_functions}: must be 1 or more")
+    refuse(
+        (language not in SOURCE_LANGUAGES, f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}"),
+        (max_functions < 1, f"max_functions={max_functions}: must be 1 or more"),
+    )
     opened = git.open_repository(repository)
     folder = _folder_inside(opened, source_dir)
     with git.reporting_missing_objects(repository):
@@ -181,8 +181,7 @@ class _Splitter:
         self.repository, self.language, self.changes = repository, language, changes
         kept = [place for place, change in enumerate(changes) if change.functions and change.parent]
         sizes = [max(1, math.floor(len(kept) * share)) for share in (TEST_SHARE, VALID_SHARE)]
-        if len(kept) <= sum(sizes):
-            raise UserError(self._too_short(len(kept)))
+        self._check_long_enough(len(kept), sum(sizes))
         self.test_start, self.before_test = self._cut(kept, sizes[0])
         older = [place for place in kept if changes[place].commit in self.before_test]
         self.valid_start, self.before_valid = self._cut(older, sizes[1])
@@ -196,22 +195,22 @@ class _Splitter:
         of a commit on an old branch does not know what happened on other branches.
         """
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
+        self._check_long_enough(len(kept), 0)
         wanted = kept[-size] if len(kept) >= size else kept[0]
-        best: tuple[int, int, int, set[str]] | None = None
+        best = len(self.changes), 0, 0, set()
         for place in near[:: max(1, len(near) // _CANDIDATES)]:
             known = git.ancestors(self.repository, git.read_object(self.repository, self.changes[place].parent))
             unknown = sum(self.changes[other].commit not in known for other in kept if other < place)
-            if best is None or (unknown, abs(place - wanted)) < best[:2]:
-                best = unknown, abs(place - wanted), place, known
-        if best is None:
-            raise UserError(self._too_short(len(kept)))
+            best = min(best, (unknown, abs(place - wanted), place, known), key=lambda found: found[:2])
         return best[2:]
 
-    def _too_short(self, kept: int) -> str:
-        """The message for a history without three splits."""
+    def _check_long_enough(self, kept: int, taken: int) -> None:
+        """Refuses a history of which nothing is left for the older splits."""
+        if kept > taken:
+            return
         counts = Counter(change.outcome for change in self.changes if not change.functions)
         reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
-        return (
+        raise UserError(
             f"only {kept} of {len(self.changes):,} commits change {self.language} functions and say how; train, valid "
             f"and test need some each{f' ({reasons})' if reasons else ''}"
         )

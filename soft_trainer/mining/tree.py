@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import write_rows
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
@@ -139,12 +139,12 @@ def mining_table(counts: Mapping[str, Any]) -> str:
 
 def _check(source_dir: str | os.PathLike[str], language: str, keep: Sequence[str]) -> None:
     """Raises UserError for a wrong argument, before any file is read."""
-    if language not in SOURCE_LANGUAGES:
-        raise UserError(f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}")
-    if not Path(source_dir).is_dir():
-        raise UserError(f"{source_dir}: no such folder; give the root of a source tree")
-    if unknown := sorted(set(keep) - set(RULES)):
-        raise UserError(f"keep={unknown[0]!r}: no such rule; use {', '.join(RULES)}")
+    unknown = sorted(set(keep) - set(RULES))
+    refuse(
+        (language not in SOURCE_LANGUAGES, f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}"),
+        (not Path(source_dir).is_dir(), f"{source_dir}: no such folder; give the root of a source tree"),
+        (unknown, f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}"),
+    )
 
 
 def _explain(counts: Counter[str]) -> str:

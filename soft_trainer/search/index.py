@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import soft_trainer
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.search import ranking, store, vectors
 from soft_trainer.search.listing import count_reasons, maybe_vendored
 from soft_trainer.search.results import SearchResult
@@ -317,10 +317,11 @@ class CodeIndex:
 
 def _check_truncate_dim(truncate_dim: int | None, model: str | os.PathLike[str] | None) -> None:
     """Refuses dimensions without an encoder, and fewer than one."""
-    if truncate_dim is not None and model is None:
-        raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model")
-    if truncate_dim is not None and truncate_dim < 1:
-        raise UserError(f"truncate_dim={truncate_dim}: must be 1 or more")
+    if truncate_dim is not None:
+        refuse(
+            (model is None, f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model"),
+            (truncate_dim < 1, f"truncate_dim={truncate_dim}: must be 1 or more"),
+        )
 
 
 def _model_name(model: str | os.PathLike[str]) -> str:

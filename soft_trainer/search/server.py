@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.ranking import parse_query
 from soft_trainer.search.results import SearchResult, query_terms
@@ -66,8 +66,7 @@ class PageServer(ThreadingHTTPServer):
             start, end = max(int(options["start"]), 1), int(options["end"])
         except (KeyError, ValueError) as error:
             raise UserError("start and end: whole numbers are expected") from error
-        if text is None:
-            raise UserError("path: not in the index")
+        refuse((text is None, "path: not in the index"))
         return {"start_line": start, "text": "\n".join(text.split("\n")[start - 1 : end])}
 
     def about(self, _: dict[str, str]) -> dict:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 
 DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
 FORMAT = 5
@@ -59,9 +59,8 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path:
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
             return place.parent
-    if not real.exists():
-        raise UserError(f"{folder}: no such folder")
-    raise UserError(f"{folder}: no index yet; make one with `soft-trainer index {folder}`")
+    why = f"no index yet; make one with `soft-trainer index {folder}`" if real.exists() else "no such folder"
+    raise UserError(f"{folder}: {why}")
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
@@ -83,10 +82,10 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 def _check_owner(index_dir: Path) -> None:
     """Raises a UserError if somebody else could have written the index."""
     database = index_dir / DATABASE
-    if index_dir.stat().st_uid != os.geteuid():
-        raise UserError(f"{index_dir}: it belongs to somebody else, so it is not trusted; choose another index_dir")
-    if os.path.lexists(database) and (database.is_symlink() or database.stat().st_uid != os.geteuid()):
-        raise UserError(f"{database}: a link or somebody else's file, so it is not trusted; choose another index_dir")
+    places = [index_dir, database] if os.path.lexists(database) else [index_dir]
+    for place in places:
+        if (place == database and place.is_symlink()) or place.stat().st_uid != os.geteuid():
+            raise UserError(f"{place}: a link or somebody else's, so it is not trusted; choose another index_dir")
 
 
 @contextmanager
@@ -125,14 +124,11 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
     for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
         database.execute(f"PRAGMA {setting}")
     version = database.execute("PRAGMA user_version").fetchone()[0]
-    if version > FORMAT:
-        raise UserError(
-            f"{path.parent}: a newer version of soft_trainer made this index (format {version}, here {FORMAT}); "
-            "upgrade, or delete it and index again"
-        )
-    if version < FORMAT and not create:
-        why = "an older version of soft_trainer made this index" if version else "the index was never finished"
-        raise UserError(f"{path.parent}: {why}; rebuild it with `soft-trainer index DIR`")
+    made = f"{path.parent}: format {version} of the index, and this version of soft_trainer has {FORMAT}"
+    refuse(
+        (version > FORMAT, f"{made}: a newer version made it; upgrade, or delete it and index again"),
+        (version < FORMAT and not create, f"{made}; rebuild it with `soft-trainer index DIR`"),
+    )
     if version < FORMAT:
         _make_tables(database)
     return database

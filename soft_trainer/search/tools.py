@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 import soft_trainer
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.results import SearchResult, check_query
 from soft_trainer.search.serving import ServedIndex
@@ -81,13 +81,10 @@ def _tools(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         """
         with served.lock:  # stored text only: a path of the agent never opens a file
             text = served.index.text_of(path)
-        if text is None:
-            raise UserError(f"path={path!r}: not in the index; give a path as search does")
+        refuse((text is None, f"path={path!r}: not in the index; give a path as search does"))
         lines = text.split("\n")
-        if not 1 <= start_line <= (end_line or len(lines)) or start_line > len(lines):
-            raise UserError(
-                f"start_line={start_line}, end_line={end_line}: not a range of lines; {path} has {len(lines)}"
-            )
+        wrong = not 1 <= start_line <= (end_line or len(lines)) or start_line > len(lines)
+        refuse((wrong, f"start_line={start_line}, end_line={end_line}: not a range of lines; {path} has {len(lines)}"))
         last = min(end_line or len(lines), start_line + MAX_LINES - 1, len(lines))
         title = f"{path}:{start_line}-{last} of {len(lines)} lines"
         return _marked(title, "\n".join(lines[start_line - 1 : last]))

@@ -22,11 +22,10 @@ import numpy as np
 from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.store import get_meta, set_meta, transaction
-from soft_trainer.terminal import duration, print_on_main
+from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
 
 # A commit holds some seconds of work, which is lost when the process is killed.
 FIRST_TEXTS, COMMIT_TEXTS, COMMIT_SECONDS = 32, 512, 5.0
-LINE_SECONDS = 10.0
 SLOW_RATE = 20.0  # pieces a second, where nothing is known
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
@@ -53,16 +52,19 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEnc
     Other processes and threads may change the index meanwhile, but only one may encode.
     """
     state, slots = _state_for(database, index_dir, encoder), _known_slots(database)
-    report = _Progress(unencoded(database)) if progress else None
-    size = FIRST_TEXTS
-    while group := _pending(database, min(size, COMMIT_TEXTS)):
-        started = time.perf_counter()
-        count = _commit(database, index_dir, encoder, state, slots, group)
-        if count:
-            state["rate"] = count / max(time.perf_counter() - started, 1e-3)
-            size = max(FIRST_TEXTS, round(COMMIT_SECONDS * state["rate"]))
-        if report:
-            report.add(sum(len(pending.texts) for pending in group), state.get("rate"))
+    size, total = FIRST_TEXTS, unencoded(database)
+    with Progress("Encoding" if progress else None, total, "piece") as bar:
+        while group := _pending(database, min(size, COMMIT_TEXTS)):
+            started = time.perf_counter()
+            count = _commit(database, index_dir, encoder, state, slots, group)
+            if count:
+                state["rate"] = count / max(time.perf_counter() - started, 1e-3)
+                size = max(FIRST_TEXTS, round(COMMIT_SECONDS * state["rate"]))
+            first = bar.done == 0
+            bar.update(sum(len(pending.texts) for pending in group))
+            left = (total - bar.done) / state.get("rate", SLOW_RATE)
+            if progress and first and left > LINE_SECONDS:
+                print_on_main(f"{total:,} pieces to encode take about {duration(left)}")
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
         state = _compacted(database, index_dir, state)
@@ -81,29 +83,6 @@ def unencoded(database: sqlite3.Connection) -> int:
 def seconds_to_encode(database: sqlite3.Connection) -> float:
     """Estimates how long the pieces without an embedding take, from the speed of the last ones."""
     return unencoded(database) / (get_meta(database, "vectors") or {}).get("rate", SLOW_RATE)
-
-
-class _Progress:
-    """A progress bar on a terminal, else a line every ten seconds. Both begin with an estimate of the whole time."""
-
-    def __init__(self, total: int):
-        from tqdm import tqdm
-
-        self.total, self.done, self.next_line = total, 0, 0.0
-        self.bar = tqdm(total=total, desc="Encoding", unit="piece", disable=None, leave=False)
-
-    def add(self, count: int, rate: float | None) -> None:
-        """Counts encoded pieces; `rate` is how many of them take a second."""
-        self.done += count
-        self.bar.update(count)
-        left = (self.total - self.done) / (rate or SLOW_RATE)
-        if self.done == count and left > LINE_SECONDS:
-            print_on_main(f"{self.total:,} pieces to encode take about {duration(left)}")
-        elif self.bar.disable and self.done > count and time.monotonic() > self.next_line:
-            print_on_main(f"{self.done:,} of {self.total:,} pieces encoded, about {duration(left)} left")
-        else:
-            return
-        self.next_line = time.monotonic() + LINE_SECONDS
 
 
 def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:

@@ -413,7 +413,7 @@ def test_splits():
         (["missing", "--language", "python"], "missing: no such folder"),
         (["tree", "--language", "perl"], "language='perl': use one of ruby, python"),
         (["tree", "--language", "go"], "no go file to mine (.go)"),
-        (["tree", "--language", "python", "--keep", "commas"], "keep='commas': no such rule; use short_functions"),
+        (["tree", "--language", "python", "--keep", "commas"], "keep=['commas']: no such rule; use short_functions"),
         (["bare", "--language", "python"], "bare: no documented function; undocumented: 1"),
         (["small", "--language", "python"], "functions in only 2 files or packages (package0/code, package1/code)"),
     ],

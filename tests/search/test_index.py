@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from trees import write_tree
 
+from soft_trainer import terminal
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, ranking, store, updating, vectors
 
@@ -369,10 +370,11 @@ class TestWithEncoder:
     def test_without_a_terminal_the_progress_is_lines(self, tree, stub, monkeypatch, capsys):
         monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
         monkeypatch.setattr(vectors, "LINE_SECONDS", 0)
+        monkeypatch.setattr(terminal, "LINE_SECONDS", 0)
         CodeIndex.build(tree, model="stub", progress=True)
         lines = capsys.readouterr().err.split("\n")
-        assert "12 pieces to encode take about 0 s" in lines[0]
-        assert "pieces encoded, about 0 s left" in lines[1]
+        assert "12 pieces to encode take about 0 s" in lines[1]
+        assert "Encoding: 12 of 12 pieces, 0 s left" in lines[-2]
 
     def test_another_model_and_other_weights_are_noticed(self, tree, stub):
         index = CodeIndex.build(tree, model="stub")
