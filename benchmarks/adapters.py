@@ -62,6 +62,7 @@ def train(name: str, arguments: argparse.Namespace) -> None:
     folder, untouched = arguments.output_dir / name, SoftInfoNCETrainer.train
 
     def measured(trainer, *args, **kwargs):
+        """Trains as before, and writes what it cost."""
         start = time.process_time()
         output = untouched(trainer, *args, **kwargs)
         step = (time.process_time() - start) / trainer.state.global_step

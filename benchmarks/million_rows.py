@@ -85,6 +85,7 @@ def _tokenizer(folder: Path):
 
 def _tokenise(side: str) -> Callable:
     def stage(folder: Path) -> Callable:
+        """Loads what the stage reads, and returns the work to measure."""
         from soft_trainer.data.tokens import column_of
         from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -96,6 +97,7 @@ def _tokenise(side: str) -> Callable:
 
 def _library(side: str) -> Callable:
     def stage(folder: Path) -> Callable:
+        """Loads what the stage reads, and returns the work to measure."""
         from soft_trainer.data.tokens import column_texts
 
         texts = list(column_texts(load(folder), f"{side}_tokens"))
@@ -115,6 +117,7 @@ def _text_ids(folder: Path) -> Callable:
 
 def _bm25(document_column: str | None = None, neighbours: bool = False) -> Callable:
     def stage(folder: Path) -> Callable:
+        """Loads what the stage reads, and returns the work to measure."""
         from soft_trainer.estimators.bm25 import BM25Estimator
 
         rows = load(folder)
@@ -129,6 +132,7 @@ def _bm25(document_column: str | None = None, neighbours: bool = False) -> Calla
 
 def _batches(strategy: str) -> Callable:
     def stage(folder: Path) -> Callable:
+        """Loads what the stage reads, and returns the work to measure."""
         from soft_trainer.data.batches import text_ids_of
         from soft_trainer.data.global_batches import GlobalBatchSampler
         from soft_trainer.encoders.profiles import EncoderProfile

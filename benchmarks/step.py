@@ -108,6 +108,7 @@ def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
     pad_token_id = load_tokenizer(start.folder, start.profile).pad_token_id
 
     def pad(features: list[dict], side: str) -> dict[str, Tensor]:
+        """Pads the ids of one side to the maximum length."""
         rows = [feature[f"{side}_ids"] for feature in features]
         ids = np.full((len(rows), side_settings(start.profile, side)["length"]), pad_token_id, dtype=np.int64)
         mask = np.zeros_like(ids)

@@ -18,6 +18,7 @@ from soft_trainer.encoders.profiles import PROFILE_FILE
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
+from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking
@@ -127,8 +128,8 @@ class Run:
 
         Args:
             system: "untrained" or "trained".
-            lexical: rank by lexical BM25 too, a baseline that needs no training, and by both together. That waits for
-                scikit-learn and for large corpora, so it belongs after training.
+            lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. This takes time
+                for large corpora, so it belongs after training.
         """
         guards = self.trainer.guards.outputs(system)
         for corpus, sets in self._sets_by_corpus():
@@ -144,8 +145,6 @@ class Run:
 
     def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
         """Ranks by lexical BM25, and by its sum with the encoder's scores; nothing if the corpus holds no word."""
-        from soft_trainer.evaluation.lexical import lexical_rankings  # imports scikit-learn, which is slow
-
         profile, corpus, name = self.trainer.encoder, evaluation_set.codebase, evaluation_set.name
         # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
         columns = [column for column in ("code_tokens", "code", *profile.code_columns) if column != "original_string"]

@@ -109,7 +109,7 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments):
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(TrainingArguments) if field.init}
     given = SentenceTransformerTrainingArguments(**given | {"push_to_hub": False})
     number = args.per_device_train_batch_size * args.world_size
-    print_on_main(f"each query is told from {number - 1:,} others; {args.world_size} processes")
+    print_on_main(f"each query has {number - 1:,} negatives; {args.world_size} processes")
     return SimCSETrainer(student, given, data["train"], data["valid"], profile), tokenizer
 
 

@@ -192,7 +192,7 @@ def test_two_processes_leave_a_folder_for_sentence_transformers(encoder_dir, dat
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(RECIPES.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "each query is told from 7 others; 2 processes" in done.stderr
+    assert "each query has 7 negatives; 2 processes" in done.stderr
 
     from sentence_transformers import SentenceTransformer
 

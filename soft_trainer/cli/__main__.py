@@ -62,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def overview() -> argparse.ArgumentParser:
-    """Returns the parser that lists the commands, of which it imports none but one that a shell completes."""
+    """Returns the parser that lists the commands. It imports a command only if a shell completes its options."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # for the longest name
     parser = CommandParser(PROGRAM, description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
@@ -115,7 +115,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Runs the command that `argv` begins with and return its exit code.
+    """Runs the command that `argv` begins with and returns its exit code.
 
     Raises:
         UserError: that of `parse_command`, or of the command.
@@ -130,7 +130,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Returns the command line: an error is one line on standard error, and exit code 2."""
+    """Runs the command line: an error is one line on standard error, and exit code 2."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete  # the shell asks for completions, so it is installed
 

@@ -1,4 +1,4 @@
-"""Compare two runs query by query: by how much one ranks better, how sure that is, which queries changed most.
+"""Compare two runs query by query: how much better one ranks, how certain that is, and which queries changed most.
 
 soft-trainer compare RUN_A RUN_B
 soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
@@ -16,18 +16,20 @@ NUMBER = 10  # changes shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Adds the options of the command."""
     parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
-    parser.add_argument("--split", default="test", help="queries of this split (default: test); patterns: by comma")
     parser.add_argument(
-        "--system", default="trained", help="ranks by untrained, lexical, trained or combined (default: trained)"
+        "--split", default="test", help="split to compare (default: test); for patterns several by comma"
+    )
+    parser.add_argument(
+        "--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)"
     )
     parser.add_argument("--number", type=int, default=NUMBER, help=f"changes to show (default: {NUMBER})")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the comparison and the largest changes."""
+    """Prints the comparison and the largest changes."""
     from soft_trainer.studies.compare import Pairing, change_text, describe, ranks_of  # imports torch
     from soft_trainer.studies.pooled import compare_patterns
 

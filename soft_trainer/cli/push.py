@@ -1,4 +1,4 @@
-"""Push a folder to the Hub: what a run left, mined rows, or the metric.
+"""Push a folder to the Hub: the output of a run, mined rows, or the metric.
 
 soft-trainer push DIR USER/NAME
 """
@@ -14,17 +14,17 @@ from soft_trainer.hub.push import REPO_TYPES, name_in_card, push_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("folder", metavar="DIR", help="the folder that a run left")
-    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository; created where it is missing")
-    parser.add_argument("--private", action="store_true", default=None, help="create it private")
+    """Adds the options of the command."""
+    parser.add_argument("folder", metavar="DIR", help="the output folder of a run")
+    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository; created if it is missing")
+    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", help="branch to push to (default: main)")
     parser.add_argument("--repo_type", choices=REPO_TYPES, default="model", help="default: model")
-    parser.add_argument("--path_in_repo", help="folder of the repository to put the files into")
+    parser.add_argument("--path_in_repo", help="folder of the repository for the files")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Push the folder and print the address of the commit."""
+    """Pushes the folder and prints the address of the commit."""
     if not Path(arguments.folder).is_dir():
         raise UserError(f"{arguments.folder}: no such folder")
     name_in_card(arguments.folder, arguments.hub_model_id, arguments.revision)

@@ -10,19 +10,21 @@ import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of them")
+    """Adds the options of the command."""
+    parser.add_argument(
+        "folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of such folders"
+    )
     parser.add_argument("--output_dir", default="report", help="where to write (default: report)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the report and print its first table."""
+    """Writes the report and prints its first table."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.evaluation.figures import new_figure
     from soft_trainer.studies.report.report import make_report, sections, write_report
     from soft_trainer.studies.report.tables import markdown
 
-    new_figure(1, 1)  # a missing matplotlib is told before anything is computed
+    new_figure(1, 1)  # reports a missing matplotlib before anything is computed
     report = make_report(arguments.folders)
     for line in report.left_out:
         sys.stderr.write(f"left out: {line}\n")

@@ -14,10 +14,10 @@ from soft_trainer.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Adds the options of the command."""
     parser.add_argument("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and run nothing")
-    parser.add_argument("--only", metavar="AXIS=NAME,...", help="run these runs and what they need")
+    parser.add_argument("--only", metavar="AXIS=NAME,...", help="choose these runs, and those that they need")
     parser.add_argument(
         "--set",
         action="extend",
@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION=VALUE",
         help="an option of every run of the grid; NAME.OPTION=VALUE for a run of `once`",
     )
-    parser.add_argument("--output_dir", help="folder for the folders of all runs")
+    parser.add_argument("--output_dir", help="folder in which each run gets its folder")
     parser.add_argument(
         "--launcher", help="the command that starts a run, for example 'accelerate launch --num_processes 2'"
     )
-    parser.add_argument("--redo", action="store_true", help="remove and make again runs whose options changed")
+    parser.add_argument("--redo", action="store_true", help="delete and repeat runs whose options changed")
     parser.add_argument(
         "--keep_checkpoints", action="store_true", default=None, help="keep the checkpoints of finished runs"
     )

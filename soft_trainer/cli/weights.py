@@ -3,8 +3,8 @@
 soft-trainer weights --data_dir DIR --estimators bm25,simcse,trained_model --estimator_model A,B
 soft-trainer weights --pairs PAIRS.jsonl --estimators bm25,simcse
 
-The picture goes to --output, and the same as a Markdown table to standard output. With --pairs the table has all
-pairs, the query's own code (=>) first.
+The picture is written to --output, and the same figures are printed as a Markdown table. With --pairs the table has
+all pairs, the query's own code (=>) first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(arguments: WeightPlotArguments) -> None:
         raise UserError(f"query={arguments.query}: use 0 to {len(rows) - 1}")
     drawn = arguments.output.lower() != "none"
     if drawn:
-        new_figure(1, 1)  # a missing matplotlib is told before anything is encoded
+        new_figure(1, 1)  # reports a missing matplotlib before anything is encoded
     estimators = choose_estimators(arguments)
     estimates = [estimate(name, estimator, rows) for name, estimator in estimators.items()]
     queries = texts(rows[text_column(rows, ("docstring", "docstring_tokens"), "query")])

@@ -26,8 +26,8 @@ NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PUSHED_ROWS = "pushed_rows"
-# A run's output folder also holds ranks and rows, which show source code that may be private.
 UNMERGED = "unmerged"  # the folder of the trained encoder, where the output folder has the merged one
+# A run's output folder also holds ranks and rows, which show source code that may be private.
 NOT_PUSHED_WITH = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*", f"{UNMERGED}/*")}
 WAITS = (1, 2, 4, 8, 16)  # seconds before each further try
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
@@ -103,6 +103,7 @@ def push_folder(
     replaced = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" and has_weights else None
 
     def push() -> str:
+        """Makes one attempt and returns the address of the commit."""
         _create(api, hub_model_id, private, repo_type)
         if revision:
             api.create_branch(hub_model_id, branch=revision, repo_type=repo_type, exist_ok=True)

@@ -47,7 +47,7 @@ def check(study: Study, run: PlannedRun) -> tuple:
     Raises:
         UserError: names the run; an unknown option, a value that it does not take, or a loss that cannot be made.
     """
-    options = {**recipe(study, run), "use_cpu": True}  # asks nothing of a device
+    options = {**recipe(study, run), "use_cpu": True}  # checks nothing about a device
     try:
         if run.module not in COMMANDS:
             raise UserError(f"module={run.module}: use one of {', '.join(filter(None, COMMANDS))}, or none")
@@ -94,7 +94,7 @@ def progress(study: Study, run: PlannedRun) -> Progress:
 
 
 def _options(study: Study, run: PlannedRun) -> dict[str, dict[str, str]]:
-    """The options of a run and of the runs that it needs, by name, as text, without folders, which may move."""
+    """The options, as text, of a run and of the runs that it needs, by name; without folders, which may move."""
     return {
         name: {key: _text(value) for key, value in study.runs[name].options.items() if value is not None}
         for name in (run.name, *run.needs)
@@ -112,7 +112,7 @@ def _text(value) -> str:
 
 
 def _changes(before: dict[str, dict], now: dict[str, dict]):
-    """Yields the options that differ; those of the runs that the first one needs carry their name."""
+    """Yields the options that differ, with the name of the run if it is one that the first run needs."""
     for (name, options), prefix in zip(now.items(), ("", *(f"{needed}: " for needed in list(now)[1:])), strict=True):
         earlier = before.get(name, {})
         for key in sorted({*options, *earlier}):
@@ -137,7 +137,7 @@ def _read_json(path: Path) -> dict | None:
 
 
 def recipe(study: Study, run: PlannedRun) -> dict:
-    """The options that a run is started with."""
+    """Returns the options that a run is started with."""
     options = {**run.options, "output_dir": str(study.folder(run.name))}
     if run.needs:
         options["estimator_model"] = ",".join(str(study.folder(needed)) for needed in run.needs)
@@ -145,7 +145,7 @@ def recipe(study: Study, run: PlannedRun) -> dict:
 
 
 def command(study: Study, run: PlannedRun, resume: bool = False) -> list[str]:
-    """The words that start a run.
+    """Returns the command line that starts a run.
 
     Raises:
         UserError: the launcher does not exist.
@@ -160,9 +160,9 @@ def command(study: Study, run: PlannedRun, resume: bool = False) -> list[str]:
 
 
 def execute(study: Study, run: PlannedRun) -> str | None:
-    """Runs a run to its end, with its output in `log.txt`. Returns its error, or None if it succeeded.
+    """Executes a run to its end and returns its error, None if it succeeded. The output goes to `log.txt`.
 
-    A stopped run resumes from its checkpoint. A run that another study has finished in the meantime stays as it is.
+    A stopped run resumes from its checkpoint. A run that another study has finished meanwhile is left alone.
 
     Raises:
         BlockingIOError: another study, or a run that outlived its study, holds the folder.
@@ -175,7 +175,7 @@ def execute(study: Study, run: PlannedRun) -> str | None:
         if before.state == "done":
             return None
         if before.state == "changed":
-            return f"made meanwhile with other options: {'; '.join(before.changes)}"
+            return f"meanwhile run with other options: {'; '.join(before.changes)}"
         resume = before.state == "stopped"
         record = {"options": _options(study, run), "seconds": before.seconds if resume else 0.0}
         write_json(folder / RECORD, record)
@@ -197,7 +197,7 @@ def execute(study: Study, run: PlannedRun) -> str | None:
 
 
 def _lock(log) -> None:
-    """Holds a folder through its log; the run inherits the lock, so it outlives a study that is killed."""
+    """Locks a folder through its log. The run inherits the lock, which therefore outlives a killed study."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -207,7 +207,7 @@ def _lock(log) -> None:
 
 
 def last_error(path: Path, offset: int) -> str | None:
-    """The last line of a log, from `offset` on, that names an error of the run, else its last line."""
+    """Returns the last line of a log after `offset` that names an error of the run, or else its last line."""
     with path.open("rb") as log:
         log.seek(offset)
         lines = re.split(r"[\r\n]+", log.read().decode(errors="replace"))

@@ -61,6 +61,7 @@ class Study:
 
         # By hand, since `graphlib` sorts by layers and would not keep the order of the grid.
         def add(name: str, waiting: tuple[str, ...] = ()) -> None:
+            """Adds a run after the runs that it needs; `waiting` are those that need it."""
             if name in waiting:
                 raise UserError(f"needs: {' needs '.join((*waiting, name))}: no order is possible")
             for needed in self.runs[name].needs:
@@ -81,9 +82,9 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
     A study has `output_dir`, `grid` (`axis: [entry, ...]`), and may have `options` (of every run of the grid),
     `once` (`name: entry`, runs that others need), `launcher`, `keep_checkpoints`. An entry is a value of the option
     that its axis is named after, or a mapping of options with a `name`. It may name a recipe to start from
-    (`config`) and runs that are made first (`needs`), whose folders become its `estimator_model`: a name of `once`,
-    or a name of its own axis, which means the run that is the same otherwise. `{option}` in a value stands for
-    another option.
+    (`config`) and runs that are made first (`needs`), whose folders become its `estimator_model`. Such a name is one
+    of `once`, or another entry of the same axis, which means the run that differs in this entry alone. `{option}` in
+    a value stands for another option.
 
     Args:
         changes: options of every run of the grid, which override the YAML; `NAME.option` for a run of `once`.
@@ -144,7 +145,7 @@ def _with_recipe(entry: dict, folder: Path) -> dict:
 
 
 def _run_outside_the_grid(entry: dict, changes: dict) -> PlannedRun:
-    """The run of an entry of `once`; takes its own options out of `changes`."""
+    """The run of an entry of `once`. Its options are removed from `changes`."""
     prefix = f"{entry['name']}."
     changed = {key.removeprefix(prefix): changes.pop(key) for key in list(changes) if key.startswith(prefix)}
     options = _filled(entry["config"] | _options(entry) | changed, {})
@@ -196,5 +197,5 @@ def _filled(options: dict, place: dict[str, str]) -> dict:
 
 
 def _as_text(value, between: str = ",") -> str:
-    """A value as text, a list joined. In a name `between` is no comma, which `--only` splits at."""
+    """A value as text; a list is joined by `between`. In a name that is not a comma, at which `--only` splits."""
     return between.join(map(str, value)) if isinstance(value, list) else str(value)

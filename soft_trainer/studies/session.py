@@ -1,4 +1,4 @@
-"""Runs the runs of a study in order, and says what became of each."""
+"""Executes the runs of a study in order and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan(study: Study, chosen: Sequence[PlannedRun]) -> str:
 
 
 def check_changes(study: Study, chosen: Sequence[PlannedRun], redo: bool) -> None:
-    """Refuses runs that were made with other options, or removes them if they are to be made again.
+    """Refuses runs that were made with other options, or deletes them if they should be repeated.
 
     Raises:
         UserError: names the first of them and its changes.
@@ -36,7 +36,7 @@ def check_changes(study: Study, chosen: Sequence[PlannedRun], redo: bool) -> Non
         first = next(iter(changed))
         raise UserError(
             f"{len(changed)} runs were made with other options, the first is {study.folder(first)}: "
-            f"{'; '.join(changed[first])}. Write to another --output_dir, or remove and make them again with --redo"
+            f"{'; '.join(changed[first])}. Write to another --output_dir, or delete and repeat them with --redo"
         )
     for name in changed:
         shutil.rmtree(study.folder(name), ignore_errors=True)

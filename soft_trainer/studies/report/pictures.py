@@ -48,7 +48,7 @@ def pictures(cells: Sequence[Cell], differences: Sequence[Difference]) -> dict[s
 
 
 def curves(cells: Sequence[Cell], title: str, unit: str, name: str) -> Picture | None:
-    """A logged figure by step, a line for each run; None if no log has it or it is 0 throughout."""
+    """A logged figure by step, with a line for each run. None if no log has the figure, or if it is always 0."""
     lines = []
     for row, log in [(cell.row, run.log) for cell in cells for run in cell.runs]:
         points = [(entry["step"], entry[name]) for entry in log if isinstance(entry.get(name), int | float)]
@@ -80,7 +80,7 @@ def weight_distribution(cells: Sequence[Cell]) -> Picture | None:
 
 
 def gains_by_query(cells: Sequence[Cell], differences: Sequence[Difference]) -> Picture | None:
-    """Every query's difference in reciprocal rank: the gains above 0, the losses below, each sorted by size."""
+    """Every query's difference in reciprocal rank. Gains are above 0 and losses below, each sorted by size."""
     differences = [difference for difference in differences if difference.cell in cells]
     if not differences:
         return None
@@ -134,7 +134,7 @@ def _style(number: int, label: str) -> dict:
 
 
 def _draw_lines(axes, cells: Sequence[Cell], lines: Iterable[tuple], with_points: bool = False) -> None:
-    """Draw lines (row, x, y), only the first of each row with a label; few points are marked."""
+    """Draws lines (row, x, y). Only the first of each row gets a label; lines of few points get markers."""
     styles = _styles(cells)
     for row, x, y in lines:
         axes.plot(x, y, lw=1.6, marker="." if with_points and len(x) < 20 else None, **styles[row])
@@ -154,5 +154,5 @@ def _figure(x: str, y: str):
 def _picture(title: str, alt: str, figure) -> Picture:
     legend = figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize=9)
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a name with `$` is no formula
+        text.set_parse_math(False)  # `$` in a name does not begin a formula
     return Picture(title, f"{title}. {alt}.", data_uri(figure))

@@ -22,8 +22,8 @@ MAIN = "test"
 BACKGROUND = ("data", "runs", "left-out")  # sections that follow the pictures
 TITLE = "Code search: the results of the runs"
 PAPER_NOTE = (
-    "Beside ours stands the figure of Li et al. (2023), Rethinking Negative Pairs in Code Search, on the whole of "
-    "CodeSearchNet. Compare the two only if queries and corpus are the same (see Data)."
+    "Figures marked paper are those of Li et al. (2023), Rethinking Negative Pairs in Code Search, on the whole of "
+    "CodeSearchNet. Compare them with ours only if queries and corpus are the same (see Data)."
 )
 TEST_NOTE = (
     "The test is paired over queries: each query's reciprocal rank is averaged over the seeds that both sides have, "
