@@ -95,7 +95,7 @@ def describe(comparison: Comparison) -> str:
     """A comparison in two lines."""
     interval, queries = comparison.interval, comparison.wins + comparison.losses + comparison.ties
     return (
-        f"delta MRR {comparison.delta:+.4f}, {interval.confidence:.0%} interval {interval.low:+.4f} to "
+        f"delta MRR {comparison.delta:+.4f}, 95% interval {interval.low:+.4f} to "
         f"{interval.high:+.4f}, p {p_text(comparison.p, '= ')}\n"
         f"wins {comparison.wins:,}, losses {comparison.losses:,}, ties {comparison.ties:,} of {queries:,} queries"
     )

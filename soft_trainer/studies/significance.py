@@ -18,15 +18,16 @@ from scipy import stats
 
 from soft_trainer.errors import UserError
 
+RESAMPLES = 10_000
+TAIL = 0.025  # outside of an interval, on either side
 _NUMBERS = 2**22  # resampled numbers held at once: 32 MB
 
 
 class Interval(NamedTuple):
-    """A confidence interval of the mean difference a - b."""
+    """A 95 % confidence interval of the mean difference a - b."""
 
     low: float
     high: float
-    confidence: float
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,22 @@ def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
     return 1 / ranks
 
 
-def paired_bootstrap(
-    a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> Interval:
-    """The percentile bootstrap interval of the mean of a - b, from `n_resamples` samples of the queries."""
+def paired_bootstrap(a: ArrayLike, b: ArrayLike, seed: int = 0) -> Interval:
+    """The percentile bootstrap interval of the mean of a - b, from 10,000 samples of the queries."""
     difference = _differences(a, b)
     result = stats.bootstrap(
         (difference,),
         np.mean,
-        n_resamples=n_resamples,
+        n_resamples=RESAMPLES,
         batch=max(1, _NUMBERS // len(difference)),
-        confidence_level=confidence,
+        confidence_level=1 - 2 * TAIL,
         method="percentile",
         rng=np.random.default_rng(seed),
     )
-    return Interval(float(result.confidence_interval.low), float(result.confidence_interval.high), confidence)
+    return Interval(float(result.confidence_interval.low), float(result.confidence_interval.high))
 
 
-def stratified_bootstrap(
-    strata: Sequence[ArrayLike], n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> Interval:
+def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
     """The percentile bootstrap interval of the mean difference over all queries of several sets.
 
     Args:
@@ -76,20 +73,19 @@ def stratified_bootstrap(
             queries of each set, since a repetition would have other ones. SciPy's `bootstrap` resamples one
             dimension only.
     """
-    generator = np.random.default_rng(seed)
-    sums, queries = np.zeros(n_resamples), 0
+    generator = np.random.default_rng(0)
+    sums, queries = np.zeros(RESAMPLES), 0
     for differences in map(np.asarray, strata):
         seeds, number = differences.shape
-        drawn_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), n_resamples) / seeds
-        drawn_queries = generator.multinomial(number, np.full(number, 1 / number), n_resamples)
+        drawn_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES) / seeds
+        drawn_queries = generator.multinomial(number, np.full(number, 1 / number), RESAMPLES)
         sums += np.einsum("rs,sr->r", drawn_seeds, differences @ drawn_queries.T)
         queries += number
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(sums / queries, [tail, 1 - tail])
-    return Interval(float(low), float(high), confidence)
+    low, high = np.quantile(sums / queries, [TAIL, 1 - TAIL])
+    return Interval(float(low), float(high))
 
 
-def randomisation_test(a: ArrayLike, b: ArrayLike, n_resamples: int = 10_000, seed: int = 0) -> float:
+def randomisation_test(a: ArrayLike, b: ArrayLike, n_resamples: int = RESAMPLES, seed: int = 0) -> float:
     """The two-sided p of the hypothesis that a and b differ by chance alone.
 
     Under that hypothesis the two numbers of a query may change places, so its difference may change sign. This is

@@ -82,8 +82,6 @@ def batch_rows(arguments: WeightPlotArguments) -> Dataset:
     if (arguments.data_dir is None) == (arguments.pairs is None):
         raise UserError("data_dir and pairs: give one of them")
     if arguments.pairs:
-        if not Path(arguments.pairs).is_file():
-            raise UserError(f"{arguments.pairs}: no such file")
         rows = load_jsonl(Path(arguments.pairs))
         rows = rows.select_columns([name for name in rows.column_names if None not in rows[name]])
         text_column(rows, ("docstring",), "query")  # checks that it is there
@@ -124,7 +122,7 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
     right.hlines(places[1:] - 0.5, 0, 1, transform=right.get_yaxis_transform(), color="0.9", lw=0.8)
     title = right.set_title(_label(f"Negatives of: {queries[query]}", 60), fontsize=11, fontweight="bold", loc="left")
     for text in (title, *right.get_yticklabels()):
-        text.set_parse_math(False)  # `$name` in a docstring is no formula
+        text.set_parse_math(False)  # `$name` in a docstring is not a formula
     right.set_xlabel("weight")
     for axis, line in ((left, left.axhline), (right, right.axvline)):
         line(1, color="0.5", lw=1, label="InfoNCE (weight 1)")
@@ -135,7 +133,7 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
 
 
 def _draw_sorted(axes, estimates: Sequence[Estimate]) -> None:
-    """Draw each query's weights, the most similar negative first: the median over queries and the middle 80 %."""
+    """Draws the weights by rank, the most similar negative first: median over queries, and the middle 80 %."""
     size = len(estimates[0].weights)
     for estimate, color, marker in zip(estimates, COLORS, MARKERS, strict=False):
         rows = estimate.weights.double().numpy()[~np.eye(size, dtype=bool)].reshape(size, size - 1)

@@ -113,7 +113,7 @@ PAIRS = ["--pairs", CASE_STUDY]
     "options, says",
     [
         ([], "data_dir and pairs: give one of them"),
-        (["--pairs", "no.jsonl"], "no.jsonl: no such file"),
+        (["--pairs", "no.jsonl"], "no.jsonl: cannot be read"),
         ([*PAIRS, "--query", "8"], "query=8: use 0 to 7"),
         ([*PAIRS, "--estimators", "bm26"], "estimator='bm26'"),
         ([*PAIRS, "--estimators", "none"], "none gives no weights"),
