@@ -128,8 +128,8 @@ class Run:
 
         Args:
             system: "untrained" or "trained".
-            lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. This takes time
-                for large corpora, so it belongs after training.
+            lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. For large
+                corpora this takes time, so it belongs after training.
         """
         guards = self.trainer.guards.outputs(system)
         for corpus, sets in self._sets_by_corpus():
