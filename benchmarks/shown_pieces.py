@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from soft_trainer.mining.repository import open_repository, write_tree
-from soft_trainer.mining.source_files import MAX_FILE_BYTES
 from soft_trainer.search import CodeIndex, SearchResult
 from soft_trainer.terminal import table
 
@@ -60,7 +59,7 @@ def main() -> None:
 def tree_of(name: str, scratch: str) -> str:
     """The folder of an installed package, or this package's tree at `COMMIT`, written to `scratch`."""
     if name not in PACKAGES:
-        write_tree(open_repository(Path(__file__).parents[1]), COMMIT, scratch, MAX_FILE_BYTES)
+        write_tree(open_repository(Path(__file__).parents[1]), COMMIT, scratch)
         return scratch
     if version(name) != PACKAGES[name]:
         raise SystemExit(f"{name} {version(name)} is installed; pip install {name}=={PACKAGES[name]}")

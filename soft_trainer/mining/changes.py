@@ -13,9 +13,9 @@ from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions, Function
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.repository import REGULAR_FILES, blob, read_object, shallow_ends
+from soft_trainer.mining.repository import REGULAR_FILES, decoded, read_object, shallow_ends, source_text
 from soft_trainer.mining.rules import first_broken, is_test_path
-from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, decodable
+from soft_trainer.mining.source_files import SKIPPED_FOLDERS
 
 if TYPE_CHECKING:
     import pygit2
@@ -150,7 +150,9 @@ class ChangeReader:
         """True for files of the language that mining reads, by both names of a renamed one."""
         sides = [file for file in (delta.old_file, delta.new_file) if file.mode]
         return all(
-            file.mode in REGULAR_FILES and (path := _path(file)) is not None and is_mined_path(path, self.language)
+            file.mode in REGULAR_FILES
+            and (path := decoded(file.raw_path)) is not None
+            and is_mined_path(path, self.language)
             for file in sides
         )
 
@@ -214,9 +216,7 @@ class ChangeReader:
             return None
         key = file.id
         if key not in self._files:
-            source = blob(self.repository, file.id, MAX_FILE_BYTES)
-            source = source if isinstance(source, str) else decodable(source, file.path)
-            self._files[key] = SourceFile(b"" if isinstance(source, str) else source, self.language)
+            self._files[key] = SourceFile(source_text(self.repository, file.id, file.path) or b"", self.language)
             if len(self._files) > _KEPT_FILES:
                 self._files.popitem(last=False)
         self._files.move_to_end(key)
@@ -234,11 +234,3 @@ def is_mined_path(path: str, language: str) -> bool:
     if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
         return False
     return not any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)
-
-
-def _path(file: pygit2.DiffFile) -> str | None:
-    """A file's path, None if it is not in UTF-8."""
-    try:
-        return file.raw_path.decode()
-    except UnicodeDecodeError:
-        return None

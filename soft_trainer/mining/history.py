@@ -24,7 +24,6 @@ from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
 from soft_trainer.mining.functions import Function
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
-from soft_trainer.mining.source_files import MAX_FILE_BYTES, decodable
 from soft_trainer.mining.workers import each_in_order
 from soft_trainer.terminal import print_on_main
 
@@ -255,7 +254,8 @@ class _Splitter:
             counts: receives the number of commits by outcome.
         """
         rows: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
-        seen = {name: self._texts_before(start) for name, start in self._starts().items()}
+        starts = {"valid": self.valid_start, "test": self.test_start}
+        seen = {name: self._texts_before(start) for name, start in starts.items()}
         for place in reversed(range(len(self.changes))):
             change = self.changes[place]
             split = self.split(place) if change.functions else ""
@@ -271,9 +271,6 @@ class _Splitter:
             rows[split or "train"] += [_pair(change.query, url, each.row, split, COMMITS) for url, each in pairs]
         return {name: _distinct(found) for name, found in rows.items()}
 
-    def _starts(self) -> dict[str, int]:
-        return {"valid": self.valid_start, "test": self.test_start}
-
     def _texts_before(self, start: int) -> set[str]:
         """Queries in lower case and hashes of patches of all commits before a place."""
         earlier = self.changes[:start]
@@ -284,9 +281,7 @@ class _Splitter:
         for path, oid in git.tree_files(self.repository, git.read_object(self.repository, commit).tree):
             if not path.startswith(folder) or not is_mined_path(path, self.language):
                 continue
-            source = git.blob(self.repository, oid, MAX_FILE_BYTES)
-            source = source if isinstance(source, str) else decodable(source, path)
-            if isinstance(source, str):
+            if (source := git.source_text(self.repository, oid, path)) is None:
                 continue
             file = SourceFile(source, self.language)
             for name, function in file.functions.items():

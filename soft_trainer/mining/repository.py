@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
-from soft_trainer.mining.source_files import MAX_DEPTH
+from soft_trainer.mining.source_files import MAX_DEPTH, MAX_FILE_BYTES, decodable
 
 if TYPE_CHECKING:
     import pygit2
@@ -128,7 +128,7 @@ def tree_files(repository: pygit2.Repository, tree: pygit2.Tree) -> Iterator[tup
         prefix, oid, depth = stack.pop()
         below = []
         for entry in read_object(repository, oid):
-            name = _decoded(entry.raw_name)
+            name = decoded(entry.raw_name)
             if name is None or name in (".", "..", "") or name.lower() == ".git" or "/" in name or "\\" in name:
                 continue
             if entry.type_str == "tree" and depth < MAX_DEPTH:
@@ -138,10 +138,10 @@ def tree_files(repository: pygit2.Repository, tree: pygit2.Tree) -> Iterator[tup
         stack += reversed(below)
 
 
-def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str], max_bytes: int) -> None:
-    """Writes a commit's regular files below `folder`, as they are stored; larger ones are left out."""
+def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str]) -> None:
+    """Writes a commit's regular files below `folder`, as they are stored; those over `MAX_FILE_BYTES` are left out."""
     for path, oid in tree_files(repository, read_object(repository, commit).tree):
-        content = blob(repository, oid, max_bytes)
+        content = blob(repository, oid, MAX_FILE_BYTES)
         if isinstance(content, bytes):
             target = Path(folder, path)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,15 @@ def blob(repository: pygit2.Repository, oid: pygit2.Oid, max_bytes: int) -> byte
     return read_object(repository, oid).data if size <= max_bytes else f"over {max_bytes:,} bytes"
 
 
-def _decoded(name: bytes | None) -> str | None:
-    """A name in UTF-8, None for others."""
+def source_text(repository: pygit2.Repository, oid: pygit2.Oid, path: str) -> bytes | None:
+    """The text of a source file, None if mining skips it."""
+    source = blob(repository, oid, MAX_FILE_BYTES)
+    source = source if isinstance(source, str) else decodable(source, path)
+    return None if isinstance(source, str) else source
+
+
+def decoded(name: bytes | None) -> str | None:
+    """A name or path in UTF-8, None for others."""
     try:
         return name.decode() if name else None
     except UnicodeDecodeError:

@@ -13,7 +13,6 @@ from soft_trainer.mining.changes import is_mined_path
 from soft_trainer.mining.history import MinedHistory, mine_history
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.repository import open_repository, reporting_missing_objects, tree_files, write_tree
-from soft_trainer.mining.source_files import MAX_FILE_BYTES
 from soft_trainer.search.index import CodeIndex, SearchResult
 
 CUT = 10
@@ -53,7 +52,7 @@ def history_queries(
     mined = mine_history(repository, language or main_language(repository))
     opened = open_repository(repository)
     with reporting_missing_objects(repository):
-        write_tree(opened, mined.cut, output_dir, MAX_FILE_BYTES)
+        write_tree(opened, mined.cut, output_dir)
     targets: dict[str, set[str]] = {}
     for judged in mined.relevance:
         targets.setdefault(judged["query"], set()).add(judged["url"])

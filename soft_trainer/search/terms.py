@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from dataclasses import dataclass, field
@@ -152,8 +151,3 @@ def name_and_folders(path: str) -> tuple[str, str]:
     if own.lower() in _PACKAGE_FILES and folders:
         folders, _, own = folders.rpartition("/")
     return own, folders
-
-
-def pieces_json(pieces: list[list]) -> str:
-    """Serialises pieces for the store."""
-    return json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -25,7 +26,7 @@ from soft_trainer.search.store import (
     set_meta,
     transaction,
 )
-from soft_trainer.search.terms import Batch, FileEntry, Numbers, Reader, pieces_json
+from soft_trainer.search.terms import Batch, FileEntry, Numbers, Reader
 
 BATCH_FILES = 64
 MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start
@@ -176,7 +177,8 @@ class _Writer:
         for place, entry in enumerate(entries, first_file):
             row = (place, entry.path, *files[entry.path], entry.language, number, len(entry.pieces), entry.digest)
             database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (place, pieces_json(entry.pieces), entry.text))
+            pieces = json.dumps(entry.pieces, ensure_ascii=False, separators=(",", ":"))
+            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (place, pieces, entry.text))
             number += len(entry.pieces)
         sizes = [sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches]
         offsets = first_piece + np.cumsum([0, *sizes])

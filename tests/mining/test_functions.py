@@ -1,0 +1,240 @@
+"""Source files to functions with their documentation."""
+
+import re
+
+import pytest
+
+from soft_trainer.dataflow import parses
+from soft_trainer.mining.definitions import parse
+from soft_trainer.mining.documentation import document_tokens, summary
+from soft_trainer.mining.functions import functions
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
+
+# language -> source, and its rows: name, query, code, documentation
+# fmt: off
+SOURCES = {
+    "python": (
+        '''
+class Cart:
+    @property
+    def total(self):
+        """Add up the *prices* of :class:`~shop.Item` in ``items``.
+
+        :param x: none
+        """
+        price = 0  # in cents
+
+        # every item once
+        for item in self.items:
+            price += item.price
+        return f"{price}"
+
+    def empty(self):
+        """Nothing else in it.
+        """
+''',
+        [
+            ("Cart.total", "Add up the prices of shop.Item in items.",
+             "def total(self):\n        price = 0\n\n        for item in self.items:\n"
+             '            price += item.price\n        return f"{price}"',
+             "Add up the *prices* of :class:`~shop.Item` in ``items``.\n\n:param x: none"),
+            ("Cart.empty", "Nothing else in it.", "def empty(self):", "Nothing else in it."),
+        ],
+    ),
+    "ruby": (
+        """
+module Shop
+  class Cart
+    # :call-seq:
+    #   total -> Integer
+    #
+    # Adds up the +prices+ of {Item} in <tt>items</tt>.
+    #   cart.total # => 3
+    #
+    # @return [Integer]
+    def total
+      # every item once
+      items.sum(&:price)
+    end
+
+    # rubocop:disable Style
+    # Empties it.
+    private def self.clear(*names) = names.clear
+  end
+end
+""",
+        [
+            ("Shop.Cart.total", "Adds up the prices of Item in items.",
+             "def total\n      items.sum(&:price)\n    end",
+             ":call-seq:\n  total -> Integer\n\nAdds up the +prices+ of {Item} in <tt>items</tt>.\n"
+             "  cart.total # => 3\n\n@return [Integer]"),
+            ("Shop.Cart.clear", "Empties it.", "def self.clear(*names) = names.clear", "Empties it."),
+        ],
+    ),
+    "java": (
+        """
+class Cart {
+    /**
+     * Adds up the {@code List<Price>} of every {@link Item#price() price}.
+     * <p>More of it.
+     * @return cents
+     */
+    @Override
+    public int total() {
+        return 1; // cents
+    }
+
+    /// {@return the {@code n}th item}
+    Item at(int n) { return items.get(n); }
+
+    /* no documentation */
+    int size() { return 0; }
+
+    abstract int none();
+}
+""",
+        [
+            ("Cart.total", "Adds up the List<Price> of every price.",
+             "@Override\n    public int total() {\n        return 1;\n    }",
+             "Adds up the {@code List<Price>} of every {@link Item#price() price}.\n<p>More of it.\n@return cents"),
+            ("Cart.at", "Returns the nth item",
+             "Item at(int n) { return items.get(n); }",
+             "{@return the {@code n}th item}"),
+            ("Cart.size", "", "int size() { return 0; }", ""),
+        ],
+    ),
+    "javascript": (
+        """
+(function () {
+  /**
+   * Adds up `prices`, see [here](x.html).
+   *
+   * @param {Item[]} items
+   */
+  // eslint-disable-next-line
+  exports.total = function (items) {
+    return items.map(item => item.price);
+  };
+
+  class Cart {
+    /** @description Empties it. */
+    static async clear() { await 1; }
+  }
+  const cart = {
+    /** Sells it. */
+    sell: async (a) => `${a}`,
+  };
+  // no documentation
+  function plain() {}
+})();
+""",
+        [
+            ("exports.total", "Adds up prices, see here.",
+             "exports.total = function (items) {\n    return items.map(item => item.price);\n  }",
+             "Adds up `prices`, see [here](x.html).\n\n@param {Item[]} items"),
+            ("Cart.clear", "Empties it.", "static async clear() { await 1; }", "@description Empties it."),
+            ("sell", "Sells it.", "sell: async (a) => `${a}`", "Sells it."),
+            ("plain", "", "function plain() {}", ""),
+        ],
+    ),
+    "php": (
+        """<?php
+namespace Shop;
+final class Cart
+{
+    /**
+     * Adds up the {@see Item::$price} of all <b>items</b>.
+     *
+     * @return int
+     */
+    #[Pure]
+    public function total(): int
+    {
+        /* every item once */
+        return array_sum($this->prices); # cents
+    }
+
+    /** {@inheritdoc} */
+    public function none() { return 0; }
+}
+""",
+        [
+            ("Cart.total", "Adds up the Item::$price of all items.",
+             "#[Pure]\n    public function total(): int\n    {\n        return array_sum($this->prices);\n    }",
+             "Adds up the {@see Item::$price} of all <b>items</b>.\n\n@return int"),
+            ("Cart.none", "", "public function none() { return 0; }", "{@inheritdoc}"),
+        ],
+    ),
+    "go": (
+        """package shop
+
+// Total adds up the prices in a [Cart].
+// It never fails.
+//
+//	c.Total()
+//
+//go:noinline
+func (c *Cart[T]) Total() int {
+	// every item once
+	return c.sum // cents
+}
+
+// not for it
+
+func helper() {}
+""",
+        [
+            ("Cart.Total", "Total adds up the prices in a Cart. It never fails.",
+             "func (c *Cart[T]) Total() int {\n\treturn c.sum\n}",
+             "Total adds up the prices in a [Cart].\nIt never fails.\n\n       c.Total()"),
+            ("helper", "", "func helper() {}", ""),
+        ],
+    ),
+}
+# fmt: on
+
+
+def rows_of(source: str, language: str) -> list[dict]:
+    text = source.encode()
+    return [row for row, _ in functions(parse(text, language), text, language, "path")]
+
+
+@pytest.mark.parametrize("language", SOURCES)
+def test_functions_of_a_file(language):
+    source, expected = SOURCES[language]
+    rows = rows_of(source, language)
+    assert [row["func_name"] for row in rows] == [name for name, *_ in expected]
+    for row, (_, query, code, docstring) in zip(rows, expected, strict=True):
+        assert row["docstring"] == docstring
+        assert row["docstring_tokens"] == document_tokens(query)
+        assert row["code"] == code
+        assert "".join(row["code_tokens"]) == "".join(code.split())
+        first, last = map(int, re.search(r"#L(\d+)-L(\d+)$", row["url"]).groups())
+        assert row["original_string"] in "\n".join(source.splitlines()[first - 1 : last])
+        assert parses(row["code"], language) or row["func_name"] == "Cart.empty"
+
+
+@pytest.mark.parametrize(
+    ("language", "docstring", "query"),
+    [
+        ("python", "Sum.\n\nMore.", "Sum."),
+        ("python", "Args:\n  x: a number", ""),
+        (
+            "python",
+            "Return ``x`` for *args and **kwargs, `name' or a[0][1].\n----",
+            "Return x for *args and **kwargs, 'name' or a[0][1].",
+        ),
+        ("python", "Take a look. For example::\n\n  f()", "Take a look."),
+        ("python", "Add.\n:param x: a number", "Add."),
+        ("java", "A&nbsp;&lt;b&gt;\n<ul><li>c", "A\xa0<b>"),
+        ("java", "{@link #f(int, int)} or {@linkplain A#b c d}", "f(int, int) or c d"),
+        ("java", "@return x", ""),
+        ("php", "{@inheritDoc}", ""),
+        ("javascript", "Makes `it`.\n```js\nit()\n```", "Makes it."),
+        ("ruby", "Call \\Foo with +a+ or {label}[http://x]. Options:\n\n* b", "Call Foo with a or label. Options:"),
+        ("ruby", "name:: of it", ""),
+        ("go", "F calls [pkg.G].\nDeprecated: call G", "F calls pkg.G."),
+    ],
+)
+def test_summary(language, docstring, query):
+    assert summary(docstring, SOURCE_LANGUAGES[language].style) == query
