@@ -48,7 +48,7 @@ class Study:
             only: `axis=name` by comma; several names of one axis are alternatives.
 
         Raises:
-            UserError: an unknown axis or name, runs that need each other, or no run.
+            UserError: an unknown axis or name, or runs that need each other.
         """
         conditions: dict[str, set[str]] = {}
         for condition in only.split(",") if only else ():
@@ -71,8 +71,6 @@ class Study:
         for run in self.runs.values():
             if run.place and all(run.place[axis] in names for axis, names in conditions.items()):
                 add(run.name)
-        if not ordered:
-            raise UserError("the study has no runs: no combination of its grid is chosen")
         return list(ordered.values())
 
 
@@ -102,7 +100,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
 
 
 def _study(content: dict, folder: Path, changes: dict) -> Study:
-    if not isinstance(content.get("grid"), dict):
+    if not content.get("grid") or not isinstance(content["grid"], dict):
         raise UserError("no grid, so it is not a study; the recipe of one run is for `soft-trainer train --config`")
     unknown = sorted(set(content) - set(KEYS))
     if unknown:
