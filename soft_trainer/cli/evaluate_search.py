@@ -1,4 +1,4 @@
-"""Measures the search of indexed trees: nDCG@10, MRR, times and memory.
+"""Measure the search of indexed trees: nDCG@10, MRR, times and memory.
 
 The queries are judged ones over several trees (--queries, --trees); or the documentation of one tree's own functions,
 put to a copy of the tree without comments (--folder); or the subjects of a repository's newest commits, which should

@@ -270,7 +270,7 @@ def column_negatives(
         further: rows with `url` and `code` that are not training rows.
         place: the name of the file, for a message.
         scores: for each row one score for each of its values, if known.
-        own: for each row the score of its own code, if known.
+        own: the score of each row's code, if known.
 
     Raises:
         UserError: a url that is neither a training row's nor a further code's, or a wrong number of scores (names the

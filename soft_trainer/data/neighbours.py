@@ -192,6 +192,7 @@ def exact_neighbours(
     equal = [_equal_texts(ids[:codes]) for ids in text_ids]
 
     def nearest(block: np.ndarray) -> Neighbours:
+        """Finds the neighbours of a block of rows."""
         scores, line, number = score(block), torch.arange(len(block)), torch.from_numpy(block)
         own = scores[line, number].float().cpu()
         scores[line, number] = -torch.inf
