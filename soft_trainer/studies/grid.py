@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.options.recipes import read_recipe
 
 KEYS = ("grid", "keep_checkpoints", "launcher", "once", "options", "output_dir")
@@ -100,14 +100,14 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
 
 
 def _study(content: dict, folder: Path, changes: dict) -> Study:
-    if not content.get("grid") or not isinstance(content["grid"], dict):
-        raise UserError("no grid, so it is not a study; the recipe of one run is for `soft-trainer train --config`")
-    unknown = sorted(set(content) - set(KEYS))
-    if unknown:
-        raise UserError(f"unknown key {unknown[0]!r}; a study has {', '.join(KEYS)}")
-    if "output_dir" not in content:
-        raise UserError("name an output_dir, where every run has its folder")
-    axes = {axis: _entries(axis, entries, folder) for axis, entries in content["grid"].items()}
+    grid, unknown = content.get("grid"), set(content) - set(KEYS)
+    recipe = "the recipe of one run is for `soft-trainer train --config`"
+    refuse(
+        (not grid or not isinstance(grid, dict), f"no grid, so it is not a study; {recipe}"),
+        (unknown, f"unknown key {min(unknown, default='')!r}; a study has {', '.join(KEYS)}"),
+        ("output_dir" not in content, "name an output_dir, where every run has its folder"),
+    )
+    axes = {axis: _entries(axis, entries, folder) for axis, entries in grid.items()}
     once = {name: _with_recipe({"name": name, **entry}, folder) for name, entry in (content.get("once") or {}).items()}
     runs = [_run_outside_the_grid(entry, changes) for entry in once.values()]
     if taken := sorted(set(changes) & set(axes)):

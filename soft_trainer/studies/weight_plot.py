@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.tokens import text_column
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
@@ -59,10 +59,11 @@ def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
         UserError: see `choose_estimator`.
     """
     names = arguments.estimators.split(",")
-    if "none" in names:
-        raise UserError("estimators: none gives no weights; leave it out")
-    if len(set(names)) < len(names) or len(names) > len(COLORS):
-        raise UserError(f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected")
+    different = len(set(names)) == len(names) <= len(COLORS)
+    refuse(
+        ("none" in names, "estimators: none gives no weights; leave it out"),
+        (not different, f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected"),
+    )
     # As one mixture, they take the models of --estimator_model one after the other.
     joined = DataArguments(
         estimator="+".join(names), estimator_model=arguments.estimator_model, no_estimator_cache=True
