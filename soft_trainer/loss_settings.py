@@ -96,11 +96,6 @@ class LossSettings:
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     @property
-    def adds_terms(self) -> bool:
-        """True if a term that reads similarities is added to the loss."""
-        return self.order_loss_weight > 0 or self.distill_weight > 0
-
-    @property
     def uses_weights(self) -> bool:
         """True if the loss uses weights."""
         return "weights" in LOSSES[self.loss].reads
@@ -160,7 +155,8 @@ class LossSettings:
             return {"similarity": similarity}
         valid = self.valid_negatives(similarity, positives, negatives)
         inputs = {"weights": self.weights(similarity, positives, valid)}
-        return inputs | ({"similarity": similarity} if self.adds_terms else {})
+        adds_a_term = self.order_loss_weight > 0 or self.distill_weight > 0
+        return inputs | ({"similarity": similarity} if adds_a_term else {})
 
     def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
         """Returns the columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""

@@ -21,7 +21,7 @@ from soft_trainer.encoders.lora import CONFIG, saved_adapter
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import published_name, read_json
 from soft_trainer.encoders.transformer import MISSING_WEIGHTS, load_config
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import RECORD, write_json
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.model_card import environment, write_model_card
@@ -109,10 +109,13 @@ def merge_encoders(
     """
     models, folder = [models] if isinstance(models, str | Path) else list(models), Path(output_dir)
     check_ratio(ratio)
-    if not models:
-        raise UserError("merge: name one trained encoder or more")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"output_dir={folder}: it holds something already; name a new folder")
+    refuse(
+        (not models, "merge: name one trained encoder or more"),
+        (
+            folder.exists() and (not folder.is_dir() or any(folder.iterdir())),
+            f"output_dir={folder}: it holds something already; name a new folder",
+        ),
+    )
     profile = resolve_profile(models[0])
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)
     adapter = saved_adapter(models[0]) if len(models) == 1 else None

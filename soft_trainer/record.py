@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
@@ -132,7 +132,9 @@ class Run:
                 corpora this takes time, so it belongs after training.
         """
         guards = self.trainer.guards.outputs(system)
-        for corpus, sets in self._sets_by_corpus():
+        # Each corpus is encoded once.
+        for corpus in {id(each.codebase): each.codebase for each in self.sets}.values():
+            sets = [each for each in self.sets if each.codebase is corpus]
             codes = self.trainer.embed_rows(corpus, "code") if lexical or sets[0].name not in guards else None
             for evaluation_set in sets:
                 name, queries = evaluation_set.name, evaluation_set.queries
@@ -201,11 +203,6 @@ class Run:
             **({"merging": trainer.merging.record} if trainer.merging.record else {}),
             "environment": environment(),
         }
-
-    def _sets_by_corpus(self) -> Iterator[tuple[Dataset, list[EvaluationSet]]]:
-        """Yields every corpus with its sets, so that it is encoded once."""
-        for corpus in {id(each.codebase): each.codebase for each in self.sets}.values():
-            yield corpus, [each for each in self.sets if each.codebase is corpus]
 
     def _training_numbers(self) -> dict[str, float]:
         """Returns `train_loss`, `train_runtime` and so on as the trainer logged them; {} if it has not trained."""

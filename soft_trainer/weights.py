@@ -99,7 +99,12 @@ def negative_weights(
     Raises:
         ValueError: a setting is out of range, or there are too few negatives with `too_few="raise"`.
     """
-    check_settings(alpha, beta, temperature, floor)
+    _check(
+        ("alpha", alpha, "0 or more", alpha >= 0),
+        ("beta", beta, "above 0", beta > 0),
+        ("temperature", temperature, "above 0", temperature > 0),
+        ("floor", floor, "from 0 to 1", 0 <= floor <= 1),
+    )
     similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     number = negatives.sum(1, keepdim=True, dtype=similarity.dtype)
@@ -142,7 +147,7 @@ def positive_aware_weights(
     Raises:
         ValueError: the margin is not finite, or the temperature is below 0.
     """
-    check_positive_aware_settings(margin, temperature)
+    _check(("margin", margin, "a finite number", True), ("temperature", temperature, "0 or more", temperature >= 0))
     similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     own = similarity.gather(1, column)
@@ -159,23 +164,6 @@ def smallest_batch(alpha: float, beta: float) -> int:
     """Returns the smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
     # The margin is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
     return max(2, math.floor(alpha / beta * (1 + 1e-9)) + 2)
-
-
-def check_settings(alpha: float, beta: float, temperature: float, floor: float = 0.1) -> None:
-    """Raises ValueError for a value that Eq. 4 cannot take; the message names the range."""
-    for name, value, allowed, fits in (
-        ("alpha", alpha, "0 or more", alpha >= 0),
-        ("beta", beta, "above 0", beta > 0),
-        ("temperature", temperature, "above 0", temperature > 0),
-        ("floor", floor, "from 0 to 1", 0 <= floor <= 1),
-    ):
-        _check(name, value, allowed, fits)
-
-
-def check_positive_aware_settings(margin: float, temperature: float) -> None:
-    """Raises ValueError for a value that `positive_aware_weights` cannot take; the message names the range."""
-    _check("margin", margin, "a finite number", True)
-    _check("temperature", temperature, "0 or more", temperature >= 0)
 
 
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
@@ -201,9 +189,11 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
     return negatives & ~(similarity > own - (1 - ratio) * own.abs())
 
 
-def _check(name: str, value: float, allowed: str, fits: bool) -> None:
-    if not (fits and math.isfinite(value)):
-        raise ValueError(f"{name}={value:g}: must be {allowed}")
+def _check(*settings: tuple[str, float, str, bool]) -> None:
+    """Raises ValueError for a setting that is out of its range: its name, value, range in words, and if it fits."""
+    for name, value, allowed, fits in settings:
+        if not (fits and math.isfinite(value)):
+            raise ValueError(f"{name}={value:g}: must be {allowed}")
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:

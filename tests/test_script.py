@@ -36,21 +36,6 @@ def _cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def fails(script, monkeypatch):
-    """Runs the script, which must stop before it reaches `before`; returns the line that says what is wrong."""
-
-    def run(before: str = "training.building.build_model", **options) -> str:
-        monkeypatch.setattr(f"soft_trainer.{before}", lambda *_, **__: pytest.fail(f"came as far as {before}"))
-        code, lines = script(**(TINY | options))
-        errors = [line for line in lines if line.startswith("error: ")]
-        assert code == 2 and len(errors) == 1 and lines[-1] == errors[0]
-        assert not any("Traceback" in line for line in lines)
-        return errors[0]
-
-    return run
-
-
-@pytest.fixture
 def folder(data_dir, tmp_path):
     """A copy of the tiny data set that a test may spoil."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
@@ -87,110 +72,6 @@ def rows_of(folder: Path, split: str) -> list[dict]:
 
 def write(folder: Path, split: str, rows: list[dict]) -> None:
     (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-# ---- What can be wrong with the data ----
-
-
-@pytest.mark.parametrize("options", [{}, {"filters": "tests", "data_dir": "here"}])
-def test_unknown_language(fails, options):
-    message = fails(language="perl", **options)
-    assert "'perl'" in message
-    assert all(name in message for name in ("ruby", "python", "java", "javascript", "php", "go"))
-
-
-def test_missing_folder_and_file(fails, folder):
-    assert "nowhere" in fails(data_dir="nowhere")
-    (folder / "test.jsonl").unlink()
-    message = fails(data_dir=folder)
-    assert str(folder) in message and "test.jsonl" in message
-
-
-def test_broken_json(fails, folder):
-    with open(folder / "codebase.jsonl", "a") as file:
-        file.write('{"url": \n')
-    message = fails(data_dir=folder)
-    assert f"{folder / 'codebase.jsonl'}, row 25" in message and "JSON" in message
-
-
-@pytest.mark.parametrize("column, value", [("docstring_tokens", []), ("code_tokens", None)])
-def test_missing_or_empty_column(fails, folder, column, value):
-    rows = rows_of(folder, "train")
-    for row in (2, 5):
-        rows[row][column] = value
-    write(folder, "train", rows)
-    message = fails(data_dir=folder)
-    assert "train" in message and column in message and "rows 3, 6" in message
-
-
-def test_query_without_its_code(fails, folder):
-    write(folder, "codebase", rows_of(folder, "codebase")[:-1])
-    message = fails(data_dir=folder)
-    assert "test" in message and "row 4" in message and "codebase" in message and "module_23.py" in message
-
-
-@pytest.mark.parametrize("split", ["train", "valid", "test", "codebase"])
-def test_empty_split(fails, folder, split):
-    write(folder, split, [])
-    message = fails(data_dir=folder)
-    assert split in message and "no rows" in message
-
-
-def test_repeated_url_in_the_codebase(fails, folder):
-    rows = rows_of(folder, "codebase")
-    write(folder, "codebase", [*rows, rows[3]])
-    message = fails(data_dir=folder)
-    assert "codebase" in message and "row 25" in message and "row 4" in message and rows[3]["url"] in message
-
-
-# ---- What can be wrong with the options ----
-
-
-def test_unknown_option_or_key_names_the_nearest(fails, tmp_path, data_dir):
-    assert "'num_train_epochs'" in fails(data_dir=data_dir, num_train_epoch=1)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("per_device_train_batchsize: 8\n")
-    message = fails(data_dir=data_dir, config=recipe)
-    assert str(recipe) in message and "'per_device_train_batch_size'" in message
-
-
-def test_missing_recipe(fails, data_dir):
-    assert "nowhere.yaml" in fails(data_dir=data_dir, config="nowhere.yaml")
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"per_device_train_batch_size": 3}, ["N=3", "smallest N that works is 5"]),
-        ({"per_device_train_batch_size": 8, "alpha": 6.0}, ["N=8", "smallest N that works is 14"]),
-    ],
-)
-def test_a_batch_too_small_for_the_weights(fails, data_dir, options, words):
-    message = fails(data_dir=data_dir, **options)
-    assert all(word in message for word in words)
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"per_device_train_batch_size": 17}, ["16 training rows", "batch of 17", "dataloader_drop_last false"]),
-        ({"loss": "hinge"}, ["loss='hinge'", "soft_info_nce", "info_nce", "bce"]),
-        ({"estimator": "tfidf"}, ["estimator='tfidf'", "bm25", "none"]),
-        ({"estimator": "none", "loss": "soft_info_nce"}, ["soft_info_nce", "estimator"]),
-        ({"bm25_idf": "log"}, ["idf='log'", "okapi, robertson, lucene"]),
-        ({"bm25_document_column": "words"}, ["'words'", "code_tokens"]),
-        ({"from_scratch": "32"}, ["from_scratch='32'", "256x4"]),
-        ({"resume_from_checkpoint": "nowhere"}, ["nowhere", "last"]),
-        ({"temperature": 0}, ["temperature"]),
-        ({"train_sampling_strategy": "sorted"}, ["sorted", "random"]),
-        ({"early_stopping_patience": 2}, ["early_stopping_patience", "eval_strategy"]),
-        ({"fp16": "true"}, ["fp16"]),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_settings_that_cannot_work_stop_before_anything_is_ranked(fails, data_dir, options, words):
-    message = fails("trainer.SoftInfoNCETrainer.predict", data_dir=data_dir, **options)
-    assert all(word in message for word in words)
 
 
 # ---- As a process ----

@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import functools
-import gc
 import importlib
 import itertools
 import os
@@ -135,9 +133,6 @@ def main() -> None:
         import argcomplete  # the shell asks for completions, so it is installed
 
         argcomplete.autocomplete(overview())
-    # A third of the time of `train --help` would go into looking for garbage, while importing and at the end.
-    gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
     quiet_libraries()
     with exit_on_user_error():
         sys.exit(run_command(sys.argv[1:]))

@@ -18,23 +18,14 @@ import tempfile
 from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
 
 # The options that training has too, with the same names, help and defaults.
 SHARED = {
-    DataArguments: (
-        "data_dir",
-        "dataset_name",
-        "source_dir",
-        "history",
-        "language",
-        "split_urls",
-        "filters",
-        "mining_keep",
-    )
-    + ("max_train_rows", "estimator", "estimator_model", "estimator_cache_dir", "no_estimator_cache")
+    DataArguments: ("data_dir", "dataset_name", "source_dir", "history", "language", "split_urls", "filters")
+    + ("mining_keep", "max_train_rows", "estimator", "estimator_model", "estimator_cache_dir", "no_estimator_cache")
     + ("mixture_shares", "mixture_temperatures", "bm25_idf", "bm25_scope"),
     SoftInfoNCEOptions: ("negative_candidates", "negative_ranks", "negative_max_score", "negative_margin")
     + ("negative_ratio",),
@@ -87,15 +78,19 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuses what cannot be mined, before rows are loaded."""
-    if arguments.estimator in (None, "none") or "initial_model" in arguments.estimator.split("+"):
-        raise UserError(
-            f"estimator={arguments.estimator}: use bm25, or the encoder that shall mine: --estimator trained_model "
-            "--estimator_model NAME"
-        )
-    if arguments.codes and Path(arguments.codes).name.startswith("codebase."):
-        raise UserError(f"{arguments.codes}: a codebase holds the codes of test, which must not be trained on")
-    if not arguments.output.endswith((".jsonl", ".jsonl.gz")):
-        raise UserError(f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz")
+    estimator, codes, output = arguments.estimator, arguments.codes, arguments.output
+    refuse(
+        (
+            estimator in (None, "none") or "initial_model" in estimator.split("+"),
+            f"estimator={estimator}: use bm25, or the encoder that shall mine: --estimator trained_model "
+            "--estimator_model NAME",
+        ),
+        (
+            codes and Path(codes).name.startswith("codebase."),
+            f"{codes}: a codebase holds the codes of test, which must not be trained on",
+        ),
+        (not output.endswith((".jsonl", ".jsonl.gz")), f"{output}: name a file that ends in .jsonl or .jsonl.gz"),
+    )
 
 
 def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
@@ -105,8 +100,6 @@ def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
 
     rows = []
     if arguments.codes:
-        if not Path(arguments.codes).is_file():
-            raise UserError(f"{arguments.codes}: no such file")
         codes = load_jsonl(Path(arguments.codes))
         if "code" not in codes.column_names or None in codes["code"][:]:
             raise UserError(f"{arguments.codes}: every row needs the column 'code'")

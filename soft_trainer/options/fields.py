@@ -236,7 +236,6 @@ class SoftInfoNCEOptions(LossOptions):
         "ignore counts it as a negative.",
         choices=("mask", "positives", "ignore"),
     )
-    mask_duplicates: bool | None = option(None, "Earlier name: true means --duplicates mask, false ignore.")
     group_size: int = similar(8, "rows in a group of similar rows.", least=1)
     random_share: float = similar(0.0, "share of random rows in a batch, from 0 to 1.", least=0, most=1)
     nearest_apart: int = similar(0, "this many nearest neighbours of a row never share its batch.", least=0)

@@ -42,7 +42,7 @@ def parse(
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
         short_help(dataclass_types, description=description, prog=prog).print_help()
-        sys.exit()
+        sys.exit(0)
     parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
     known = {option.lstrip("-") for option in parser._option_string_actions}
     recipe = _take_config(argv)

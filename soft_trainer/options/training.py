@@ -23,8 +23,6 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):
             self.do_train = self.do_eval = self.do_predict = True
-        if self.mask_duplicates is not None:
-            self.duplicates = "mask" if self.mask_duplicates else "ignore"
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
             _check_json(name, getattr(self, name, None))

@@ -214,7 +214,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         model, estimator, train_dataset, settings: as in `SoftInfoNCELoss`.
 
     Raises:
-        UserError: as `SoftInfoNCELoss`, and a mini-batch size below 1, or static embeddings, which have no batches.
+        UserError: as `SoftInfoNCELoss`, and static embeddings, which have no batches.
     """
 
     def __init__(
@@ -228,9 +228,6 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         show_progress_bar: bool = False,
         **settings,
     ):
-        for name, value in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
-            if value is not None and value < 1:
-                raise UserError(f"{name}={value}: must be 1 or more")
         if has_static_embedding_input(model):
             raise UserError("model: static embeddings cannot be encoded in mini-batches; use SoftInfoNCELoss")
         super().__init__(model, estimator, train_dataset, **settings)
@@ -271,8 +268,7 @@ def _checked_options(options: dict) -> SoftInfoNCEOptions:
     for name in options:
         if name not in OPTIONS:
             raise UserError(f"{name}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
-    checked = SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
-    return checked
+    return SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
 
 
 def _check_estimator(estimator) -> None:

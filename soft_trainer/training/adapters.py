@@ -18,7 +18,7 @@ from soft_trainer.encoders.adapters import (
 from soft_trainer.encoders.lora import CONFIG, WEIGHTS, import_peft, saved_adapter
 from soft_trainer.encoders.repository import read_json
 from soft_trainer.encoders.transformer import MISSING_WEIGHTS
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.options.model import LoraOptions
 
 
@@ -33,17 +33,14 @@ def check_lora_options(options: LoraOptions, merge: bool, name: str | None, revi
     Raises:
         UserError: the option, and what works.
     """
-    saved = saved_adapter(name, revision) if name else None
-    if options.lora_r is not None:
+    saved, new = saved_adapter(name, revision) if name else None, options.lora_r is not None
+    if new:
         import_peft()
-        if name is None:
-            raise UserError("lora_r: an encoder from scratch has no weights worth freezing; leave it out")
-        if saved is not None:
-            raise UserError(
-                f"lora_r: {name} is an adapter, which is trained on as it is; leave the options of LoRA out"
-            )
-    elif merge and saved is None:
-        raise UserError("merge_lora: there is no adapter to merge; set --lora_r, 16 for example")
+    refuse(
+        (new and name is None, "lora_r: an encoder from scratch has no weights worth freezing; leave it out"),
+        (new and saved, f"lora_r: {name} is an adapter, which is trained on as it is; leave the options of LoRA out"),
+        (merge and not (new or saved), "merge_lora: there is no adapter to merge; set --lora_r, 16 for example"),
+    )
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
@@ -92,16 +89,18 @@ def check_adapter(model: PreTrainedModel, args) -> None:
             f"--merge_lora true{', or --pooling mean' if missing[0].startswith('pooler.') else ''}"
         )
     base = base_name(model)
-    if not base:
-        raise UserError(
+    refuse(
+        (
+            not base,
             "model: its base has neither a folder nor a name on the Hub, so nothing could load the saved adapter: "
-            "save and load the base first, or set merge_lora"
-        )
-    if args.push_to_hub and Path(base).is_dir():
-        raise UserError(
+            "save and load the base first, or set merge_lora",
+        ),
+        (
+            args.push_to_hub and base and Path(base).is_dir(),
             f"push_to_hub: the adapter needs its base, {base}, which nobody else has: set --merge_lora true, or push "
-            "the base and train from its name"
-        )
+            "the base and train from its name",
+        ),
+    )
 
 
 def adapter_warnings(model: PreTrainedModel, args) -> list[str]:
@@ -137,14 +136,17 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     """
     if checkpoint is None:
         return
-    saved = (Path(checkpoint) / WEIGHTS).is_file()
-    if saved and not has_adapter(model):
-        raise UserError(f"{checkpoint}: it holds an adapter; resume it with the same options of LoRA")
-    sharded = any(Path(checkpoint).glob("pytorch_model_fsdp*"))
-    if has_adapter(model) and not saved and not sharded:
-        raise UserError(f"{checkpoint}: it holds no adapter; resume it without the options of LoRA")
+    saved, sharded = (Path(checkpoint) / WEIGHTS).is_file(), any(Path(checkpoint).glob("pytorch_model_fsdp*"))
+    adapted = has_adapter(model)
+    refuse(
+        (saved and not adapted, f"{checkpoint}: it holds an adapter; resume it with the same options of LoRA"),
+        (
+            adapted and not (saved or sharded),
+            f"{checkpoint}: it holds no adapter; resume it without the options of LoRA",
+        ),
+    )
     config = Path(checkpoint) / CONFIG
-    if has_adapter(model) and config.is_file():
+    if adapted and config.is_file():
         _check_same_settings(model, read_json(config), checkpoint)
 
 

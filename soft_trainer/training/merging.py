@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from soft_trainer.encoders.adapters import adapter_state, has_adapter, set_adapter_state
 from soft_trainer.encoders.profiles import PROFILE_FILE
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.hub.push import UNMERGED
 from soft_trainer.merging import RATIOS, RatioResult, check_ratio, choose_ratio, interpolate, scale_adapter
 from soft_trainer.terminal import print_on_main, table
@@ -47,13 +47,17 @@ def check_merging(args, has_guards: bool, has_valid: bool) -> None:
         UserError: the option, and what works.
     """
     ratio = parse_ratio(getattr(args, "merge_ratio", None))
-    if ratio == AUTO and not (has_guards and has_valid):
-        missing = "valid queries (eval_dataset)" if has_guards else "queries that must not get worse: --guard DIR"
-        raise UserError(f"merge_ratio=auto: the ratio is chosen by {missing}; name them, or a number, such as 0.5")
-    if ratio is not None and (args.fsdp or args.deepspeed):
-        raise UserError(
-            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it"
-        )
+    missing = "valid queries (eval_dataset)" if has_guards else "queries that must not get worse: --guard DIR"
+    refuse(
+        (
+            ratio == AUTO and not (has_guards and has_valid),
+            f"merge_ratio=auto: the ratio is chosen by {missing}; name them, or a number, such as 0.5",
+        ),
+        (
+            ratio is not None and (args.fsdp or args.deepspeed),
+            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it",
+        ),
+    )
 
 
 def weights_before(model: PreTrainedModel) -> dict[str, Tensor]:

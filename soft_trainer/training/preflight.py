@@ -51,13 +51,18 @@ def check_before_loading(
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], by_language(data.get("valid"), data_args.languages))
     check_merging(args, bool(data_args.guard), "valid" in data)
-    if data_args.early_stopping_patience is not None and args.eval_strategy == "no":
-        raise UserError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
-    if model_args.from_scratch and any(isinstance(member, InitialModelEstimator) for member in members_of(estimator)):
-        raise UserError(
+    reads_encoder = any(isinstance(member, InitialModelEstimator) for member in members_of(estimator))
+    refuse(
+        (
+            data_args.early_stopping_patience is not None and args.eval_strategy == "no",
+            "early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example",
+        ),
+        (
+            model_args.from_scratch and reads_encoder,
             f"estimator=initial_model: with --from_scratch {model_args.from_scratch} the encoder starts at random, "
-            "and so would the weights; use bm25, simcse or trained_model"
-        )
+            "and so would the weights; use bm25, simcse or trained_model",
+        ),
+    )
     if args.do_train:
         check_rows_of(plan, args, estimator, data["train"])
         check_negatives(plan, data["train"], profile, estimator if plan.loss.needs_similarity else None)
@@ -166,7 +171,12 @@ def check_collator(plan: Plan, data_collator, prompt_lengths: Mapping[str, int])
     """
     if isinstance(data_collator, PairCollator):
         data_collator.prompt_lengths = dict(prompt_lengths)
-    elif data_collator is not None and plan.options.negatives_per_query:
-        raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
-    elif data_collator is not None and any(prompt_lengths.values()):
-        raise UserError("data_collator: does not know which tokens are the prompt's; use include_prompt=True with it")
+    elif data_collator is not None:
+        prompts = any(prompt_lengths.values())
+        refuse(
+            (
+                plan.options.negatives_per_query,
+                "data_collator: collates pairs, so it cannot be used with negatives_per_query",
+            ),
+            (prompts, "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it"),
+        )

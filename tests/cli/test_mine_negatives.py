@@ -106,7 +106,7 @@ def test_a_mixture_compares_all_pairs(folder, encoder_dir, rows, tmp_path):
         (["--estimator", "none"], "estimator=none: use bm25"),
         (["--estimator", "bm25+initial_model"], "use bm25, or the encoder"),
         (["--codes", "somewhere/codebase.jsonl.gz"], "a codebase holds the codes of test"),
-        (["--codes", "absent.jsonl"], "absent.jsonl: no such file"),
+        (["--codes", "absent.jsonl"], "absent.jsonl: cannot be read as JSON lines"),
         (["--code_dir", "absent"], "absent: no such folder"),
         (["--negative_candidates", "0"], "negative_candidates=0"),
         (["--negative_ranks", "9"], "write FIRST,LAST"),

@@ -80,9 +80,6 @@ def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transform
     with refused("1 of them", "have no query, but BM25Estimator compares queries; use an encoder", ", or BM25E"):
         SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
     SoftInfoNCELoss(sentence_transformer, None, train_dataset)
-    for name in ("mini_batch_size", "mini_batch_num_tokens"):
-        with refused(f"{name}=0: must be 1 or more"):
-            CachedSoftInfoNCELoss(sentence_transformer, None, train_dataset, **{name: 0})
 
 
 def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_transformer, features_of):

@@ -84,7 +84,7 @@ def make(trainer_of, model, rows, combination: Combination, **options):
         gradient_cache_chunk_size=combination.chunk_size,
         dataloader_drop_last=combination.drop_last,
         gather_negatives=combination.gather,
-        mask_duplicates=combination.masked,
+        duplicates="mask" if combination.masked else "ignore",
         train_sampling_strategy=combination.strategy,
         cancel=combination.cancel,
         cancel_k=1,
@@ -107,7 +107,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
     own = [rows.index(row) for row in of_process]
     scores, positives = 20 * q[own] @ c.T, torch.tensor(own)
     negatives = None
-    if trainer.plan.options.mask_duplicates:
+    if trainer.plan.options.duplicates == "mask":
         texts = [
             [" ".join(row[name]) for name in ("docstring_tokens", "code_tokens")] for row in trainer.train_dataset
         ]

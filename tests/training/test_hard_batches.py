@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, losses
+from soft_trainer import BM25Estimator, losses
 from soft_trainer.data import neighbours
 from soft_trainer.data.global_batches import GlobalRows
 from soft_trainer.data.negative_files import write_negatives
@@ -44,19 +44,11 @@ def exact_model(_model):
 
 
 @pytest.fixture
-def make_trainer(_model, dataset, tokenizer, profile, tmp_path):
+def make_trainer(trainer_of, _model, dataset):
     def make(estimator=None, rows=None, model=None, collator=None, **options):
-        defaults = {"output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 8, "use_cpu": True}
-        defaults |= {"logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
-        return SoftInfoNCETrainer(
-            model=copy.deepcopy(_model if model is None else model),
-            args=SoftInfoNCETrainingArguments(**defaults | options),
-            train_dataset=dataset if rows is None else rows,
-            processing_class=tokenizer,
-            encoder=profile,
-            data_collator=collator,
-            callbacks=[] if estimator is None else [EstimatorCallback(estimator)],
-        )
+        arguments = {"train_dataset": dataset if rows is None else rows, "eval_dataset": None, "codebase": None}
+        arguments |= {"model": copy.deepcopy(_model if model is None else model), "data_collator": collator}
+        return trainer_of(estimator=estimator, arguments=arguments, **{"max_steps": -1} | options)
 
     return make
 
@@ -345,9 +337,8 @@ def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(ma
 
 @pytest.mark.parametrize(
     "options, counts",
-    [({}, "mask"), ({"duplicates": "positives"}, "positives"), ({"duplicates": "ignore"}, "ignore"),
-     ({"mask_duplicates": True}, "mask"), ({"mask_duplicates": False}, "ignore")],
-)  # fmt: skip
+    [({}, "mask"), ({"duplicates": "positives"}, "positives"), ({"duplicates": "ignore"}, "ignore")],
+)
 def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, rows, options, counts):
     twin = rows[0] | {"code": "def other(): pass", "code_tokens": ["other"]}
     trainer = fitted(make_trainer(bm25(), Dataset.from_list([*rows[:7], twin]), **options))

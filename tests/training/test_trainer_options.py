@@ -131,12 +131,6 @@ def test_a_batch_that_became_too_small_for_the_weights_is_refused(trainer_of, mo
 # ---- Rows ----
 
 
-def test_a_list_of_dicts_is_a_data_set(train, rows):
-    arguments = {"train_dataset": rows, "eval_dataset": rows[:4], "codebase": rows}
-    trainer = train(arguments=arguments)
-    assert len(losses_of(trainer)) == 3 and trainer.evaluate()["eval_pool_size"] == 24
-
-
 @pytest.mark.parametrize("name", ["train_dataset", "eval_dataset", "codebase"])
 def test_a_stream_of_rows_is_refused(trainer_of, rows, name):
     with pytest.raises(UserError, match=f"{name}: a datasets.Dataset .* not IterableDataset"):
