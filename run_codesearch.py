@@ -22,7 +22,7 @@ OPTIONS = (ModelArguments, DataArguments, TrainingOptions)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parses the options of the command line and run."""
+    """Parses the options of the command line and runs."""
     run(*parse(OPTIONS, argv, description=__doc__))
 
 

@@ -38,7 +38,7 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str):
-    """Import what is asked for when it is asked for: `import soft_trainer` itself needs neither torch nor datasets."""
+    """Imports a name when it is first used, so that `import soft_trainer` needs neither torch nor datasets."""
     if name not in _HOMES:
         raise AttributeError(f"module 'soft_trainer' has no attribute {name!r}")
     return getattr(importlib.import_module(f"soft_trainer.{_HOMES[name]}"), name)

@@ -162,7 +162,7 @@ def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
 def _merged_model(
     base: str | Path, models: Sequence, ratio: float, profile: EncoderProfile, tokenizer, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """The first model with the merged weights, in the number format of its files."""
+    """Returns the first model with the merged weights, in the number format of its files."""
     first, states = None, []
     for name in (*models, base):
         model = load_model(name, profile, trust_remote_code=trust_remote_code)
@@ -209,7 +209,7 @@ def _is_same(name: str | Path, other: str | Path) -> bool:
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
-    """The record of the first model, where it has one, without results, and with what was merged."""
+    """Returns the record of the first model, if it has one, without results, and with what was merged."""
     path = Path(models[0], RECORD)
     known = read_json(path) if path.is_file() else {}
     empty = {"base_model": str(base), "dataset": None, "languages": [], "encoder": {}, "loss": {}, "training": {}}

@@ -251,7 +251,7 @@ class SoftInfoNCETrainer(Trainer):
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
-        """For each side of a batch the first tokens of its texts that are left out of the pooling."""
+        """The number of tokens at the start of each side's texts that are left out of the pooling."""
         return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
 
     # ---- The step ----

@@ -144,7 +144,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
 
 
 def _take_config(argv: list[str]) -> str | None:
-    """Removes `--config FILE` from `argv` and return FILE."""
+    """Removes `--config FILE` from `argv` and returns FILE."""
     for place, word in enumerate(argv):
         if word == "--config":
             if place + 1 == len(argv):
@@ -157,7 +157,7 @@ def _take_config(argv: list[str]) -> str | None:
 
 
 def as_argv(options: dict) -> list[str]:
-    """Options as they are written on the command line; None is left out."""
+    """Returns options as they are written on the command line; None is left out."""
     argv = []
     for key, value in options.items():
         if value is not None:

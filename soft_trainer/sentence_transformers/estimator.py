@@ -45,7 +45,7 @@ class SentenceTransformerEstimator(Estimator):
         self._codes = self._embeddings(self.model.encode_document, dataset["code"][:])
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """The model's scaled similarities, Tensor[Q, C] in float32."""
+        """Computes the model's scaled similarities, Tensor[Q, C] in float32."""
         queries, codes = self._queries[as_array(query_rows)], self._codes[as_array(code_rows)]
         return self.model.similarity(queries, codes) * self.score_scale
 

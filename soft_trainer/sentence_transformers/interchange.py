@@ -17,7 +17,7 @@ from soft_trainer.terminal import print_on_main
 from soft_trainer.training.hard_batches import COLUMN_NAME
 
 LAYOUTS = ("n-tuple", "triplet", "labeled-list")
-SCORES, OWN_SCORE = "negative_scores", "positive_score"  # columns beside `negatives`
+SCORES, OWN_SCORE = "negative_scores", "positive_score"  # columns that go with `negatives`
 QUERY_COLUMNS, CODE_COLUMNS = ("docstring", "docstring_tokens"), ("code", "original_string", "code_tokens")
 
 
@@ -76,7 +76,7 @@ def to_sentence_transformers(
 
 
 def _number(negatives: Negatives, layout: str, number: int | None) -> int | None:
-    """The negatives of each row, None for all of them."""
+    """Returns how many negatives each row gets, None for all of them."""
     if number is not None and number < 1:
         raise UserError(f"number={number}: must be 1 or more")
     if number is None and layout == "n-tuple":
@@ -88,14 +88,14 @@ def _number(negatives: Negatives, layout: str, number: int | None) -> int | None
 
 
 def _column(rows: Dataset, queries: list[str], codes: list[str]) -> Negatives:
-    """The negatives of the rows' own column."""
+    """Reads the negatives in the rows' own column."""
     urls, scores, own = (rows[name][:] if name in rows.column_names else None for name in ("url", SCORES, OWN_SCORE))
     texts = TrainingRows(queries, codes, urls or [None] * len(rows))
     return column_negatives(rows[COLUMN_NAME][:], texts, place="rows", scores=scores, own=own)
 
 
 def _in_layout(lists: list[tuple], layout: str, number: int | None, scores: bool) -> Dataset:
-    """Rows of (query, documents, scores) in a layout of sentence-transformers."""
+    """Puts rows of (query, documents, scores) into a layout of sentence-transformers."""
     least = 1 + (number or (layout == "triplet"))
     kept = [item for item in lists if len(item[1]) >= least]
     if len(kept) < len(lists):
@@ -112,7 +112,7 @@ def _in_layout(lists: list[tuple], layout: str, number: int | None, scores: bool
 def _rows_of(
     query: str, documents: list[str], values: list[float], layout: str, width: int, scores: bool
 ) -> Iterator[dict]:
-    """The rows of a layout for one query: one, or for triplets one for each negative."""
+    """Yields the rows of a layout for one query: a single one, or one for each negative of a triplet."""
     if layout == "labeled-list":
         labels = {"documents": documents, "labels": [1] + [0] * (len(documents) - 1)}
         yield {"anchor": query} | labels | ({"scores": values} if scores else {})
@@ -165,7 +165,7 @@ def from_sentence_transformers(dataset: Dataset, language: str | None = None) ->
 
 
 def _used(rows: list[dict]) -> list[str]:
-    """The columns of rows that say something: negatives if there are any, scores if all are known."""
+    """Returns the columns worth keeping: negatives if there are any, scores if all are known."""
     unused = set()
     if not any(row[COLUMN_NAME] for row in rows):
         unused |= {COLUMN_NAME, SCORES}
@@ -177,7 +177,7 @@ def _used(rows: list[dict]) -> list[str]:
 
 
 def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float], float]]:
-    """Right pairs: a key of the row that they belong to, query, code, negatives with scores, the code's score."""
+    """Yields right pairs: the key of their row, query, code, negatives with scores, and the code's score."""
     texts = [name for name in dataset.column_names if name not in NO_TEXTS]
     labels = [name for name in LABEL_COLUMNS if name in dataset.column_names]
     if len(texts) == 2 and _is_pairs(dataset, labels):

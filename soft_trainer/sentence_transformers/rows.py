@@ -85,7 +85,7 @@ class LabelledRows:
         return len(self.rows) - len(self.labels)
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
-        """The rows that the labels of a batch name, int64[B].
+        """Finds the rows that the labels of a batch name, int64[B].
 
         Raises:
             UserError: no labels, or labels that are not row numbers of the training rows.
@@ -109,7 +109,7 @@ class LabelledRows:
 
 
 def text_columns(dataset: Dataset) -> list[str]:
-    """The columns that sentence-transformers reads as texts: query, code, and negatives if there are any.
+    """Returns the columns that sentence-transformers reads as texts: query, code, and any negatives.
 
     Raises:
         UserError: fewer than two, or a column that does not hold texts.
@@ -127,7 +127,7 @@ def text_columns(dataset: Dataset) -> list[str]:
 
 
 def _texts_of(dataset: Dataset, name: str) -> list[str]:
-    """The texts of a column, all of which must be there."""
+    """Returns the texts of a column, none of which may be missing."""
     texts = dataset[name][:]
     if None in texts:
         raise UserError(f"train_dataset: column {name!r} has no text in row {texts.index(None) + 1}")
@@ -135,7 +135,7 @@ def _texts_of(dataset: Dataset, name: str) -> list[str]:
 
 
 def _labels_of(dataset: Dataset) -> np.ndarray:
-    """The labels of a data set, int64[n], checked to be distinct whole numbers."""
+    """Returns the labels of a data set, int64[n], which must be distinct whole numbers."""
     names = getattr(dataset, "column_names", ())
     labels = np.asarray(dataset[LABEL][:] if LABEL in names else [])
     if labels.dtype.kind not in "iu" or len(np.unique(labels)) != len(labels):
@@ -172,7 +172,7 @@ class Columns:
 def columns_of(
     table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, meet_all: bool, duplicates: str
 ) -> Columns:
-    """The columns of process `rank`. A code that several rows bring stands in one column, at its first place.
+    """Returns the columns of process `rank`. A code that several rows share gets one column, at its first place.
 
     Args:
         rows_of: the rows of each process, whose codes stand after another: of each process the codes of its rows,

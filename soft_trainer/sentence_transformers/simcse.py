@@ -101,12 +101,12 @@ class SimCSETrainer(SentenceTransformerTrainer):
 
 
 def alignment(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared distance of positive pairs (Wang & Isola, 2020), 0 to 4, a scalar, from Tensor[n, d] each."""
+    """Computes the mean squared distance of positive pairs (Wang & Isola, 2020), 0 to 4, from two Tensor[n, d]."""
     return (F.normalize(a, dim=1) - F.normalize(b, dim=1)).square().sum(1).mean()
 
 
 def uniformity(embeddings: Tensor) -> Tensor:
-    """Logarithm of the mean of exp(-2 squared distance) over all pairs (Wang & Isola, 2020), a scalar.
+    """Computes the log of the mean of exp(-2 squared distance) over all pairs (Wang & Isola, 2020), a scalar.
 
     It is 0 if all points are equal, and near -4 if Tensor[n, d] is spread evenly in many dimensions.
     """
