@@ -34,7 +34,7 @@ VENDORED_DISCOUNT = 0.5  # in `external` or `deps`, which may be a copy of other
 TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
 # Within a file: BM25, whether the piece defines a word of the query (as for its file), and these.
 PIECE_WORDS = 1.0  # share of the query that stands in the piece
-PIECE_NAME = 0.5  # share of the query that stands in its name
+PIECE_NAME = 1.0  # share of the query that stands in its name and in those around it
 PIECE_SUMMARY = 0.5  # share of the query that stands in the first paragraph of its documentation
 UNNAMED_DISCOUNT = 0.3  # imports and constants repeat the words of the code that answers
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance

@@ -111,7 +111,8 @@ class Reader:
             term.extend(chain.from_iterable(map(self.numbers_of_word.__getitem__, found)))
             lengths.append(min(len(term) - before, 65_535))
             marked = {DEFINED + whole(name) for name in piece.defines}
-            marked |= {NAME + stem(part) for name in piece.defines for part in identifier_words(name)}
+            named = [piece.name, *piece.defines] if piece.defines else []
+            marked |= {NAME + stem(part) for name in named for part in identifier_words(name)}
             marked |= {SUMMARY + term for word in source_words(first_paragraph(text)) for term in terms(word)}
             marked |= path_terms(path) if place == 0 else set()
             term.extend(map(self.numbers.__getitem__, marked))

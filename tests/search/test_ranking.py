@@ -1,4 +1,4 @@
-"""Which piece of a file is shown, and which files come late."""
+"""The piece of a file that is shown, and the files that come late."""
 
 import pytest
 from trees import write_tree
@@ -23,9 +23,13 @@ UPLOADS = '''
                 return True
             time.sleep(delay() ** number)
 
-    class Uploader:
+    class Sender:
         def put(self, path):
             return connection().put(path)
+
+    class Receiver:
+        def put(self, path):
+            return connection().put(path, "to disk")
     '''
 
 
@@ -35,6 +39,7 @@ UPLOADS = '''
         ("growing delay after an upload failed", "repeat"),
         ("upload failed", "repeat"),
         ("delay", "delay"),
+        ("where does the receiver put files", "Receiver.put"),
         ("MESSAGE", ""),
     ],
 )
