@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from soft_trainer.errors import UserError
 
-_CHUNK = 32  # codes that are counted together
-_STEP = 256  # dimensions that one matrix product sums: fewer dimensions give a smaller bound
+_GROUP = 32  # codes of which only the best is compared with the best so far
 _SAMPLE = 1024  # rows whose mean is the centre
 _MANY = 16  # doubtful pairs of a query in a block; about one is usual
 _SPARE = 4  # candidates beyond the top k, so that float64 may put them in another order
@@ -79,14 +77,12 @@ def rank_codes(
         return Ranking(targets, targets.new_empty(0, top_k), query_embeddings.new_empty(0, top_k).float())
     queries, query_scale = _near_one("query", query_embeddings)
     codes, code_scale = _near_one("code", code_embeddings)
-    size = block_size or (3072 if device.type == "cpu" else 8192)
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
-    rounds = -(-len(queries) // (threads * size))
-    step = -(-len(queries) // (threads * rounds))
+    size = block_size or (2048 if device.type == "cpu" else 8192)
     with _full_precision(device):
-        rank_block = partial(_rank_block, _Corpus(codes, _centre(queries)), top_k, size)
-        blocks = _map_in_threads(rank_block, threads, queries.split(step), targets.split(step))
-    ranks, indices, scores = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+        corpus = _Corpus(codes, _centre(queries))
+        blocks = zip(queries.split(size), targets.split(size), strict=True)
+        ranked = [_rank_block(corpus, top_k, size, *block) for block in blocks]
+    ranks, indices, scores = (torch.cat(parts) for parts in zip(*ranked, strict=True))
     scores = scores * (score_scale / (query_scale * code_scale))
     return Ranking(ranks, indices, scores.to(torch.promote_types(query_embeddings.dtype, torch.float32)))
 
@@ -173,26 +169,14 @@ def _full_precision(device: torch.device) -> Iterator[None]:
                 switch.fp32_precision = precision
 
 
-def _map_in_threads(function, threads: int, *arguments) -> list:
-    """Maps over blocks. Each thread takes whole blocks: during the NumPy operations all others would wait."""
-    if threads == 1:
-        return list(map(function, *arguments))
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(function, *arguments))
-    finally:
-        torch.set_num_threads(threads)
-
-
 class _Corpus:
     """The codes, centred so that `query . (code - centre) = (query - query_centre) . (code - centre) + offset`."""
 
     def __init__(self, rows: Tensor, query_centre: Tensor):
         self.rows, self.centre, self.query_centre = rows, _centre(rows), query_centre
         parts, query_centre = rows.split(256), query_centre.double()  # parts that stay in a processor's cache
-        self.offsets = (
-            torch.cat([part.double() @ query_centre for part in parts]) - self.centre.double() @ query_centre
-        )
+        products = torch.cat([part.double() @ query_centre for part in parts])
+        self.offsets = products - self.centre.double() @ query_centre
         self.norm = torch.stack([(part - self.centre).norm(dim=1).max() for part in parts]).max().double()
 
     @cached_property
@@ -200,108 +184,59 @@ class _Corpus:
         """A number for each code, shared only by identical codes, LongTensor[C]."""
         return self.rows.unique(dim=0, return_inverse=True)[1]
 
-    def block(self, index: slice) -> Tensor:
-        """Returns centred codes and their offsets, float32[N, d + 1]; codes of score -inf pad the last chunk."""
-        rows = self.rows[index]
-        block = torch.zeros(
-            -(-len(rows) // _CHUNK) * _CHUNK, rows.shape[1] + 1, dtype=torch.float32, device=rows.device
-        )
-        torch.sub(rows, self.centre, out=block[: len(rows), :-1])
-        block[: len(rows), -1] = self.offsets[index]
-        block[len(rows) :, -1] = -math.inf
-        return block
+    def scores(self, centred: Tensor, codes: slice) -> Tensor:
+        """Computes the scores of centred queries and some codes, float32[B, N]."""
+        rows = (self.rows[codes] - self.centre).float()
+        return torch.addmm(self.offsets[codes].float(), centred, rows.T)
 
     def bounds(self, queries: Tensor, centred: Tensor, own_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns bounds, float32[B] each: scores outside them are certainly below or above the own code's.
+        """Returns bounds, float32[B, 1] each: scores outside them are certainly below or above the own code's.
 
         In any order of summation a dot product of n numbers is off by at most n u |x| |y| (1 + O(n u)), where u is
         the unit roundoff; a few u more for centring, for the offset and for the bounds themselves.
         """
         queries, centre, dim = queries.double(), self.centre.double(), queries.shape[1]
-        terms = 1.01 * (min(dim, _STEP) + dim / _STEP + 12)
+        terms = 1.01 * (dim + 12)
         margin = terms * 2.0**-24 * (centred.double().norm(dim=1) * self.norm + self.offsets.abs().max())
         norms = (queries.norm(dim=1) + self.query_centre.double().norm()) * (self.norm + centre.norm())
         margin += 4 * (dim + 8) * 2.0**-53 * norms + 8 * dim * torch.finfo(torch.float32).tiny
         own = own_scores - queries @ centre
-        return (own - margin).float(), (own + margin).float()
+        return (own - margin).float()[:, None], (own + margin).float()[:, None]
 
 
 def _rank_block(
     corpus: _Corpus, top_k: int, size: int, queries: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes ranks, top rows and top scores of one block of queries."""
-    rows = torch.arange(len(queries), device=queries.device)
-    own_scores = _pair_scores(queries, corpus.rows, rows, targets)
+    own_scores = _pair_scores(queries, corpus.rows, torch.arange(len(queries), device=queries.device), targets)
     centred = (queries - corpus.query_centre).float()
     low, high = corpus.bounds(queries, centred, own_scores)
-    centred = torch.cat([centred, torch.ones_like(centred[:, :1])], 1)
     number = min(top_k + _SPARE, len(corpus.rows))
-    largest = centred.new_full((number, len(queries)), -math.inf)  # of the chunks' maxima so far
+    largest = centred.new_full((len(queries), number), -math.inf)  # of the groups' maxima so far
     ranks, candidates = torch.zeros_like(targets), []
-    buffer = centred.new_empty(min(size, len(corpus.rows)) + _CHUNK, len(queries))  # new memory is slow to touch
     for start in range(0, len(corpus.rows), size):
-        scores = _multiply(corpus.block(slice(start, start + size)), centred, buffer)
-        maxima = _maxima(scores)
-        chunks = maxima >= low
-        if chunks.count_nonzero() > chunks.numel() // 8:  # then counting in all is faster than looking into these
-            above, below = _count("greater", scores, high), _count("less", scores, low)
-            chunks = above + below != _CHUNK
-            ranks += above.masked_fill_(chunks, 0).sum(0)
-        row, code, score = _pick(scores, chunks, low, start)
-        above = score > high[row]
-        ranks += row[above].bincount(minlength=len(ranks))
-        row, code = row[~above], code[~above]
+        scores = corpus.scores(centred, slice(start, start + size))
+        above = scores > high
+        ranks += above.view(torch.uint8).sum(1, dtype=torch.int32)  # a sum of bool is slower
+        floor = largest[:, -1:]
+        largest = torch.cat([largest, F.max_pool1d(scores, _GROUP, ceil_mode=True)], 1).topk(number).values
+        # A code that equals the new floor may be among the best, one that equals the floor of earlier rows may not.
+        floor = torch.maximum(floor.nextafter(floor.new_tensor(math.inf)), largest[:, -1:])
+        row, code = ((scores >= low) ^ above | (scores >= floor)).nonzero(as_tuple=True)
+        score, code = scores[row, code], start + code
+        top, doubtful = score >= floor[row, 0], (score >= low[row, 0]) & (score <= high[row, 0])
+        candidates.append((row[top], code[top], score[top]))
+        row, code = row[doubtful], code[doubtful]
         if len(row) > _MANY * len(ranks):  # a collapsed encoder: copies of the own code tie without being scored
             copy = corpus.copies[code] == corpus.copies[targets[row]]
             ranks += row[copy].bincount(minlength=len(ranks))
             row, code = row[~copy], code[~copy]
         at_least = _pair_scores(queries, corpus.rows, row, code) >= own_scores[row]  # the own code is among them
         ranks += row[at_least].bincount(minlength=len(ranks))
-        floor, largest = largest[-1], torch.cat([largest, maxima]).topk(number, dim=0).values
-        # A code that equals the new floor may be among the best, one that equals the floor of earlier rows may not.
-        floor = torch.maximum(floor.nextafter(floor.new_tensor(math.inf)), largest[-1])
-        candidates.append(_pick(scores, maxima >= floor, floor, start))
     row, code = _best(*(torch.cat(parts) for parts in zip(*candidates, strict=True)), number)
     scores = _pair_scores(queries, corpus.rows, row, code).view(-1, number)
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     return ranks, code.view(-1, number).gather(1, order)[:, :top_k], scores[:, :top_k]
-
-
-def _multiply(codes: Tensor, queries: Tensor, buffer: Tensor) -> Tensor:
-    """Multiplies all codes and queries into the buffer, by chunks of codes: Tensor[N / chunk, chunk, B]."""
-    scores = buffer[: len(codes)]
-    steps = -(-(queries.shape[1] - 1) // _STEP)  # the offset joins the last
-    for step, (code, query) in enumerate(zip(codes.chunk(steps, 1), queries.chunk(steps, 1), strict=True)):
-        torch.addmm(scores, code, query.T, beta=min(step, 1), out=scores)
-    return scores.view(-1, _CHUNK, len(queries))
-
-
-def _maxima(scores: Tensor) -> Tensor:
-    """Returns the largest score in each chunk, Tensor[N / chunk, B]."""
-    # On the CPU, NumPy needs half of torch's time for this, and a third for the counts below.
-    return torch.from_numpy(scores.numpy().max(1)) if scores.device.type == "cpu" else scores.amax(1)
-
-
-def _count(compare: str, scores: Tensor, bounds: Tensor) -> Tensor:
-    """Counts the scores in each chunk that are "greater" or "less" than a query's bound: Tensor[N / chunk, B]."""
-    if scores.device.type != "cpu":
-        return getattr(torch, compare)(scores, bounds).sum(1, dtype=torch.uint8)
-    scores, bounds, compare = scores.numpy(), bounds.numpy(), getattr(np, compare)
-    counts = np.empty((len(scores), scores.shape[2]), np.uint8)
-    true = np.empty((2, *scores.shape[1:]), bool)  # two chunks at a time stay in the processor's cache
-    for start in range(0, len(scores), 2):
-        some = scores[start : start + 2]
-        held = compare(some, bounds, out=true[: len(some)]).view(np.uint8)
-        np.add.reduce(held, axis=1, dtype=np.uint8, out=counts[start : start + 2])
-    return torch.from_numpy(counts)
-
-
-def _pick(scores: Tensor, chunks: Tensor, low: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns query, code and score of all scores of at least `low` in these chunks, [P] each, by query and code."""
-    chunk, row = chunks.nonzero(as_tuple=True)
-    values = scores[chunk, :, row]
-    pair, offset = (values >= low[row, None]).nonzero(as_tuple=True)
-    return row[pair], start + chunk[pair] * _CHUNK + offset, values[pair, offset]
 
 
 def _best(row: Tensor, code: Tensor, score: Tensor, number: int) -> tuple[Tensor, Tensor]:
