@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from soft_trainer.errors import UserError
-
 TRIES = 32  # random batches to try for a group, and random exchanges for a row, before giving up
 
 
@@ -39,11 +37,7 @@ def similar_batches(
     Returns:
         Batches of row numbers; the rows of a group are adjacent. A row that no batch can take without violating
         `apart` or `text_ids` is left out of the epoch, and its batch is short.
-
-    Raises:
-        UserError: a setting is out of range.
     """
-    _check(neighbours, group_size, random_share, apart)
     rows, size = len(neighbours), min(group_size, batch_size)
     order = generator.permutation(rows)
     if drop_last:
@@ -61,17 +55,6 @@ def similar_batches(
     plan.room += reserved
     plan.place_anywhere(plan.texts_first([*late, *alone.tolist()]))
     return plan.batches
-
-
-def _check(neighbours: np.ndarray, group_size: int, random_share: float, apart: int) -> None:
-    known = neighbours.shape[1]
-    for name, value, allowed, fits in (
-        ("group_size", group_size, "1 or more", group_size >= 1),
-        ("random_share", random_share, "from 0 to 1", 0 <= random_share <= 1),
-        ("apart", apart, f"0 or more, and less than the {known} neighbours of a row", 0 <= apart < known),
-    ):
-        if not fits:
-            raise UserError(f"{name}={value}: must be {allowed}")
 
 
 def _dealt(total: int, parts: int, most: np.ndarray, generator: np.random.Generator) -> np.ndarray:

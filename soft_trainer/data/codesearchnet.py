@@ -294,8 +294,6 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
             "(in Python: codebase=)"
         )
     for part, rows in ((name, queries), ("codebase", corpus)):
-        if "url" not in rows.column_names:
-            raise UserError(f"{part}: no column 'url', by which a query and its code match")
         _check_filled(rows, "url", part)
     urls, own = corpus["url"][:], queries["url"][:]
     first = row_of_url(urls)

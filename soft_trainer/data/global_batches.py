@@ -41,7 +41,7 @@ class GlobalBatchSampler(BatchSampler):
         similar: the arguments of `similar_batches`, except its generator; used by "similar".
 
     Raises:
-        UserError: an unknown strategy, or too few rows (of a language) for one full batch.
+        UserError: too few rows (of a language) for one full batch.
     """
 
     def __init__(
@@ -56,16 +56,10 @@ class GlobalBatchSampler(BatchSampler):
         languages: Sequence[str] = (),
         similar: Mapping | None = None,
     ):
-        if strategy not in STRATEGIES:
-            raise UserError(f"train_sampling_strategy={strategy!r}: use one of {', '.join(STRATEGIES)}")
         self.names, self.languages = np.unique(np.asarray(languages, dtype=str), return_inverse=True)
-        if rows < 1:
-            raise UserError("train_dataset: there are no training rows")
         apart = strategy == "one_language"
         if apart and len(self.languages) == 0:
             raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
-        if batch_size < 1:
-            raise UserError(f"per_device_train_batch_size: a batch of {batch_size} rows, use 1 or more")
         counts = np.bincount(self.languages).tolist() if apart else [rows]
         if drop_last and min(counts) < batch_size:
             which = f" {self.names[int(np.argmin(counts))]}" if apart else ""

@@ -93,12 +93,8 @@ class _Codes:
     """Finds the number of a code by its url or its text; numbers codes that are not training rows."""
 
     rows: TrainingRows
-    further: Sequence[Mapping] = ()
     code_only: list[dict] = field(default_factory=list)
-    numbers: dict[str | int, int] = field(default_factory=dict)  # by url or hash of the text
-
-    def __post_init__(self):
-        self.by_url = {row["url"]: row for row in self.further if row.get("url")}
+    numbers: dict[int, int] = field(default_factory=dict)  # by hash of the text
 
     def number(self, name: str, place: str, known: int | None = None) -> int:
         """Returns the number of the code that a url, `#` and a number from 1, or a text names.
@@ -111,26 +107,22 @@ class _Codes:
         """
         if name in self.rows.row_of_url:
             return self.rows.row_of_url[name]
-        if name in self.by_url:
-            return self._added(name, dict(self.by_url[name]))
         if name.startswith("#") and name[1:].isdecimal() and 0 < int(name[1:]) <= (known or len(self.rows)):
             return int(name[1:]) - 1
         if len(name.split()) < 2:
             raise UserError(
-                f"{place}: the negative {_shown(name)} is neither the url of a training row nor that of a code beside "
-                "them; give its text, or name the file that holds it"
+                f"{place}: the negative {_shown(name)} is neither the url of a training row nor a code; give its text"
             )
         return self.text(name)
 
     def text(self, text: str) -> int:
         """Returns the number of the code with this text."""
-        row = self.rows.codes.find(text)
-        return self._added(_text_hash(text), {"code": text}) if row is None else row
-
-    def _added(self, name: str | int, row: dict) -> int:
+        row, name = self.rows.codes.find(text), _text_hash(text)
+        if row is not None:
+            return row
         if name not in self.numbers:
             self.numbers[name] = len(self.rows) + len(self.code_only)
-            self.code_only.append(row)
+            self.code_only.append({"code": text})
         return self.numbers[name]
 
     def negatives(self, candidates: Iterable[tuple[Mapping[int, float], float]]) -> Negatives:
@@ -151,14 +143,11 @@ class _Codes:
         return Negatives(*(np.array(values) for values in (starts, codes, scores, own)), self.code_only)
 
 
-def load_negatives(path: str | Path, rows: TrainingRows, further: Sequence[Mapping] = ()) -> Negatives:
+def load_negatives(path: str | Path, rows: TrainingRows) -> Negatives:
     """Reads the negatives of a file or folder.
 
     It is one that `write_negatives` wrote, or a table of n-tuples (see `tuple_negatives`) as JSON lines, Parquet or a
     folder of `Dataset.save_to_disk`.
-
-    Args:
-        further: rows with `url` and `code` that are not training rows.
 
     Raises:
         UserError: there is no such file, it has another format, or its negatives are those of other rows.
@@ -175,7 +164,7 @@ def load_negatives(path: str | Path, rows: TrainingRows, further: Sequence[Mappi
     if first is None:
         raise UserError(f"{path}: no rows")
     if FORMAT in first:
-        return _read(path, first, lines, rows, further)
+        return _read(path, first, lines, rows)
     return tuple_negatives((row for _, row in read_json_lines(path)), rows, str(path))
 
 
@@ -219,7 +208,7 @@ def _number(score: np.float32) -> float | None:
     return None if np.isnan(score) else float(str(score))
 
 
-def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows, further: Sequence[Mapping]) -> Negatives:
+def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows) -> Negatives:
     """Reads the negatives that `write_negatives` wrote, after its first line."""
     if head.get("fingerprint") != rows.fingerprint:
         raise UserError(
@@ -227,7 +216,7 @@ def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows, fur
             f"{str(head.get('fingerprint'))[:8]}, the training set has {len(rows)} with {rows.fingerprint[:8]}); mine "
             "negatives of these rows, or train on those"
         )
-    codes = _Codes(rows, further)
+    codes = _Codes(rows)
     codes.code_only = [next(lines, {}) for _ in range(head.get("code_only", 0))]
     known = len(rows) + len(codes.code_only)
     places = ((f"{path}, row {number}", line) for number, line in enumerate(lines, 1))
@@ -256,7 +245,6 @@ def _scored(
 def column_negatives(
     values: Sequence[Sequence[str] | str | None],
     rows: TrainingRows,
-    further: Sequence[Mapping] = (),
     place: str = "train",
     scores: Sequence[Sequence[float] | None] | None = None,
     own: Sequence[float | None] | None = None,
@@ -267,16 +255,15 @@ def column_negatives(
 
     Args:
         values: for each row one or several, or None.
-        further: rows with `url` and `code` that are not training rows.
         place: the name of the file, for a message.
         scores: for each row one score for each of its values, if known.
         own: the score of each row's code, if known.
 
     Raises:
-        UserError: a url that is neither a training row's nor a further code's, or a wrong number of scores (names the
+        UserError: a url that no training row has, or a wrong number of scores (names the
             row).
     """
-    codes = _Codes(rows, further)
+    codes = _Codes(rows)
     candidates = []
     for row, value in enumerate(values):
         names = [value] if isinstance(value, str) else value or ()

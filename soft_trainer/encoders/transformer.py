@@ -14,7 +14,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
 from soft_trainer.encoders.positions import check_lengths
-from soft_trainer.encoders.profiles import DTYPES, EncoderProfile
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 
 MISSING_WEIGHTS = "_missing_weights"  # attribute of a loaded model: the weights that its files lack
@@ -42,10 +42,8 @@ def load_transformer(
         dtype: one of `DTYPES`. None means float32, or higher where the weights are saved in higher precision.
 
     Raises:
-        UserError: an unknown dtype, or a profile whose lengths are above the model's positions.
+        UserError: a profile whose lengths are above the model's positions.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
     config = load_config(name_or_path, revision, trust_remote_code)
     check_lengths(config.to_dict(), profile)
     if hasattr(config, "use_cache"):

@@ -89,14 +89,7 @@ class BM25Estimator(Estimator):
         """True if queries are scored against codes, False if against the codes' queries."""
         return self.document_column != self.column
 
-    def neighbours(
-        self,
-        k: int,
-        text_ids: Sequence[np.ndarray] = (),
-        progress: str | None = None,
-        rows: int | None = None,
-        codes: int | None = None,
-    ) -> Neighbours:
+    def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
         """Finds the k rows whose documents score highest for each row's query, with the statistics of all rows."""
         weights = bm25_weights(self._documents, "lucene", self.k1, self.b)
         queries, documents = self._queries[:rows], weights[:codes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,14 +113,7 @@ class EncodedRowsEstimator(Estimator):
         q, c = (torch.from_numpy(np.asarray(rows, dtype=np.float32)) for rows in chosen)
         return q @ c.T * self._scale
 
-    def neighbours(
-        self,
-        k: int,
-        text_ids: Sequence[np.ndarray] = (),
-        progress: str | None = None,
-        rows: int | None = None,
-        codes: int | None = None,
-    ) -> Neighbours:
+    def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
         """Finds the k rows that score highest for each row's query, from the cache if possible."""
         vectors, device = (self._queries[:rows], self._codes[:codes]), distributed.device()
         nearest = cached_neighbours(

@@ -70,10 +70,6 @@ class EstimatorEntry:
     takes_model: bool = False
 
 
-def _none(arguments: DataArguments, models: EstimatorModels, query_column: str) -> None:
-    return None
-
-
 def _bm25(arguments: DataArguments, models: EstimatorModels, query_column: str) -> BM25Estimator:
     return BM25Estimator(
         query_column,
@@ -84,19 +80,15 @@ def _bm25(arguments: DataArguments, models: EstimatorModels, query_column: str) 
     )
 
 
-def _simcse(arguments: DataArguments, models: EstimatorModels, query_column: str) -> SimCSEEstimator:
+def _simcse(arguments: DataArguments, models: EstimatorModels, _: str) -> SimCSEEstimator:
     return SimCSEEstimator(**models.take(PAPER_MODEL), cache_dir=_writable_cache(arguments))
 
 
-def _trained_model(arguments: DataArguments, models: EstimatorModels, query_column: str) -> TrainedModelEstimator:
+def _trained_model(arguments: DataArguments, models: EstimatorModels, _: str) -> TrainedModelEstimator:
     model = models.take()
     if model is None:
         raise UserError("estimator=trained_model: name its folder or Hub name with --estimator_model")
     return TrainedModelEstimator(**model, cache_dir=_writable_cache(arguments))
-
-
-def _initial_model(arguments: DataArguments, models: EstimatorModels, query_column: str) -> InitialModelEstimator:
-    return InitialModelEstimator(cache_dir=_writable_cache(arguments))
 
 
 def cache_folder(arguments: DataArguments) -> str | Path | None:
@@ -115,11 +107,16 @@ def _writable_cache(arguments: DataArguments) -> str | Path | None:
 ESTIMATORS: dict[str, EstimatorEntry] = {
     entry.name: entry
     for entry in (
-        EstimatorEntry("none", "", None, _none),
+        EstimatorEntry("none", "", None, lambda *_: None),
         EstimatorEntry("bm25", "BM25", BM25Estimator, _bm25),
         EstimatorEntry("trained_model", "Trained model", TrainedModelEstimator, _trained_model, takes_model=True),
         EstimatorEntry("simcse", "SimCSE", SimCSEEstimator, _simcse, takes_model=True),
-        EstimatorEntry("initial_model", "Initial model", InitialModelEstimator, _initial_model),
+        EstimatorEntry(
+            "initial_model",
+            "Initial model",
+            InitialModelEstimator,
+            lambda arguments, *_: InitialModelEstimator(_writable_cache(arguments)),
+        ),
     )
 }
 

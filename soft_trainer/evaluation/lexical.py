@@ -50,11 +50,9 @@ def lexical_rankings(
         The ranking "lexical", and with embeddings "combined".
 
     Raises:
-        UserError: no code contains a word, or there are not as many targets as queries.
+        UserError: no code contains a word.
     """
     targets = torch.as_tensor(targets).numpy()
-    if len(targets) != len(queries):
-        raise UserError(f"{len(queries)} queries but {len(targets)} targets: there must be one code for each query.")
     terms: dict[str, int] = {}
     code_counts = count_terms(map(split_identifiers, codes), terms)
     if not terms:

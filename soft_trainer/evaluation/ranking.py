@@ -71,7 +71,7 @@ def rank_codes(
     if device.type == "mps":  # MPS has no float64
         query_embeddings, code_embeddings, device = query_embeddings.cpu(), code_embeddings.cpu(), torch.device("cpu")
     targets = torch.as_tensor(targets, device=device)
-    _check(query_embeddings, code_embeddings, targets, top_k, score_scale, block_size)
+    _check(query_embeddings, code_embeddings, targets)
     top_k = min(top_k, len(code_embeddings))
     if len(query_embeddings) == 0:  # with few queries a process may have none
         return Ranking(targets, targets.new_empty(0, top_k), query_embeddings.new_empty(0, top_k).float())
@@ -110,25 +110,21 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
     return metrics | {"pool_size": pool_size, "queries": len(ranks)}
 
 
-def _check(
-    queries: Tensor, codes: Tensor, targets: Tensor, top_k: int, score_scale: float, block_size: int | None
-) -> None:
-    if queries.ndim != 2 or codes.ndim != 2 or queries.shape[1] != codes.shape[1]:
-        raise UserError(
-            f"Embeddings must be [queries, d] and [codes, d], not {list(queries.shape)} and {list(codes.shape)}."
-        )
+def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
+    if (
+        queries.ndim != 2
+        or codes.ndim != 2
+        or queries.shape[1] != codes.shape[1]
+        or targets.shape != queries.shape[:1]
+    ):
+        shapes = ", ".join(str(list(each.shape)) for each in (queries, codes, targets))
+        raise UserError(f"Embeddings and targets must be [queries, d], [codes, d] and [queries], not {shapes}.")
     if len(codes) == 0:
         raise UserError("The corpus is empty: there is nothing to rank.")
-    if targets.shape != queries.shape[:1]:
-        raise UserError(f"targets must hold one row for each of {len(queries)} queries, not {list(targets.shape)}.")
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
     if len(outside):
         row = int(outside[0])
         raise UserError(f"targets[{row}] is {int(targets[row])}, outside the corpus of {len(codes)} codes.")
-    if top_k < 1 or score_scale <= 0 or (block_size is not None and block_size < 1):
-        raise UserError(
-            f"top_k, score_scale and block_size must be positive, not {top_k}, {score_scale} and {block_size}."
-        )
 
 
 def _near_one(side: str, rows: Tensor) -> tuple[Tensor, float]:

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 
 
@@ -62,17 +61,10 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
         queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
         grades (`float[P]`): the relevance of each pair's code, above 0.
         k (`int`, *optional*, defaults to 10): number of ranks that count.
-
-    Raises:
-        UserError: arrays that do not fit, a grade that is not above 0, or a query number without a pair.
     """
     queries, grades = np.asarray(queries), np.asarray(grades, dtype=np.float64)
     ranks = ranking.ranks.numpy(force=True)
-    if not len(ranks) == len(queries) == len(grades) > 0 or not (grades > 0).all():
-        raise UserError(f"{len(ranks)} ranks need the same number of queries and of grades above 0, and at least one")
     number = int(queries.max()) + 1
-    if len(np.unique(queries)) != number:
-        raise UserError("queries must be numbered from 0 without gaps")
     places = _places(ranks, queries, grades)
     ideal = _running(np.lexsort((-grades, queries)), queries) + 1
     gained, possible = (_gain(order, queries, grades, k) for order in (places, ideal))
@@ -92,19 +84,11 @@ def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
     Args:
         ranking: the ranking of the P pairs, as for `graded_ranking`.
         queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
-
-    Raises:
-        UserError: arrays that do not fit, or a query number without a pair.
     """
     queries, ranks = np.asarray(queries), ranking.ranks.numpy(force=True)
-    if not len(ranks) == len(queries) > 0:
-        raise UserError(f"{len(ranks)} ranks need as many queries, and at least one")
-    counts = np.bincount(queries)
-    if not counts.all():
-        raise UserError("queries must be numbered from 0 without gaps")
     places = _places(ranks, queries, np.ones(len(ranks)))
     relevant = _running(np.lexsort((places, queries)), queries) + 1
-    return np.bincount(queries, relevant / places) / counts
+    return np.bincount(queries, relevant / places) / np.bincount(queries)
 
 
 def _places(ranks: np.ndarray, queries: np.ndarray, grades: np.ndarray) -> np.ndarray:

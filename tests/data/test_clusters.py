@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from refusals import refused
 
 from soft_trainer.data.clusters import similar_batches
 
@@ -127,13 +126,3 @@ def test_rows_with_few_neighbours_or_none():
     assert similar_batches(nearest()[:20] % 20, 32, np.random.default_rng(0)) == []
     (short,) = similar_batches(nearest()[:20] % 20, 32, np.random.default_rng(0), drop_last=False)
     assert sorted(short) == list(range(20))
-
-
-def test_settings_out_of_range_are_named():
-    for options, words in (
-        ({"group_size": 0}, "group_size=0: must be 1 or more"),
-        ({"random_share": 1.5}, "random_share=1.5: must be from 0 to 1"),
-        ({"apart": K}, f"apart={K}: must be 0 or more, and less than the {K} neighbours of a row"),
-    ):
-        with refused(words):
-            batches(**options)

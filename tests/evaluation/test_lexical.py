@@ -62,8 +62,6 @@ def test_ties_count_against_the_own_code_and_take_the_lower_row_and_blocks_do_no
 def test_what_cannot_be_searched_is_refused():
     with refused("holds a word"):
         lexical_rankings([["a"]], [["("], []], [0])
-    with refused("1 queries but 2 targets"):
-        lexical_rankings([["a"]], CODES, [0, 1])
 
 
 def test_an_encoder_and_bm25_are_added_after_standardising_each_query():

@@ -179,11 +179,10 @@ def test_inputs_stay_as_they_were_and_score_scale_multiplies_scores_alone():
 def test_what_does_not_fit_is_refused():
     queries, codes, targets = random()
     for wrong, words in (
-        ((queries[:, :-1], codes, targets), "Embeddings must be"),
-        ((queries, codes, targets[:-1]), "one row for each"),
+        ((queries[:, :-1], codes, targets), "Embeddings and targets must be"),
+        ((queries, codes, targets[:-1]), "not [19, 12], [80, 12], [18]"),
         ((queries, codes, targets + CODES), "targets[0]"),
         ((queries, codes[:0], targets), "corpus is empty"),
-        ((queries, codes, targets, 0), "top_k"),
     ):
         with refused(words):
             rank_codes(*wrong)
