@@ -25,11 +25,13 @@ def shows_bars() -> bool:
 def quiet_libraries() -> None:
     """Turns off bars that no terminal shows, and a warning of `transformers` that asks for nothing.
 
-    It has to run before those libraries are imported.
+    It has to run before those libraries are imported, but for the Hub's client, which comes with the options.
     """
     if not shows_bars():
         for name in ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):
             os.environ.setdefault(name, "1")
+        if hub := sys.modules.get("huggingface_hub.utils"):  # it has read the variable already
+            hub.disable_progress_bars()
     # Where modification times are equal it orders checkpoints by number, which is right.
     logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
 

@@ -64,11 +64,14 @@ def test_many_items_are_counted_by_a_bar_or_by_lines(monkeypatch, readable):
 
 
 @pytest.mark.slow
-def test_libraries_show_no_bars_without_a_terminal():
+@pytest.mark.parametrize(
+    "first", ["", "import run_codesearch"]
+)  # the script imports the Hub's client with its options
+def test_libraries_show_no_bars_without_a_terminal(first):
     code = (
-        "from soft_trainer.terminal import quiet_libraries; quiet_libraries()\n"
-        "from datasets import Dataset; from tqdm import tqdm\n"
-        "Dataset.from_list([{'a': 1}]).map(lambda row: row, desc='Tokenising'); list(tqdm([1]))"
+        f"{first}\nfrom soft_trainer.terminal import quiet_libraries; quiet_libraries()\n"
+        "from datasets import Dataset; from transformers.utils import logging\n"
+        "Dataset.from_list([{'a': 1}]).map(lambda row: row, desc='Tokenising'); list(logging.tqdm([1]))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stderr == ""
