@@ -32,15 +32,15 @@ def main() -> None:
     """Measures and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="encoder to search with as well")
-    parser.add_argument("--index_dir", help="keep the indexes here and use them again")
+    parser.add_argument("--index_dir", help="folder to keep the indexes in, to use them again")
     arguments = parser.parse_args()
     queries = [json.loads(line) for line in QUERIES.read_text(encoding="utf-8").splitlines()]
     modes = {"words": True} | ({"words and encoder": False} if arguments.model else {})
     outcomes: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in dict.fromkeys(query["repository"] for query in queries):
-            place = Path(arguments.index_dir or scratch, name)
-            index = CodeIndex.build(tree_of(name, f"{scratch}/tree"), place, arguments.model, progress=True)
+            base = Path(arguments.index_dir or scratch).absolute()
+            index = CodeIndex.build(tree_of(name, base / "tree"), base / name, arguments.model, progress=True)
             for query in queries:
                 if query["repository"] != name:
                     continue
@@ -56,11 +56,11 @@ def main() -> None:
     sys.stdout.write(table(headers, rows, floats=".3f") + "\n")
 
 
-def tree_of(name: str, scratch: str) -> str:
-    """The folder of an installed package, or this package's tree at `COMMIT`, written to `scratch`."""
+def tree_of(name: str, place: Path) -> str | Path:
+    """The folder of an installed package, or this package's tree at `COMMIT`, written to `place`."""
     if name not in PACKAGES:
-        write_tree(open_repository(Path(__file__).parents[1]), COMMIT, scratch)
-        return scratch
+        write_tree(open_repository(Path(__file__).parents[1]), COMMIT, place)
+        return place
     if version(name) != PACKAGES[name]:
         raise SystemExit(f"{name} {version(name)} is installed; pip install {name}=={PACKAGES[name]}")
     return find_spec(name).submodule_search_locations[0]
