@@ -21,7 +21,7 @@ import numpy as np
 from soft_trainer.errors import UserError, refuse
 
 DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
-FORMAT = 5
+FORMAT = 6
 # Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program; 1 for a file in
 # a folder that may hold other people's code.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored")
