@@ -5,6 +5,7 @@ python benchmarks/merge_study_tables.py
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -78,20 +79,33 @@ def pairs(study: dict, method: str, other: str, key="test", languages=CONFIRMATI
 def guard_table(study: dict) -> str:
     """Each reporting guard, before and after training. All languages and seeds are repetitions of the same queries."""
     rows = []
-    for method in study["frozen"].values():
-        strata = []
+    for method, ratio in itertools.product(study["frozen"].values(), (None, 1.0)):
+        strata, label = [], f"{method}, {'merged' if ratio is None else 'unmerged'}"
         for key in ("cosqa-report", "judged-report"):
             runs = trained_on(study, method).items()
-            after = np.concatenate([reported(study, language, method, key, seeds) for language, seeds in runs])
+            after = np.concatenate([reported(study, language, method, key, seeds, ratio) for language, seeds in runs])
             before = reported(study, next(iter(runs))[0], "untrained", key, "0")
             strata.append(SetComparison(key, len(after), (after, np.repeat(before, len(after), 0))))
         pooled = PooledComparison(tuple(strata))
         for each in strata:
             a, b = (side.mean() for side in each.reciprocal)
-            rows.append([method, each.name, b, a, difference_text(a - b, pooled.interval([each]))])
+            rows.append([label, each.name, b, a, difference_text(a - b, pooled.interval([each]))])
         a, b = pooled.means
-        rows.append([method, "pooled", b, a, difference_text(a - b, pooled.interval())])
+        rows.append([label, "pooled", b, a, difference_text(a - b, pooled.interval())])
     return table(["method", "guard", "before", "after", "difference (95 %)"], rows, floats=".4f")
+
+
+def set_table(study: dict) -> str:
+    """The MRR of each set before training, merged and not, and the ratios that the rule chose, one for each seed."""
+    rows = []
+    for language, method in itertools.product(CONFIRMATION, study["frozen"].values()):
+        seeds = sorted(trained_on(study, method).get(language, ()), key=int)
+        if seeds:
+            before = reported(study, language, "untrained", "test", "0").mean()
+            merged, whole = (reported(study, language, method, "test", seeds, ratio).mean() for ratio in (None, 1.0))
+            ratios = (study["cells"][f"confirm/{language}/{seed}/{method}"]["ratio"] for seed in seeds)
+            rows.append([language, method, before, merged, whole, ", ".join(f"{ratio:g}" for ratio in ratios)])
+    return table(["set", "method", "before", "merged", "unmerged", "ratios"], rows, floats=".4f")
 
 
 def secondary(study: dict) -> str:
@@ -116,7 +130,7 @@ def main() -> None:
     for phase in ("confirm", "repeat"):
         own = study if phase == "confirm" else phase_as_confirmation(study, phase)
         if study["frozen"] and (primary := pairs(own, *(study["frozen"][side] for side in ("ours", "baseline")))).sets:
-            print(f"\n{phase}", primary.describe(), guard_table(own), secondary(own), sep="\n\n")
+            print(f"\n{phase}", primary.describe(), set_table(own), guard_table(own), secondary(own), sep="\n\n")
 
 
 if __name__ == "__main__":
