@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -18,6 +19,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Caches stay out of the home folder.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="soft_trainer-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
+
+# A shell starts background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import forked
 import pytest

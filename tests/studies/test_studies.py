@@ -219,7 +219,6 @@ def test_a_failed_run_is_told_of_and_the_others_go_on(here, capsys):
 def test_after_ctrl_c_the_same_command_resumes_the_run(here, capsys):
     """Ctrl-C reaches the study and the run, as they share a terminal."""
     here.behave(ruby__infonce__1="hang")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 
     def press():
         deadline = time.monotonic() + 30
