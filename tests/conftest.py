@@ -20,11 +20,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="soft_trainer-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
 
-# A shell starts background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 import forked
 import pytest
+
+# A shell starts background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 
