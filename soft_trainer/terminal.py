@@ -44,7 +44,9 @@ def print_on_main(text: str) -> None:
 
 
 class Progress:
-    """A progress bar where one is readable, elsewhere a line at most every ten seconds. A context manager.
+    """A progress bar where one is readable, elsewhere a line at most every ten seconds, on the main process only.
+
+    A context manager.
 
     Args:
         label: the first words; None shows nothing.
@@ -56,7 +58,7 @@ class Progress:
         from tqdm.auto import tqdm  # slow to import
 
         self.label, self.total, self.unit, self.done = label, total, unit, 0
-        hidden = label is None or not shows_bars()
+        hidden = label is None or not shows_bars() or not _is_main()
         self._bar = tqdm(total=total, desc=label, disable=hidden, leave=False, unit=unit)
         self._start = time.monotonic()
         self._next_line = self._start + LINE_SECONDS

@@ -206,7 +206,7 @@ def exact_neighbours(
         return Neighbours(columns.numpy(), values.numpy(), own.numpy())
 
     parts = []
-    with ThreadPoolExecutor(threads) as pool, progress_bar(progress, len(rows), "row") as bar:
+    with ThreadPoolExecutor(threads) as pool, Progress(progress, len(rows), "row") as bar:
         for part in pool.map(nearest, _blocks(rows, codes, entries)):
             parts.append(part)
             bar.update(len(part.own))
@@ -261,7 +261,7 @@ def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
         index.nprobe *= 2
     print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} rows")
     parts = []
-    with progress_bar(progress, len(queries), "row") as bar:
+    with Progress(progress, len(queries), "row") as bar:
         for start in range(0, len(queries), SEARCHED_AT_ONCE):
             parts.append(search(np.arange(start, min(start + SEARCHED_AT_ONCE, len(queries))), k))
             bar.update(len(parts[-1].own))
@@ -326,8 +326,3 @@ def _blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
     """Splits `rows` into parts small enough for a matrix of `entries` with `width` columns per row."""
     size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))
-
-
-def progress_bar(progress: str | None, total: int, unit: str) -> Progress:
-    """Shows the progress of the main process; None shows nothing."""
-    return Progress(progress if distributed.rank_and_world_size()[0] == 0 else None, total, unit)

@@ -177,8 +177,7 @@ def embed_sharded(
     # A collective inside a forward pass waits for every process, so all of them encode equally many texts.
     spare = order[-1:] if len(own) < -(-len(order) // processes) else order[:0]
     local = [tokens[int(row)] for row in (*own, *spare)]
-    label = progress if rank == 0 else None
-    embeddings = embed(model, profile, local, pad_token_id, batch_size, label, prompt_length)
+    embeddings = embed(model, profile, local, pad_token_id, batch_size, progress, prompt_length)
     gathered = distributed.gather(embeddings[: len(own)])
     embeddings = torch.empty_like(gathered)
     rows = np.concatenate([order[process::processes] for process in range(processes)])

@@ -42,7 +42,8 @@ class ProgressLines(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """Prints a line if ten seconds have passed."""
         if time.monotonic() >= self._next_line and state.global_step < state.max_steps:
-            self._print(state, f"{duration(self._seconds_left(state))} left")
+            left = self._seconds_a_step(state) * (state.max_steps - state.global_step)
+            self._print(state, f"{duration(left)} left")
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
@@ -57,14 +58,13 @@ class ProgressLines(TrainerCallback):
         """Prints the last line."""
         self._print(state, f"trained in {duration(time.monotonic() - self._start)}")
 
-    def _seconds_left(self, state) -> float:
-        steps = max(state.global_step - self._first_step, 1)
-        return (time.monotonic() - self._start) / steps * (state.max_steps - state.global_step)
+    def _seconds_a_step(self, state) -> float:
+        return (time.monotonic() - self._start) / max(state.global_step - self._first_step, 1)
 
     def _print(self, state, end: str) -> None:
         mean = self._loss()
         loss = self._logged if mean is None else mean
-        seconds = (time.monotonic() - self._start) / max(state.global_step - self._first_step, 1)
+        seconds = self._seconds_a_step(state)
         words = [] if loss is None else [f"loss {loss:.4g}"]
         words += [f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s a step", end]
         print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(words)}")
