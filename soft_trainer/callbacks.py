@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from soft_trainer.encoders.loading import Encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
-from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
 
 

@@ -18,6 +18,7 @@ from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback
+from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.codesearchnet import target_rows
@@ -34,7 +35,6 @@ from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profi
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets

@@ -14,7 +14,7 @@ from soft_trainer import losses
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.simcse import SimCSEEstimator
+from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
 from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.parse import parse

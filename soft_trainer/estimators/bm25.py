@@ -12,12 +12,12 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours, neighbours_key
 from soft_trainer.data.term_neighbours import nearest_by_terms
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.estimators.bm25_scores import IDFS, bm25_weights
-from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 
 SCOPES = ("batch", "corpus")
 SPLIT_AT_ONCE = 1 << 14  # texts

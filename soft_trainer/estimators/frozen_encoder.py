@@ -1,32 +1,26 @@
-"""The base class of SimCSE and the trained model: rows are encoded once by a frozen encoder, then looked up."""
+"""Estimators by a frozen encoder, which encodes every row once: SimCSE, a trained model, and the initial encoder."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from soft_trainer import distributed
-from soft_trainer.data.array_cache import map_array
+from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import embed_sharded, prompt_length
 from soft_trainer.encoders.identity import encoder_identity
 from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.encoders.pooling import comparable
+from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
-from soft_trainer.estimators.row_cache import DEFAULT_FOLDER, cached_rows, row_key
-
-
-@dataclass(frozen=True)
-class _StoredRows:
-    """Rows in a file, for pickling."""
-
-    path: str
 
 
 class EncodedRowsEstimator(Estimator):
@@ -51,22 +45,21 @@ class EncodedRowsEstimator(Estimator):
     ):
         self.model_name_or_path, self.cache_dir, self.batch_size = str(model_name_or_path), cache_dir, batch_size
         self.trust_remote_code = trust_remote_code
+        self._name, _, revision = self.model_name_or_path.partition("@")
+        self._revision = revision or None
 
     def __getstate__(self) -> dict:
         """Returns the state with memory-mapped rows replaced by their paths, so that a worker maps them too."""
-        state = self.__dict__.items()
-        return {
-            name: _StoredRows(str(value.filename)) if isinstance(value, np.memmap) else value for name, value in state
-        }
+        mapped = {name: str(value.filename) for name, value in vars(self).items() if isinstance(value, np.memmap)}
+        return vars(self) | {"_mapped": mapped} | dict.fromkeys(mapped)
 
     def __setstate__(self, state: dict) -> None:
-        for name, value in state.items():
-            setattr(self, name, map_array(value.path) if isinstance(value, _StoredRows) else value)
+        paths = state.pop("_mapped").items()
+        vars(self).update(state, **{name: np.load(path, mmap_mode="r") for name, path in paths})
 
     def load(self) -> Encoder:
         """Loads the frozen encoder."""
-        name, _, revision = self.model_name_or_path.partition("@")
-        return load_encoder(name, revision or None, distributed.device(), self.trust_remote_code)
+        return load_encoder(self._name, self._revision, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
         """Returns embeddings of one side of every row, [rows, d], comparable by dot product; cached if possible.
@@ -76,25 +69,19 @@ class EncodedRowsEstimator(Estimator):
         Raises:
             UserError: an embedding is not finite. Nothing is stored then.
         """
-        device = encoder.model.device.type
-        on_gpu = device != "cpu"
+        model, profile, tokenizer = encoder.model, encoder.profile, encoder.tokenizer
+        device = model.device.type
         half = torch.bfloat16 if device != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
-        dtype = np.dtype(np.float16 if on_gpu else np.float32)
-        tokens = column_of(dataset, side, encoder.profile, encoder.tokenizer)
-        prompt = prompt_length(encoder.tokenizer, encoder.profile, side)
+        dtype = np.dtype(np.float32 if device == "cpu" else np.float16)
+        tokens, prompt = column_of(dataset, side, profile, tokenizer), prompt_length(tokenizer, profile, side)
+        progress = f"{type(self).__name__}: encoding {side}"
 
         def build() -> Tensor:
-            with torch.autocast(device, dtype=half, enabled=on_gpu):
+            with torch.autocast(device, dtype=half, enabled=device != "cpu"):
                 embeddings = embed_sharded(
-                    encoder.model,
-                    encoder.profile,
-                    tokens,
-                    encoder.tokenizer.pad_token_id,
-                    self.batch_size,
-                    progress=f"{type(self).__name__}: encoding {side}",
-                    prompt_length=prompt,
+                    model, profile, tokens, tokenizer.pad_token_id, self.batch_size, progress, prompt
                 )
-            embeddings = comparable(encoder.profile, embeddings)
+            embeddings = comparable(profile, embeddings)
             largest = float(embeddings.abs().max()) if len(embeddings) else 0.0
             if not largest <= np.finfo(dtype).max:
                 raise UserError(
@@ -103,15 +90,16 @@ class EncodedRowsEstimator(Estimator):
                 )
             return embeddings
 
-        identity = encoder_identity(encoder.model, encoder.tokenizer, encoder.profile)
-        key = row_key(tokens, identity, prompt, str(dtype))
-        return cached_rows(self.cache_dir, key, len(tokens), encoder.model.config.hidden_size, dtype, build)
+        identity = encoder_identity(model, tokenizer, profile)
+        key = xxhash.xxh3_128(repr((identity, prompt, str(dtype))).encode())
+        tokens.add_to(key)
+        return cached_rows(self.cache_dir, key.hexdigest(), len(tokens), model.config.hidden_size, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32."""
-        chosen = (values[as_array(rows)] for values, rows in ((self._queries, query_rows), (self._codes, code_rows)))
-        q, c = (torch.from_numpy(np.asarray(rows, dtype=np.float32)) for rows in chosen)
-        return q @ c.T * self._scale
+        chosen = self._queries[as_array(query_rows)], self._codes[as_array(code_rows)]
+        queries, codes = (torch.from_numpy(np.asarray(vectors, dtype=np.float32)) for vectors in chosen)
+        return queries @ codes.T * self._scale
 
     def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
         """Finds the k rows that score highest for each row's query, from the cache if possible."""
@@ -122,3 +110,87 @@ class EncodedRowsEstimator(Estimator):
             lambda: nearest_rows(*vectors, k, text_ids=text_ids, progress=progress, device=device),
         )
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
+
+
+class SimCSEEstimator(EncodedRowsEstimator):
+    """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
+
+    The similarity of a query to a code is that to the code's own query. The encoder is a folder or Hub name: a
+    sentence-transformers model, with its own pooling, or a plain `AutoModel`, with mean pooling. Embeddings are
+    normalised. The paper uses `options.commands.PAPER_MODEL`, which `soft_trainer.simcse` trains further.
+    """
+
+    alpha, beta, temperature = 1.3, 0.7, 0.1
+    distill_temperature = 0.07  # the temperature at which SimCSE is trained, as published
+    compares_codes = False
+
+    def fit(self, dataset) -> None:
+        """Encodes the queries of every row, or reads them from the cache."""
+        encoder = self.load()
+        profile = encoder.profile.replace(normalize=True, score_function="dot")
+        self._queries = self._codes = self.encode_rows(dataset, "query", dataclasses.replace(encoder, profile=profile))
+
+
+class TrainedModelEstimator(EncodedRowsEstimator):
+    """Scores of a checkpoint trained with InfoNCE (Section 3.2, "Trained Model"), kept frozen.
+
+    It may differ from the encoder in training. Tokenizer, lengths, pooling, score function and scale are read from its
+    folder.
+    """
+
+    alpha, beta, temperature = 1.3, 0.7, 5.0
+
+    @property
+    def positive_temperature(self) -> float:
+        """0.05 in units of cosines: 0.05 x the checkpoint's score scale."""
+        return 0.05 * self.score_scale
+
+    @property
+    def score_scale(self) -> float:
+        """The factor on the checkpoint's scores."""
+        return resolve_profile(self._name, revision=self._revision).score_scale
+
+    def fit(self, dataset) -> None:
+        """Encodes queries and codes of every row, or reads them from the cache."""
+        encoder = self.load()
+        self._scale = encoder.profile.score_scale
+        self._queries, self._codes = (self.encode_rows(dataset, side, encoder) for side in ("query", "code"))
+
+
+class InitialModelEstimator(TrainedModelEstimator):
+    """Scores of the encoder before training, frozen: a trained model without a second download.
+
+    `EstimatorCallback` binds it to the run's encoder, and `SoftInfoNCETrainer` fits it before the first step and
+    before a checkpoint is loaded, so that a resumed run has the same scores.
+    """
+
+    # Cosines x 20 of a zero-shot encoder lie within a few units: Table 7's 5.0 would make all weights equal.
+    temperature = 2.0
+
+    def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):
+        super().__init__("initial_model", cache_dir, batch_size)
+        self._encoder: Encoder | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """The factor on the encoder's scores."""
+        return self._encoder.profile.score_scale if self._encoder else 1.0
+
+    def bind(self, encoder: Encoder) -> None:
+        """Receives the run's encoder."""
+        self._encoder = encoder
+
+    def load(self) -> Encoder:
+        """Returns the run's encoder, with its current weights.
+
+        Raises:
+            UserError: the estimator is not bound to an encoder.
+        """
+        if self._encoder is None:
+            raise UserError("estimator=initial_model: it needs a SoftInfoNCETrainer, which binds it to its encoder")
+        return self._encoder
+
+    def __getstate__(self) -> dict:
+        """Returns the state without the encoder, since a fitted estimator only looks up rows."""
+        profile_only = self._encoder and dataclasses.replace(self._encoder, model=None, tokenizer=None)
+        return super().__getstate__() | {"_encoder": profile_only}

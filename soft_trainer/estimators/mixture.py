@@ -51,29 +51,29 @@ class MixtureEstimator(Estimator):
                 raise UserError(f"{name}={values}: {len(self.members)} numbers above 0 are needed, one a member")
         self.shares = [share / sum(shares) for share in shares]
 
+    @property
+    def _own(self) -> list[Estimator]:
+        """The members that are an `Estimator`, not a user's class with `fit` and `similarity` alone."""
+        return [member for member in self.members if isinstance(member, Estimator)]
+
     def check(self, dataset) -> None:
         """Checks every member that is an `Estimator`."""
-        for member in self.members:
-            if isinstance(member, Estimator):
-                member.check(dataset)
+        for member in self._own:
+            member.check(dataset)
 
     def bind(self, encoder: Encoder) -> None:
         """Binds every member that is an `Estimator`."""
-        for member in self.members:
-            if isinstance(member, Estimator):
-                member.bind(encoder)
+        for member in self._own:
+            member.bind(encoder)
 
     @property
     def finds_neighbours(self) -> bool:
         """True if a member finds neighbours."""
-        return any(isinstance(member, Estimator) and member.finds_neighbours for member in self.members)
+        return any(member.finds_neighbours for member in self._own)
 
     def neighbours(self, *args, **options) -> Neighbours:
         """Finds neighbours with the first member that can."""
-        for member in self.members:
-            if isinstance(member, Estimator) and member.finds_neighbours:
-                return member.neighbours(*args, **options)
-        return super().neighbours(*args, **options)
+        return next(member for member in self._own if member.finds_neighbours).neighbours(*args, **options)
 
     def fit(self, dataset) -> None:
         """Fits every member."""

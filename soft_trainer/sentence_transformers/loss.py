@@ -21,7 +21,7 @@ from soft_trainer.callbacks import EstimatorCallback
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
-from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import Values, effective_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions

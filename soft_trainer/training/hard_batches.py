@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 
+from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import OwnNegatives, text_ids_of, with_code_only
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
@@ -20,7 +21,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
-from soft_trainer.estimators.row_cache import DEFAULT_FOLDER
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import COLUMN, COMPARE_CODES, Plan, parse_ranks
 from soft_trainer.terminal import print_on_main

@@ -16,7 +16,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.tokenizers import add_padding_token
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, members_of
-from soft_trainer.estimators.trained_model import InitialModelEstimator
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.options.fields import DataArguments

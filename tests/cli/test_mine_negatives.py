@@ -12,7 +12,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.negative_files import load_negatives
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.estimators.bm25_scores import split_identifiers
-from soft_trainer.estimators.trained_model import TrainedModelEstimator
+from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.training.hard_batches import training_texts
 
 FURTHER = {"code": "def sort_quickly(items): return sorted(items)", "url": "https://example.org/further"}

@@ -21,7 +21,7 @@ from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.trained_model import TrainedModelEstimator
+from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.model import LoraOptions, ModelArguments
 from soft_trainer.training.building import build_model, build_profile, build_tokenizer

@@ -10,7 +10,7 @@ from soft_trainer.encoders.loading import Encoder
 from soft_trainer.encoders.pooling import pool
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.trained_model import TrainedModelEstimator
+from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 
 THEIRS = {"mean": "mean", "cls": "cls", "last_token": "lasttoken"}
 COLUMNS = {"query": "docstring", "code": "code"}

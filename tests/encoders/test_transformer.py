@@ -26,9 +26,10 @@ from soft_trainer.encoders.positions import most_tokens
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.transformer import check_model, is_causal, profile_warnings
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.registry import EstimatorModels
-from soft_trainer.estimators.trained_model import TrainedModelEstimator
+from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.training.banner import warnings_of
 
 TEXTS = ["read a file", "x"]
@@ -78,8 +79,8 @@ def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, trainer_of
 
 
 def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote):
-    taken = EstimatorModels(iter([str(remote)]), trust_remote_code=True).take()
-    assert TrainedModelEstimator(**taken).load().model.config.hidden_size == 16
+    options = DataArguments(estimator="trained_model", estimator_model=str(remote), no_estimator_cache=True)
+    assert choose_estimator(options, trust_remote_code=True).load().model.config.hidden_size == 16
     with refused("trust_remote_code"):
         TrainedModelEstimator(str(remote)).load()
     with refused(f"{remote}: ", "a search never runs such code"):

@@ -122,9 +122,7 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be written.*--no_estimator_cache"):
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "file" / "rows").fit(dataset)
-    import soft_trainer.estimators.row_cache as row_cache
-
-    monkeypatch.setattr(row_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10})())
+    monkeypatch.setattr(array_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10})())
     with pytest.raises(UserError, match="MiB are free"):
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
     assert count_encodings == []

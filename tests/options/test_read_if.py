@@ -3,8 +3,8 @@
 import pytest
 
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.options.declared import Values, declared_options, unread_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments

@@ -15,9 +15,8 @@ from soft_trainer.data.negative_files import write_negatives
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator
 from soft_trainer.estimators.mixture import MixtureEstimator
-from soft_trainer.estimators.simcse import SimCSEEstimator
-from soft_trainer.estimators.trained_model import InitialModelEstimator
 from soft_trainer.loss_settings import LOSSES
 from soft_trainer.training.hard_batches import training_texts
 

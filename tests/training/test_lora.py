@@ -134,7 +134,7 @@ def test_merged_on_request_and_checkpoints_are_adapters(train, tmp_path):
 
 @pytest.mark.slow
 def test_the_initial_model_stays_the_frozen_start(train, adapted, dataset, profile, tokenizer, base):
-    from soft_trainer.estimators.trained_model import InitialModelEstimator, TrainedModelEstimator
+    from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
 
     estimator = InitialModelEstimator(cache_dir=None)
     train(estimator=estimator)
