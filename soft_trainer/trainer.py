@@ -20,9 +20,8 @@ from soft_trainer import distributed
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
-from soft_trainer.data.chunks import ChunkCost
 from soft_trainer.data.codesearchnet import target_rows
-from soft_trainer.data.collator import PairCollator, Side
+from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
 from soft_trainer.data.sources import as_row_sets, as_rows, corpus_for
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of

@@ -8,8 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator, losses
-from soft_trainer.data.chunks import ChunkCost
-from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.files import newest_complete

@@ -126,14 +126,14 @@ def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
 
 def _with_words(train, further: list[dict], profile) -> tuple:
     """Returns the rows with the columns that bm25 reads, further codes last, and their `text_ids_of`."""
-    from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+    from soft_trainer.data.tokens import SIDES, side_texts
     from soft_trainer.estimators.bm25_scores import split_identifiers
     from soft_trainer.training.hard_batches import with_codes
 
     rows, ids = with_codes(train, further, profile)
     for side, name in zip(SIDES, (QUERY_WORDS, CODE_WORDS), strict=True):
-        column = text_column(rows, side_settings(profile, side)["columns"], side)
-        rows = rows.add_column(name, [split_identifiers(text.split()) for text in column_texts(rows, column)])
+        words = [split_identifiers(text.split()) for text in side_texts(rows, side, profile)]
+        rows = rows.add_column(name, words)
     return rows, ids
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from soft_trainer import distributed
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.negatives import NegativeChoice, Negatives, draw, own_columns
-from soft_trainer.data.tokens import SIDES, TokenColumn, column_texts, side_settings, text_column
+from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 
 Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tensor]]
@@ -65,16 +65,11 @@ class Batch:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Applies `change` to every tensor."""
-        inputs = self.loss_inputs
-        return dataclasses.replace(
-            self,
-            query=self.query.mapped(change),
-            code=self.code.mapped(change),
-            positives=change(self.positives),
-            negatives=None if self.negatives is None else change(self.negatives),
-            also=None if self.also is None else change(self.also),
-            loss_inputs=None if inputs is None else {name: change(tensor) for name, tensor in inputs.items()},
-        )
+        changed = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changed |= {side: getattr(self, side).mapped(change) for side in SIDES}
+        if self.loss_inputs is not None:
+            changed["loss_inputs"] = {name: change(tensor) for name, tensor in self.loss_inputs.items()}
+        return dataclasses.replace(self, **changed)
 
     def loss_scale(self, queries: int) -> float:
         """Returns the factor by which to multiply the mean loss of `queries` of this process's queries.
@@ -193,39 +188,38 @@ class TrainBatches(Dataset):
         """
         if self.own_negatives is None:
             return list(rows_of), None
-        if not self.gather:
+        if self.gather:
+            codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
+            shards = [distributed.shard(len(codes), rank, self.world_size) for rank in range(self.world_size)]
+            added = [codes[shard] for shard in shards]
+            meets = meets[distributed.shard(len(meets), self.rank, self.world_size)]
+            columns = list(zip(rows_of, (meets[:, shard] for shard in shards), strict=True))
+        else:
             # Includes other processes' draws, because the number of their forward passes depends on them.
-            columns = [self.own_negatives.columns(rows, epoch) for rows in rows_of]
-            meets = columns[self.rank][1]
-            before = np.ones((len(meets), len(rows_of[self.rank])), dtype=bool)
-            codes_of = [np.concatenate([rows, codes]) for rows, (codes, _) in zip(rows_of, columns, strict=True)]
-            return codes_of, torch.from_numpy(np.concatenate([before, meets], 1))
-        codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
-        meets = meets[distributed.shard(len(meets), self.rank, self.world_size)]
-        codes_of, parts = [], []
-        for rank, rows in enumerate(rows_of):
-            shard = distributed.shard(len(codes), rank, self.world_size)
-            codes_of.append(np.concatenate([rows, codes[shard]]))
-            parts += [np.ones((len(meets), len(rows)), dtype=bool), meets[:, shard]]
-        return codes_of, torch.from_numpy(np.concatenate(parts, 1))
+            added, masks = zip(*(self.own_negatives.columns(rows, epoch) for rows in rows_of), strict=True)
+            columns = [(rows_of[self.rank], masks[self.rank])]
+        masks = [mask for rows, own in columns for mask in (np.ones((len(own), len(rows)), dtype=bool), own)]
+        codes_of = [np.concatenate(parts) for parts in zip(rows_of, added, strict=True)]
+        return codes_of, torch.from_numpy(np.concatenate(masks, 1))
 
     def _sides(self, rows_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]) -> dict[str, Side]:
         """Collates the model inputs of both sides, in the same number of chunks on every process."""
-        ids_of = {"query": rows_of, "code": codes_of}
+        # A process without rows encodes a row of another process and uses none of its embeddings.
+        spare, sides = rows_of[0][:1], {}
         if not isinstance(self.collator, PairCollator):
-            rows = rows_of[self.rank]
-            features = self.collator([self[int(row)] for row in (rows if len(rows) else rows_of[0][:1])])
-            sides = {side: Side.of(features[side]) for side in SIDES}
-        else:
-            sides = {}
-            for side, ids in ids_of.items():
-                lengths = self.tokens[side].lengths
-                passes = max(self.collator.count_chunks(lengths[part]) for part in ids)
-                # A process without rows encodes a row of another process and uses none of its embeddings.
-                own = ids[self.rank] if len(ids[self.rank]) else rows_of[0][:1]
-                sides[side] = self.collator.side([self.tokens[side][int(row)] for row in own], passes, side)
-        empty = [side for side in SIDES if not len(ids_of[side][self.rank])]
-        return sides | {side: sides[side].without_rows() for side in empty}
+            rows = rows_of[self.rank] if len(rows_of[self.rank]) else spare
+            features = self.collator([self[int(row)] for row in rows])
+        for side, parts in (("query", rows_of), ("code", codes_of)):
+            tokens, own = self.tokens[side], parts[self.rank]
+            if isinstance(self.collator, PairCollator):
+                passes = max(self.collator.count_chunks(tokens.lengths[part]) for part in parts)
+                ids = [tokens[int(row)] for row in (own if len(own) else spare)]
+                sides[side] = self.collator.side(ids, passes, side)
+            else:
+                sides[side] = Side.of(features[side])
+            if not len(own):
+                sides[side] = Side(sides[side].chunks, sides[side].order[:0])
+        return sides
 
 
 def same_texts(
@@ -253,26 +247,21 @@ def same_texts(
 
 def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:
     """For "query" and "code" the `text_ids` of every row. Codes with one url, versions of a function, are equal."""
-    columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
-    ids = {side: text_ids(column_texts(rows, column)) for side, column in columns.items()}
-    if "url" in rows.column_names:
-        ids["code"] = _joined_by_url(ids["code"], rows["url"][:])
-    return ids
-
-
-def _joined_by_url(ids: np.ndarray, urls: Sequence[str | None]) -> np.ndarray:
-    """Makes numbers equal where urls are: the smallest of all that are linked by an equal number or url."""
-    urls = [url or f"\0{row}" for row, url in enumerate(urls)]
-    numbers, texts = np.unique(ids, return_inverse=True)
-    names, functions = np.unique(urls, return_inverse=True)
-    if len(names) == len(ids):
+    ids = {side: text_ids(side_texts(rows, side, profile)) for side in SIDES}
+    if "url" not in rows.column_names:
         return ids
-    size = len(numbers) + len(names)
-    links = scipy.sparse.coo_array((np.ones(len(ids), bool), (texts, len(numbers) + functions)), (size, size))
-    groups = connected_components(links, directed=False)[1][texts]
-    smallest = np.full(groups.max() + 1, np.iinfo(np.uint64).max, np.uint64)
-    np.minimum.at(smallest, groups, ids)
-    return smallest[groups]
+    urls = [url or f"\0{row}" for row, url in enumerate(rows["url"][:])]
+    numbers, texts = np.unique(ids["code"], return_inverse=True)
+    names, functions = np.unique(urls, return_inverse=True)
+    if len(names) < len(rows):
+        # Codes that are linked by equal texts or urls get the smallest of their numbers.
+        size = len(numbers) + len(names)
+        links = scipy.sparse.coo_array((np.ones(len(rows), bool), (texts, len(numbers) + functions)), (size, size))
+        groups = connected_components(links, directed=False)[1][texts]
+        smallest = np.full(groups.max() + 1, np.iinfo(np.uint64).max, np.uint64)
+        np.minimum.at(smallest, groups, ids["code"])
+        ids["code"] = smallest[groups]
+    return ids
 
 
 def with_code_only(ids: Mapping[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Turns rows into padded tensors: a batch keeps its rows, and each side is padded in chunks of similar length."""
+"""Turns rows into padded tensors, each side of a batch in chunks of similar length, so that little is padding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,79 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.data.chunks import ChunkCost, chunk_by_length, split_chunks
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import pad, token_count
+
+STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
+# The fixed time of a layer, as the number of operations that would take as long; `benchmarks/chunk_cost.py`, on a CPU.
+LAYER_OVERHEAD = {"cpu": 1.6e8, "cuda": 5e10}
+
+
+@dataclass(frozen=True)
+class ChunkCost:
+    """The cost of encoding one chunk. The unit is the cost of a token that attends to nothing.
+
+    A chunk of n rows padded to L tokens costs `overhead + n L (1 + attention L)`.
+
+    Args:
+        overhead: fixed cost of a chunk (kernel launches, small matrices), in tokens.
+        attention: additional cost of a token for each token that it attends to.
+    """
+
+    overhead: float = 64.0
+    attention: float = 5e-4
+
+    @classmethod
+    def of(cls, hidden_size: int, device_type: str) -> ChunkCost:
+        """Returns the cost for a transformer of this width on this type of device.
+
+        A layer of width h takes 24 h^2 operations per token, and 4 h more for each token that it attends to. Its fixed
+        time is that of `LAYER_OVERHEAD` operations. These are constants rather than timings of the present run,
+        because the chunks decide which dropout a row gets, and a resumed run must make the same chunks.
+        """
+        overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
+        return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
+
+
+def chunk_by_length(
+    lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None, number: int = 1
+) -> list[np.ndarray]:
+    """Returns the row numbers of each chunk, longest rows first: the cheapest partition of the sorted rows.
+
+    Args:
+        lengths: tokens of each row, int[B].
+        cost: the cost to minimise; None for a single chunk in the given order.
+        largest: maximum number of rows in a chunk.
+        number: the smallest number of chunks, as far as there are rows; the largest chunks are split for it.
+    """
+    chunks = [np.arange(len(lengths))] if cost is None or len(lengths) < 2 else _cheapest(lengths, cost)
+    if largest is not None:
+        chunks = [chunk[start : start + largest] for chunk in chunks for start in range(0, len(chunk), largest)]
+    while len(chunks) < min(number, len(lengths)):
+        place = max(range(len(chunks)), key=lambda place: len(chunks[place]))
+        chunks[place : place + 1] = np.array_split(chunks[place], 2)
+    return chunks
+
+
+def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
+    """Finds the cheapest partition by dynamic programming over the distinct lengths."""
+    rows = np.argsort(-lengths, kind="stable")
+    steps = -(-lengths[rows] // STEP)
+    starts = np.flatnonzero(np.diff(steps, prepend=steps[0] + 1))  # first row of each distinct length
+    padded = steps[starts] * float(STEP)
+    per_row = padded * (1 + cost.attention * padded)
+    ends = np.append(starts[1:], len(rows))
+    best = np.zeros(len(starts) + 1)
+    last = np.zeros(len(starts) + 1, dtype=np.int64)  # start of the last chunk
+    for i in range(1, len(starts) + 1):
+        totals = best[:i] + cost.overhead + (ends[i - 1] - starts[:i]) * per_row[:i]
+        last[i] = totals.argmin()
+        best[i] = totals[last[i]]
+    chunks, i = [], len(starts)
+    while i:
+        chunks.append(rows[starts[last[i]] : ends[i - 1]])
+        i = last[i]
+    return chunks[::-1]
 
 
 @dataclass
@@ -41,10 +111,6 @@ class Side:
         chunks = [{name: change(tensor) for name, tensor in chunk.items()} for chunk in self.chunks]
         return Side(chunks, change(self.order))
 
-    def without_rows(self) -> Side:
-        """Returns the side with the same forward passes but none of the batch's rows."""
-        return Side(self.chunks, self.order[:0])
-
     def with_passes(self, number: int) -> Side:
         """Returns the side with at least `number` chunks; the added ones have no effect."""
         one_row = {name: tensor[:1] for name, tensor in self.chunks[0].items()}
@@ -71,21 +137,14 @@ class PairCollator:
         self.pad_token_id, self.cost, self.largest_chunk = pad_token_id, cost, largest_chunk
         self.prompt_lengths = dict(prompt_lengths or {})
 
-    def __call__(self, features: Sequence[dict], passes: Mapping[str, int] | None = None) -> dict[str, Side]:
-        """Collates features with `query_ids` and `code_ids`.
-
-        Args:
-            passes: the number of chunks of each side, at least as many as `count_chunks` says.
-        """
-        return {
-            side: self.side([feature[f"{side}_ids"] for feature in features], (passes or {}).get(side, 1), side)
-            for side in SIDES
-        }
+    def __call__(self, features: Sequence[dict]) -> dict[str, Side]:
+        """Collates features with `query_ids` and `code_ids`."""
+        return {side: self.side([feature[f"{side}_ids"] for feature in features], name=side) for side in SIDES}
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
         """Collates the side `name` of a batch in the cheapest number of chunks, but at least `passes`."""
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
-        chunks = split_chunks(chunk_by_length(lengths, self.cost, self.largest_chunk), passes)
+        chunks = chunk_by_length(lengths, self.cost, self.largest_chunk, passes)
         order = np.empty(len(token_ids), dtype=np.int64)
         order[np.concatenate(chunks)] = np.arange(len(token_ids))
         prompt = self.prompt_lengths.get(name, 0)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
 from transformers import TrainingArguments
 
 from soft_trainer.data.clusters import shared_texts, similar_batches
@@ -33,7 +33,7 @@ class GlobalBatchSampler(BatchSampler):
     Args:
         rows: the number of training rows.
         batch_size: rows of a global batch, over all processes.
-        strategy: a key of `STRATEGIES`.
+        strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
         drop_last: leave out a last batch that is not full.
         text_ids: numbers of every row's texts, equal for equal texts; used by "no_duplicates".
         lengths: tokens of every row; used by "group_by_length".
@@ -80,43 +80,65 @@ class GlobalBatchSampler(BatchSampler):
         return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        for rows in STRATEGIES[self.strategy](self, np.random.default_rng([self.seed, self.epoch])):
+        draw = getattr(self, f"_{self.strategy}")
+        for rows in draw(np.random.default_rng([self.seed, self.epoch])):
             yield GlobalRows(rows, self.epoch)
 
-    def split(self, order: Sequence[int]) -> Iterator[list[int]]:
+    def _split(self, order: Sequence[int]) -> Iterator[list[int]]:
         """Yields batches of the rows in the given order."""
         for start in range(0, len(order), self.batch_size):
             batch = list(order[start : start + self.batch_size])
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch
 
+    def _split_parts(self, parts: Iterable[np.ndarray], generator: np.random.Generator) -> Iterator[list[int]]:
+        """Yields batches of the rows of each part, in random order."""
+        return _shuffled([batch for part in parts for batch in self._split(part.tolist())], generator)
 
-def _random(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Draws every batch at random."""
-    return sampler.split(generator.permutation(sampler.rows).tolist())
+    def _random(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Draws every batch at random."""
+        return self._split(generator.permutation(self.rows).tolist())
+
+    def _sequential(self, _: np.random.Generator) -> Iterator[list[int]]:
+        """Keeps the order of the data set."""
+        return self._split(range(self.rows))
+
+    def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Draws random batches in which no query and no code text occurs twice.
+
+        Rows whose text occurs elsewhere are placed first, each in a random batch without that text; the other rows
+        fill the batches. A row is left out of the epoch if every batch with room has one of its texts.
+        """
+        places = np.full(len(self), self.batch_size)
+        places[-1] = min(self.rows - (len(self) - 1) * self.batch_size, self.batch_size)
+        texts_of, order = shared_texts(self.text_ids), generator.permutation(self.rows).tolist()
+        batches = _placed_apart([row for row in order if row in texts_of], texts_of, places, generator)
+        others = [row for row in order if row not in texts_of]
+        free = np.repeat(np.arange(len(places)), places - [len(batch) for batch in batches])
+        for row, batch in zip(others, generator.permutation(free).tolist(), strict=False):
+            batches[batch].append(row)
+        return (generator.permutation(batch).tolist() for batch in batches)
+
+    def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Makes batches of rows of similar length: shuffled, then sorted within every `SORTED_TOGETHER` batches."""
+        order, size = generator.permutation(self.rows), SORTED_TOGETHER * self.batch_size
+        parts = (order[start : start + size] for start in range(0, self.rows, size))
+        return self._split_parts((part[np.argsort(-self.lengths[part])] for part in parts), generator)
+
+    def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Draws every batch at random from one language, with the languages in random order."""
+        order = generator.permutation(self.rows)
+        parts = (order[self.languages[order] == language] for language in range(len(self.names)))
+        return self._split_parts(parts, generator)
+
+    def _similar(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Makes batches of small groups of similar rows, in random order."""
+        options = {"batch_size": self.batch_size, "generator": generator, "drop_last": self.drop_last}
+        return _shuffled(similar_batches(**options, **self.similar), generator)
 
 
-def _sequential(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Keeps the order of the data set."""
-    return sampler.split(range(sampler.rows))
-
-
-def _no_duplicates(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Draws random batches in which no query and no code text occurs twice.
-
-    Rows whose text occurs elsewhere are placed first, each in a random batch without that text; the other rows fill
-    the batches. A row is left out of the epoch if every batch with room has one of its texts.
-    """
-    places = np.full(len(sampler), sampler.batch_size)
-    places[-1] = min(sampler.rows - (len(sampler) - 1) * sampler.batch_size, sampler.batch_size)
-    texts_of = shared_texts(sampler.text_ids)
-    order = generator.permutation(sampler.rows)
-    batches = _placed_apart([row for row in order.tolist() if row in texts_of], texts_of, places, generator)
-    others = [row for row in order.tolist() if row not in texts_of]
-    free = np.repeat(np.arange(len(places)), places - [len(batch) for batch in batches])
-    for row, batch in zip(others, generator.permutation(free).tolist(), strict=False):
-        batches[batch].append(row)
-    return (generator.permutation(batch).tolist() for batch in batches)
+def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Iterator[list[int]]:
+    return (batches[place] for place in generator.permutation(len(batches)))
 
 
 def _placed_apart(
@@ -158,41 +180,6 @@ def _placed_apart(
     return batches
 
 
-def _group_by_length(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Makes batches of rows of similar length: shuffled, then sorted within every `SORTED_TOGETHER` batches."""
-    order = generator.permutation(sampler.rows)
-    size = SORTED_TOGETHER * sampler.batch_size
-    parts = [order[start : start + size] for start in range(0, sampler.rows, size)]
-    batches = [batch for part in parts for batch in sampler.split(part[np.argsort(-sampler.lengths[part])].tolist())]
-    return (batches[place] for place in generator.permutation(len(batches)))
-
-
-def _one_language(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Draws every batch at random from one language, with the languages in random order."""
-    order = generator.permutation(sampler.rows)
-    parts = [order[sampler.languages[order] == language] for language in range(len(sampler.names))]
-    batches = [batch for part in parts for batch in sampler.split(part.tolist())]
-    return (batches[place] for place in generator.permutation(len(batches)))
-
-
-def _similar(sampler: GlobalBatchSampler, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Makes batches of small groups of similar rows, in random order."""
-    batches = similar_batches(
-        batch_size=sampler.batch_size, generator=generator, drop_last=sampler.drop_last, **sampler.similar
-    )
-    return (batches[place] for place in generator.permutation(len(batches)))
-
-
-STRATEGIES: dict[str, Callable[[GlobalBatchSampler, np.random.Generator], Iterator[list[int]]]] = {
-    "random": _random,
-    "sequential": _sequential,
-    "no_duplicates": _no_duplicates,
-    "group_by_length": _group_by_length,
-    "one_language": _one_language,
-    "similar": _similar,
-}
-
-
 def data_seed(args: TrainingArguments) -> int:
     """Returns the seed of everything that is drawn from the rows."""
     return args.seed if args.data_seed is None else args.data_seed
@@ -220,22 +207,19 @@ def training_sampler(
         text_ids: computes a number for every row's texts, by side, if `batches` has none.
         similar: computes the arguments of `similar_batches`.
     """
-    inputs_of = {
-        # The numbers of code-only rows, which follow the training rows, do not count.
-        "no_duplicates": lambda: {
-            "text_ids": tuple(ids[: len(rows)] for ids in (batches.text_ids or text_ids()).values())
-        },
-        "group_by_length": lambda: {"lengths": batches.lengths()},
-        "one_language": lambda: {"languages": languages_of(rows)},
-        "similar": lambda: {"similar": similar()},
-    }
+    strategy, ids = args.train_sampling_strategy, {}
+    if strategy == "no_duplicates":
+        ids = batches.text_ids or text_ids()
     return GlobalBatchSampler(
         len(rows),
         batch_size,
-        strategy=args.train_sampling_strategy,
-        seed=data_seed(args),
-        drop_last=args.dataloader_drop_last,
-        **inputs_of.get(args.train_sampling_strategy, dict)(),
+        strategy,
+        data_seed(args),
+        args.dataloader_drop_last,
+        text_ids=[side[: len(rows)] for side in ids.values()],  # without the code-only rows, which follow
+        lengths=batches.lengths() if strategy == "group_by_length" else None,
+        languages=languages_of(rows) if strategy == "one_language" else (),
+        similar=similar() if strategy == "similar" else None,
     )
 
 
@@ -249,7 +233,7 @@ class EpochDataLoader(DataLoader):
         return cls(
             batches,
             batch_sampler=sampler,
-            collate_fn=_as_is,
+            collate_fn=default_convert,  # a batch as it is
             num_workers=workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             persistent_workers=args.dataloader_persistent_workers,
@@ -261,7 +245,3 @@ class EpochDataLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch; `Trainer` calls it before each one."""
         self.batch_sampler.set_epoch(epoch)
-
-
-def _as_is(batch):
-    return batch

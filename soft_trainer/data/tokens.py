@@ -157,6 +157,15 @@ def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
         yield from arrow_texts(table[column])
 
 
+def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
+    """Yields the texts of one side as the encoder reads them.
+
+    Raises:
+        UserError: the rows lack the side's columns.
+    """
+    return column_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
+
+
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
     """Computes the encoder's input for one side of every row, once; it is kept in the `datasets` cache.
 

@@ -12,7 +12,7 @@ from transformers import set_seed
 
 from soft_trainer import distributed
 from soft_trainer.data.sources import load_data, load_local, needed_splits
-from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
@@ -122,8 +122,7 @@ def check_baseline(model_args: ModelArguments, data_args: DataArguments, args: S
 
 def _pairs(rows: Dataset, profile: EncoderProfile) -> Dataset:
     """The texts of the rows as sentence-transformers' columns."""
-    columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
-    return Dataset.from_dict({COLUMNS[side]: list(column_texts(rows, columns[side])) for side in SIDES})
+    return Dataset.from_dict({COLUMNS[side]: list(side_texts(rows, side, profile)) for side in SIDES})
 
 
 def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: BaselineArguments, args) -> tuple:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from datasets import Dataset
 
-from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.lora import base_of, reading_base
@@ -57,9 +57,8 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         tokenizer = load_tokenizer(name, profile, revision, trust)
         check_lengths(pretrained_config(arguments).to_dict(), profile)
         return tokenizer
-    columns = [text_column(train, side_settings(profile, side)["columns"], side) for side in SIDES]
     return kept_tokenizer(
-        lambda: (text for column in columns for text in column_texts(train, column)),
+        lambda: (text for side in SIDES for text in side_texts(train, side, profile)),
         profile,
         arguments.vocabulary_size,
     )

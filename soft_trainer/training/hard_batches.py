@@ -15,7 +15,7 @@ from soft_trainer.data.batches import OwnNegatives, text_ids_of, with_code_only
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
 from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, nearest_by_similarity
-from soft_trainer.data.tokens import SIDES, column_texts, side_settings, text_column
+from soft_trainer.data.tokens import SIDES, side_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
@@ -133,9 +133,8 @@ def check_code_only(estimator, number: int) -> None:
 
 def training_texts(dataset: Dataset, profile: EncoderProfile) -> TrainingRows:
     """Reads the texts of the training rows as the encoder does, and their urls."""
-    columns = {side: text_column(dataset, side_settings(profile, side)["columns"], side) for side in SIDES}
     urls = dataset["url"][:] if "url" in dataset.column_names else [None] * len(dataset)
-    return TrainingRows(*(column_texts(dataset, columns[side]) for side in SIDES), urls)
+    return TrainingRows(*(side_texts(dataset, side, profile) for side in SIDES), urls)
 
 
 def choice_of(options: SoftInfoNCEOptions) -> NegativeChoice:
@@ -164,8 +163,7 @@ def with_codes(
         values |= {"language": first.get("language"), "docstring": "", "docstring_tokens": []} | dict(row)
         added.append({name: values.get(name) for name in dataset.column_names})
     further = Dataset.from_list(added, features=dataset.features)
-    column = text_column(dataset, side_settings(profile, "code")["columns"], "code")
-    return concatenate_datasets([dataset, further]), with_code_only(ids, list(column_texts(further, column)))
+    return concatenate_datasets([dataset, further]), with_code_only(ids, list(side_texts(further, "code", profile)))
 
 
 def mined_negatives(

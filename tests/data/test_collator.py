@@ -1,12 +1,81 @@
-"""A batch in padded chunks: nothing is lost, and the order comes back."""
+"""A batch in padded chunks of similar length: no partition is cheaper, nothing is lost, and the order comes back."""
+
+import itertools
 
 import numpy as np
 import pytest
 
-from soft_trainer.data.chunks import ChunkCost
-from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.collator import STEP, ChunkCost, PairCollator, chunk_by_length
 
 PAD = 1
+
+
+def cost_of(chunks, lengths, cost: ChunkCost) -> float:
+    """The cost of the chunks by definition, at lengths rounded up to STEP."""
+    total = 0.0
+    for chunk in chunks:
+        longest = STEP * -(-max(lengths[row] for row in chunk) // STEP)
+        total += cost.overhead + len(chunk) * longest * (1 + cost.attention * longest)
+    return total
+
+
+def cheapest(lengths, cost: ChunkCost) -> float:
+    """Finds the lowest cost of all partitions of the rows sorted by length by trying them all."""
+    rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    partitions = []
+    for cuts in itertools.product((False, True), repeat=len(rows) - 1):
+        chunks = [[rows[0]]]
+        for row, cut in zip(rows[1:], cuts, strict=True):
+            chunks.append([row]) if cut else chunks[-1].append(row)
+        partitions.append(cost_of(chunks, lengths, cost))
+    return min(partitions)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 20.0, 64.0, 400.0])
+@pytest.mark.parametrize("attention", [0.0, 5e-4, 1e-2])
+def test_no_partition_is_cheaper(overhead, attention):
+    cost = ChunkCost(overhead, attention)
+    for seed in range(5):
+        lengths = np.random.default_rng(seed).integers(3, 257, size=9)
+        assert cost_of(chunk_by_length(lengths, cost), lengths, cost) == pytest.approx(cheapest(lengths, cost))
+
+
+def test_every_row_is_in_one_chunk_longest_first():
+    lengths = np.random.default_rng(0).integers(1, 300, size=100)
+    chunks = chunk_by_length(lengths, ChunkCost())
+    assert sorted(np.concatenate(chunks).tolist()) == list(range(100))
+    longest = [int(lengths[chunk].max()) for chunk in chunks]
+    assert longest == sorted(longest, reverse=True) and len(chunks) > 2
+
+
+def test_without_a_cost_there_is_one_chunk_in_the_order_given():
+    [chunk] = chunk_by_length(np.array([3, 200, 1]), None)
+    assert chunk.tolist() == [0, 1, 2]
+    for lengths in ([7], [5, 5, 5]):  # nothing to gain
+        assert [len(chunk) for chunk in chunk_by_length(np.array(lengths), ChunkCost(overhead=0.0))] == [len(lengths)]
+
+
+@pytest.mark.parametrize("cost", [None, ChunkCost(), ChunkCost(overhead=0.0)])
+def test_no_chunk_has_more_rows_than_the_largest(cost):
+    lengths = np.random.default_rng(0).integers(1, 300, size=50)
+    chunks = chunk_by_length(lengths, cost, largest=8)
+    assert max(map(len, chunks)) <= 8
+    assert sorted(np.concatenate(chunks).tolist()) == list(range(50))
+    assert [len(chunk) for chunk in chunk_by_length(np.ones(10), None, largest=4)] == [4, 4, 2]
+
+
+def test_dear_chunks_are_few_and_free_ones_many_and_a_model_says_what_they_cost():
+    lengths = np.array([10, 50, 100, 10])
+    assert len(chunk_by_length(lengths, ChunkCost(overhead=1e6))) == 1
+    chunks = [sorted(chunk.tolist()) for chunk in chunk_by_length(lengths, ChunkCost(overhead=0.0))]
+    assert chunks == [[2], [1], [0, 3]]
+    small, large = ChunkCost.of(128, "cpu"), ChunkCost.of(768, "cpu")
+    assert small.overhead > large.overhead > 0
+    assert ChunkCost.of(768, "cuda").overhead > large.overhead
+    assert large.attention == pytest.approx(4 * 768 / (24 * 768**2))
+
+
+# ---- Padding ----
 
 
 def feature(query: int, code: int) -> dict:

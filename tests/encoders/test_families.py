@@ -5,8 +5,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.chunks import ChunkCost
-from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.encoders.adapters import adapter_state, add_lora
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.loading import load_encoder, load_model

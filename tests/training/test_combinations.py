@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from soft_trainer import BM25Estimator
 from soft_trainer.data.batches import Batch
-from soft_trainer.data.chunks import ChunkCost
-from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError

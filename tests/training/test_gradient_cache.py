@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.chunks import ChunkCost
-from soft_trainer.data.collator import PairCollator
+from soft_trainer.data.collator import ChunkCost, PairCollator
 
 LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regularization")
 
