@@ -7,8 +7,8 @@ import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -36,17 +36,17 @@ class TrainingRows:
 
     Attributes:
         fingerprint: a name that changes with any text and with the order of the rows.
-        queries, codes (`_FirstRows`): the first row with each text.
+        queries, codes: the first row with each text.
         urls: the given urls.
     """
 
     def __init__(self, queries: Iterable[str], codes: Iterable[str], urls: Sequence[str | None]):
         digest = xxhash.xxh3_128()
-        self.queries, self.codes = (_FirstRows(_text_hashes(texts, digest)) for texts in (queries, codes))
+        self.queries, self.codes = (_FirstRows(texts, digest) for texts in (queries, codes))
         self.fingerprint, self.urls = digest.hexdigest(), urls
 
     def __len__(self) -> int:
-        return len(self.codes.ids)
+        return len(self.codes.first_equal)
 
     @cached_property
     def row_of_url(self) -> dict[str, int]:
@@ -55,14 +55,15 @@ class TrainingRows:
 
 
 class _FirstRows:
-    """The first row with each hash of a text; an empty text equals no other.
+    """The first row with each text; an empty text equals no other. The texts are added to `digest`."""
 
-    Args:
-        ids: uint64[rows].
-    """
-
-    def __init__(self, ids: np.ndarray):
-        self.ids = ids
+    def __init__(self, texts: Iterable[str], digest):
+        hashes = array("Q")
+        for text in texts:
+            content = text.encode()
+            digest.update(len(content).to_bytes(8, "little") + content)
+            hashes.append(_text_hash(text))
+        ids = np.array(hashes, np.uint64)
         self._known, self._first, places = np.unique(ids, return_index=True, return_inverse=True)
         self.first_equal = np.where(ids == NO_TEXT, np.arange(len(ids)), self._first[places])  # int64[rows]
 
@@ -74,40 +75,33 @@ class _FirstRows:
         return int(self._first[place]) if found else None
 
 
-def _text_hashes(texts: Iterable[str], digest) -> np.ndarray:
-    """Hashes texts without their white space, uint64[rows], and adds them with it to `digest`."""
-    hashes = array("Q")
-    for text in texts:
-        content = text.encode()
-        digest.update(len(content).to_bytes(8, "little") + content)
-        hashes.append(_text_hash(text))
-    return np.array(hashes, np.uint64)
-
-
 def _text_hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest("".join(text.split()).encode())
 
 
-@dataclass
 class _Codes:
     """Finds the number of a code by its url or its text; numbers codes that are not training rows."""
 
-    rows: TrainingRows
-    code_only: list[dict] = field(default_factory=list)
-    numbers: dict[int, int] = field(default_factory=dict)  # by hash of the text
+    def __init__(self, rows: TrainingRows, code_only: Iterable[dict] = ()):
+        self.rows, self.code_only = rows, list(code_only)
+        self._known = len(rows) + len(self.code_only)  # codes that `#` and a number may name
+        self._numbers: dict[int, int] = {}  # by hash of the text
 
-    def number(self, name: str, place: str, known: int | None = None) -> int:
-        """Returns the number of the code that a url, `#` and a number from 1, or a text names.
+    def text(self, text: str) -> int:
+        """Returns the number of the code with this text."""
+        row, name = self.rows.codes.find(text), _text_hash(text)
+        if row is not None:
+            return row
+        if name not in self._numbers:
+            self._numbers[name] = len(self.rows) + len(self.code_only)
+            self.code_only.append({"code": text})
+        return self._numbers[name]
 
-        Args:
-            known: the number of codes that `#` may name; that of the training rows when None.
-
-        Raises:
-            UserError: none of these.
-        """
+    def _number(self, name: str, place: str) -> int:
+        """Returns the number of the code that a url, `#` and a number from 1, or a text names."""
         if name in self.rows.row_of_url:
             return self.rows.row_of_url[name]
-        if name.startswith("#") and name[1:].isdecimal() and 0 < int(name[1:]) <= (known or len(self.rows)):
+        if name.startswith("#") and name[1:].isdecimal() and 0 < int(name[1:]) <= self._known:
             return int(name[1:]) - 1
         if len(name.split()) < 2:
             raise UserError(
@@ -115,15 +109,12 @@ class _Codes:
             )
         return self.text(name)
 
-    def text(self, text: str) -> int:
-        """Returns the number of the code with this text."""
-        row, name = self.rows.codes.find(text), _text_hash(text)
-        if row is not None:
-            return row
-        if name not in self.numbers:
-            self.numbers[name] = len(self.rows) + len(self.code_only)
-            self.code_only.append({"code": text})
-        return self.numbers[name]
+    def scored(self, names: Sequence[str], scores: Sequence[float] | None, place: str) -> dict[int, float]:
+        """Returns the number of each code that is named, with its score or NaN."""
+        if scores and len(scores) != len(names):
+            raise UserError(f"{place}: {len(names)} negatives and {len(scores)} scores")
+        numbers = (self._number(name, place) for name in names)
+        return dict(zip(numbers, map(_score, scores or [None] * len(names)), strict=True))
 
     def negatives(self, candidates: Iterable[tuple[Mapping[int, float], float]]) -> Negatives:
         """Turns each row's candidates with their scores, and the score of the row's code, into arrays.
@@ -165,7 +156,7 @@ def load_negatives(path: str | Path, rows: TrainingRows) -> Negatives:
         raise UserError(f"{path}: no rows")
     if FORMAT in first:
         return _read(path, first, lines, rows)
-    return tuple_negatives((row for _, row in read_json_lines(path)), rows, str(path))
+    return tuple_negatives(chain([first], lines), rows, str(path))
 
 
 def write_negatives(path: str | Path, negatives: Negatives, rows: TrainingRows, estimator: str) -> None:
@@ -177,35 +168,25 @@ def write_negatives(path: str | Path, negatives: Negatives, rows: TrainingRows, 
     Args:
         estimator: the name of the estimator that gave the scores.
     """
-    head = {"estimator": estimator, "fingerprint": rows.fingerprint, "rows": len(rows)}
-    path = Path(path)
-    with written_aside(path) as aside:
-        compressed = path.name.endswith(".gz")
-        with gzip.open(aside, "wt", encoding="utf-8") if compressed else open(aside, "w", encoding="utf-8") as file:
-            for line in ({FORMAT: 1} | head | {"code_only": len(negatives.code_only)}, *negatives.code_only):
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            for row in range(len(rows)):
-                file.write(json.dumps(_line(negatives, rows, row), ensure_ascii=False) + "\n")
+    head = {FORMAT: 1, "estimator": estimator, "fingerprint": rows.fingerprint, "rows": len(rows)}
+    head["code_only"] = len(negatives.code_only)
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with written_aside(path) as aside, opener(aside, "wt", encoding="utf-8") as file:
+        for line in chain([head], negatives.code_only, (_line(negatives, rows, row) for row in range(len(rows)))):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _line(negatives: Negatives, rows: TrainingRows, row: int) -> dict:
+    """Returns the line of a row, with the shortest digits that give the same float32 again."""
     own = slice(negatives.starts[row], negatives.starts[row + 1])
-    return {
-        "url": rows.urls[row],
-        "positive_score": _number(negatives.own[row]),
-        "negatives": [_name(code, rows) for code in negatives.codes[own].tolist()],
-        "scores": [_number(score) for score in negatives.scores[own]],
-    }
-
-
-def _name(code: int, rows: TrainingRows) -> str:
-    url = rows.urls[code] if code < len(rows) else None
-    return url if url and rows.row_of_url[url] == code else f"#{code + 1}"
-
-
-def _number(score: np.float32) -> float | None:
-    # The shortest digits that give the same float32 again.
-    return None if np.isnan(score) else float(str(score))
+    names = []
+    for code in negatives.codes[own].tolist():
+        url = rows.urls[code] if code < len(rows) else None
+        names.append(url if url and rows.row_of_url[url] == code else f"#{code + 1}")
+    positive, *scores = (
+        None if np.isnan(score) else float(str(score)) for score in (negatives.own[row], *negatives.scores[own])
+    )
+    return {"url": rows.urls[row], "positive_score": positive, "negatives": names, "scores": scores}
 
 
 def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows) -> Negatives:
@@ -216,30 +197,15 @@ def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows) -> 
             f"{str(head.get('fingerprint'))[:8]}, the training set has {len(rows)} with {rows.fingerprint[:8]}); mine "
             "negatives of these rows, or train on those"
         )
-    codes = _Codes(rows)
-    codes.code_only = [next(lines, {}) for _ in range(head.get("code_only", 0))]
-    known = len(rows) + len(codes.code_only)
-    places = ((f"{path}, row {number}", line) for number, line in enumerate(lines, 1))
-    negatives = codes.negatives(
-        (
-            _scored(codes, line.get("negatives") or (), line.get("scores"), place, known),
-            _score(line.get("positive_score")),
-        )
-        for place, line in places
+    codes = _Codes(rows, islice(lines, head.get("code_only", 0)))
+    candidates = (
+        (codes.scored(line.get("negatives") or (), line.get("scores"), f"{path}, row {number}"), line)
+        for number, line in enumerate(lines, 1)
     )
+    negatives = codes.negatives((scored, _score(line.get("positive_score"))) for scored, line in candidates)
     if len(negatives) != len(rows):
         raise UserError(f"{path}: {len(negatives)} rows, the first line says {len(rows)}: the file is not whole")
     return negatives
-
-
-def _scored(
-    codes: _Codes, names: Sequence[str], scores: Sequence[float] | None, place: str, known: int | None = None
-) -> dict[int, float]:
-    """Returns the number of each code that is named, with its score or NaN."""
-    if scores and len(scores) != len(names):
-        raise UserError(f"{place}: {len(names)} negatives and {len(scores)} scores")
-    numbers = (codes.number(name, place, known) for name in names)
-    return dict(zip(numbers, map(_score, scores or [None] * len(names)), strict=True))
 
 
 def column_negatives(
@@ -260,14 +226,13 @@ def column_negatives(
         own: the score of each row's code, if known.
 
     Raises:
-        UserError: a url that no training row has, or a wrong number of scores (names the
-            row).
+        UserError: a url that no training row has, or a wrong number of scores (names the row).
     """
     codes = _Codes(rows)
     candidates = []
     for row, value in enumerate(values):
         names = [value] if isinstance(value, str) else value or ()
-        of_row = _scored(codes, names, scores and scores[row], f"{place}, row {row + 1}")
+        of_row = codes.scored(names, scores and scores[row], f"{place}, row {row + 1}")
         candidates.append((of_row, _score(own[row] if own else None)))
     return codes.negatives(candidates)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
 from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.errors import UserError
@@ -105,56 +106,37 @@ def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
     Raises:
         UserError: a limit on unknown scores, no candidate left, or fewer for every row than are asked for.
     """
-    owners, scores = negatives.owners, negatives.scores
+    owners, scores, limits = negatives.owners, negatives.scores, []
     own = negatives.own[owners]
-    _check_scores(negatives, choice)
     ranks = np.arange(len(owners)) - negatives.starts[owners]
     first, last = choice.ranks
     keep = (ranks >= first) & (ranks < (len(owners) if last is None else last))
-    if choice.max_score is not None:
-        keep &= scores <= choice.max_score
-    if choice.margin is not None:
-        keep &= scores <= own - choice.margin
-    if choice.ratio is not None:
-        keep &= scores <= own - (1 - choice.ratio) * np.abs(own)
+    if choice.ranks != (0, None):
+        limits.append(f"negative_ranks={first},{'' if last is None else last}")
+    for name, value, highest in (
+        ("max_score", choice.max_score, lambda limit: limit),
+        ("margin", choice.margin, lambda margin: own - margin),
+        ("ratio", choice.ratio, lambda ratio: own - (1 - ratio) * np.abs(own)),
+        ("temperature", choice.temperature or None, lambda _: np.inf),
+    ):
+        if value is None:
+            continue
+        if np.isnan(scores).any() or np.isnan(highest(value)).any():
+            raise UserError(
+                f"negative_{name}={value:g}: the negatives come without scores, which this option needs; leave it out"
+            )
+        if name != "temperature":
+            limits.append(f"negative_{name}={value}")
+        keep &= scores <= highest(value)
+    loosen = f" by {', '.join(limits)}: loosen the limits" if limits else ""
     if not keep.any():
-        raise UserError(f"none of {len(owners):,} candidate negatives is left{_settings(choice)}")
+        raise UserError(f"none of {len(owners):,} candidate negatives is left{loosen}")
     left = negatives.kept(keep)
-    if left.counts.max() < choice.number:
+    if (most := left.counts.max()) < choice.number:
         raise UserError(
-            f"negatives_per_query={choice.number}: no row has more than {left.counts.max()} candidate negatives"
-            f"{_settings(choice)}"
+            f"negatives_per_query={choice.number}: no row has more than {most} candidate negatives{loosen}"
         )
     return left
-
-
-def _check_scores(negatives: Negatives, choice: NegativeChoice) -> None:
-    """Refuses a setting that reads unknown scores."""
-    having = negatives.counts > 0
-    for name, value, needed in (
-        ("negative_max_score", choice.max_score, negatives.scores),
-        ("negative_temperature", choice.temperature or None, negatives.scores),
-        ("negative_margin", choice.margin, np.concatenate([negatives.scores, negatives.own[having]])),
-        ("negative_ratio", choice.ratio, np.concatenate([negatives.scores, negatives.own[having]])),
-    ):
-        if value is not None and np.isnan(needed).any():
-            raise UserError(
-                f"{name}={value:g}: the negatives come without scores, which this option needs; leave it out"
-            )
-
-
-def _settings(choice: NegativeChoice) -> str:
-    """Lists the limits that a run has set, for a message."""
-    first, last = choice.ranks
-    ranks = f"{first},{'' if last is None else last}"
-    limits = {
-        "negative_ranks": ranks if choice.ranks != (0, None) else None,
-        "negative_max_score": choice.max_score,
-        "negative_margin": choice.margin,
-        "negative_ratio": choice.ratio,
-    }
-    named = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
-    return f" by {named}: loosen the limits" if named else ""
 
 
 def draw(
@@ -197,11 +179,7 @@ def own_columns(rows: np.ndarray, codes: np.ndarray, owners: np.ndarray) -> tupl
         their first draw; and bool[B, E], True where the column was drawn for the query.
     """
     added = ~np.isin(codes, rows)
-    codes, owners = codes[added], owners[added]
-    distinct, first, places = np.unique(codes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    column = np.empty(len(order), np.int64)
-    column[order] = np.arange(len(order))
+    columns, distinct = pd.factorize(codes[added])
     drawn_for = np.zeros((len(rows), len(distinct)), dtype=bool)
-    drawn_for[owners, column[places]] = True
-    return distinct[order], drawn_for
+    drawn_for[owners[added], columns] = True
+    return distinct, drawn_for

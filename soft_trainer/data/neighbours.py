@@ -5,9 +5,9 @@ Memory is linear in the rows, and the same input and seed give the same neighbou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -52,9 +52,14 @@ class Neighbours:
     own: np.ndarray
 
     @classmethod
-    def joined(cls, parts: Sequence[Neighbours]) -> Neighbours:
-        """Joins the neighbours of parts of the rows."""
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+    def joined(cls, parts: Iterable[Neighbours], progress: str | None = None, rows: int = 0) -> Neighbours:
+        """Joins the neighbours of parts of the rows, with a progress bar over so many rows if it has a label."""
+        found = []
+        with Progress(progress, rows, "row") as bar:
+            for part in parts:
+                found.append((part.rows, part.scores, part.own))
+                bar.update(len(part.own))
+        return cls(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def nearest_rows(
@@ -90,30 +95,6 @@ def nearest_rows(
         score = _dot_products(queries, codes, device)
         return exact_neighbours(score, np.arange(len(queries)), len(codes), k, text_ids, progress)
     return _through_index(queries, codes, k, text_ids, seed, progress)
-
-
-def nearest_by_similarity(
-    similarity: Callable[[np.ndarray, np.ndarray], Tensor],
-    rows: int,
-    codes: int,
-    k: int,
-    *,
-    text_ids: Sequence[np.ndarray] = (),
-    progress: str | None = None,
-) -> Neighbours:
-    """Returns the nearest codes of each row by any similarity, exactly.
-
-    Args:
-        similarity: (query rows int64[Q], code rows int64[C]) -> raw similarity Tensor[Q, C], as an estimator gives it.
-        rows, codes: the number of rows and the number of codes; the code of row i is code i.
-        k, text_ids, progress: as in `nearest_rows`.
-    """
-    everything = np.arange(codes)
-
-    def score(block: np.ndarray) -> Tensor:
-        return similarity(block, everything).clone()  # it may be a view of what the estimator keeps
-
-    return exact_neighbours(score, np.arange(rows), codes, k, text_ids, progress)
 
 
 def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings) -> str:
@@ -200,17 +181,17 @@ def exact_neighbours(
             scores[texts(block)] = -torch.inf
         values, columns = (part.cpu() for part in _largest(scores, k))
         values = values.float().masked_fill(values <= above, -torch.inf)
-        columns = columns.masked_fill(values == -torch.inf, -1)
-        missing = (0, k - values.shape[1])
-        values, columns = F.pad(values, missing, value=-torch.inf), F.pad(columns, missing, value=-1)
-        return Neighbours(columns.numpy(), values.numpy(), own.numpy())
+        return _padded(columns, values, own, k)
 
-    parts = []
-    with ThreadPoolExecutor(threads) as pool, Progress(progress, len(rows), "row") as bar:
-        for part in pool.map(nearest, _blocks(rows, codes, entries)):
-            parts.append(part)
-            bar.update(len(part.own))
-    return Neighbours.joined(parts)
+    with ThreadPoolExecutor(threads) as pool:
+        return Neighbours.joined(pool.map(nearest, _blocks(rows, codes, entries)), progress, len(rows))
+
+
+def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
+    """Fills up to k neighbours; those that score -inf are none."""
+    missing = (0, k - scores.shape[1])
+    codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
+    return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
 
 
 def _equal_texts(ids: np.ndarray) -> Callable[[np.ndarray], tuple[Tensor, Tensor]]:
@@ -260,12 +241,8 @@ def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
             break
         index.nprobe *= 2
     print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} rows")
-    parts = []
-    with Progress(progress, len(queries), "row") as bar:
-        for start in range(0, len(queries), SEARCHED_AT_ONCE):
-            parts.append(search(np.arange(start, min(start + SEARCHED_AT_ONCE, len(queries))), k))
-            bar.update(len(parts[-1].own))
-    return Neighbours.joined(parts)
+    parts = (search(block, k) for block in _blocks(np.arange(len(queries)), 1, SEARCHED_AT_ONCE))
+    return Neighbours.joined(parts, progress, len(queries))
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
@@ -300,11 +277,8 @@ def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: 
             known = near < len(ids)
             excluded |= known & (ids[np.where(known, near, 0)] == ids[block][:, None])
         scores, columns = scores.masked_fill(torch.from_numpy(excluded), -torch.inf).topk(min(k, fetched), dim=1)
-        chosen = torch.from_numpy(near).gather(1, columns).masked_fill(scores == -torch.inf, -1)
-        missing = (0, k - chosen.shape[1])
-        chosen, scores = F.pad(chosen, missing, value=-1), F.pad(scores, missing, value=-torch.inf)
         own = (query[places] * _vectors(codes, block, "cpu")).sum(1)
-        parts.append(Neighbours(chosen.numpy(), scores.numpy(), own.numpy()))
+        parts.append(_padded(torch.from_numpy(near).gather(1, columns), scores, own, k))
     nearest = Neighbours.joined(parts)
     short = np.flatnonzero(nearest.rows[:, -1] < 0)
     if len(short) and fetched < min(len(codes), MOST_FETCHED):

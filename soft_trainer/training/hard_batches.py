@@ -14,7 +14,7 @@ from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import OwnNegatives, text_ids_of, with_code_only
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
-from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, nearest_by_similarity
+from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, exact_neighbours
 from soft_trainer.data.tokens import SIDES, side_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -191,11 +191,13 @@ def mined_negatives(
             f"codes (at most {EXACT_ROWS:,}); mine with bm25, simcse, trained_model or initial_model"
         )
 
-    def similarity(query_rows: np.ndarray, code_rows: np.ndarray) -> torch.Tensor:
-        return checked_similarity(estimator, torch.from_numpy(query_rows), torch.from_numpy(code_rows))
+    everything = torch.arange(codes)
+
+    def score(block: np.ndarray) -> torch.Tensor:
+        return checked_similarity(estimator, torch.from_numpy(block), everything).clone()  # it may keep the tensor
 
     neighbours = cached_neighbours(
-        None, "", lambda: nearest_by_similarity(similarity, rows, codes, count, text_ids=texts, progress=progress)
+        None, "", lambda: exact_neighbours(score, np.arange(rows), codes, count, texts, progress)
     )
     return from_neighbours(neighbours, ids["code"], code_only)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from soft_trainer.data.negatives import NegativeChoice, Negatives, draw, from_neighbours, limited, own_columns
-from soft_trainer.data.neighbours import Neighbours, nearest_by_similarity
+from soft_trainer.data.neighbours import Neighbours, exact_neighbours
 from soft_trainer.errors import UserError
 
 ROWS = 40
@@ -136,7 +136,7 @@ def test_candidates_of_neighbours_are_ragged_and_of_equal_texts_the_nearest_stay
 def test_mined_by_a_similarity_they_are_the_nearest_that_are_not_right():
     scores = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
     queries, codes = np.array([0, 0, 2, 3, 4, 5], np.uint64), np.array([0, 1, 2, 3, 4, 5, 2, 8, 8], np.uint64)
-    found = nearest_by_similarity(lambda q, c: scores[q][:, c], 6, 9, 4, text_ids=[queries, codes])
+    found = exact_neighbours(lambda block: scores[block], np.arange(6), 9, 4, text_ids=[queries, codes])
     table = from_neighbours(found, codes, [{"code": f"code {i}"} for i in range(3)])
     for row, candidates in enumerate(as_lists(table)):
         right = {

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from soft_trainer.data import neighbours as module
 from soft_trainer.data import term_neighbours
-from soft_trainer.data.neighbours import cached_neighbours, nearest_by_similarity, nearest_rows, neighbours_key
+from soft_trainer.data.neighbours import cached_neighbours, exact_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.term_neighbours import nearest_by_terms
 
 
@@ -57,7 +57,7 @@ def test_exact_neighbours_are_those_of_brute_force(monkeypatch, rows, group, dty
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
     assert found.rows.dtype == np.int64 and found.scores.dtype == found.own.dtype == np.float32
     np.testing.assert_array_equal(nearest_rows(queries, k=7).rows, nearest_rows(queries, queries, 7).rows)
-    by_call = nearest_by_similarity(lambda q, c: torch.from_numpy(scores[q][:, c]), rows, rows, 7)
+    by_call = exact_neighbours(lambda block: torch.from_numpy(scores[block]), np.arange(rows), rows, 7)
     np.testing.assert_array_equal(by_call.rows, found.rows)
 
 
