@@ -1,0 +1,53 @@
+"""Neighbours by the terms that two texts share."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from soft_trainer.data import term_neighbours
+from soft_trainer.data.neighbours import recall_of
+from soft_trainer.data.term_neighbours import nearest_by_terms
+
+
+@pytest.fixture
+def counts():
+    """3,000 texts of 8 words, with Zipf's frequencies; one in five repeats an earlier one."""
+    generator = np.random.default_rng(0)
+    chances = 1 / np.arange(1, 2001)
+    words = generator.choice(2000, (3000, 8), p=chances / chances.sum())
+    words[::5] = words[generator.integers(0, 3000, 600)]
+    rows = np.repeat(np.arange(3000), 8)
+    matrix = sparse.csr_matrix((np.ones(24000), (rows, words.reshape(-1))), shape=(3000, 2000))
+    idf = np.log(3000 / np.maximum(matrix.getnnz(0), 1))
+    texts = np.unique(words, axis=0, return_inverse=True)[1].reshape(-1)
+    return matrix, (matrix @ sparse.diags_array(idf)).tocsr(), texts
+
+
+def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
+    monkeypatch.setattr(term_neighbours, "VISITED", 64)
+    queries, documents, texts = counts
+    exact = nearest_by_terms(queries, documents, 10, text_ids=[texts])
+    found = nearest_by_terms(queries, documents, 10, text_ids=[texts], exact_up_to=0)
+    recall = recall_of(found.rows, exact.rows)
+    assert 0.85 < recall < 1
+    printed = float(capsys.readouterr().err.split("recall@10 ")[1].split()[0])
+    assert printed >= 0.9 and abs(printed - recall) < 0.03
+    assert np.allclose(found.own, exact.own, rtol=1e-5)
+    assert (texts[found.rows] != texts[:, None])[found.rows >= 0].all()
+    both = found.rows[:, 0] == exact.rows[:, 0]
+    assert np.allclose(found.scores[both, 0], exact.scores[both, 0], rtol=1e-5)
+
+
+def test_all_terms_give_the_exact_neighbours(counts, monkeypatch):
+    monkeypatch.setattr(term_neighbours, "RECALL", 1.1)
+    queries, documents, texts = counts
+    exact = nearest_by_terms(queries[:200], documents, 10)
+    found = nearest_by_terms(queries[:200], documents, 10, text_ids=[np.arange(200)], exact_up_to=0)
+    assert np.allclose(found.scores, exact.scores, rtol=1e-5)
+    assert recall_of(found.rows, exact.rows) > 0.95  # ties may differ
+
+
+def test_a_row_without_terms_in_common_has_no_neighbours():
+    matrix = sparse.csr_matrix(np.eye(4, dtype=np.float32))
+    for limit in (100, 0):
+        assert (nearest_by_terms(matrix, matrix, 2, exact_up_to=limit).rows == -1).all()
