@@ -80,7 +80,7 @@ class BM25Estimator(Estimator):
         self._average_length, self._term_idf = self.average_length, None
         if self.scope == "corpus":
             if self.average_length is None:
-                self._average_length = self._documents.sum() / len(dataset)
+                self._average_length = self._documents.sum(dtype=np.float64) / len(dataset)
             having = np.bincount(self._documents.indices, minlength=self._documents.shape[1])
             self._term_idf = IDFS[self.idf](len(dataset), having)
 
@@ -136,7 +136,7 @@ def _split(texts: pa.Array) -> pa.Array:
 
 
 def count_arrow_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
-    """Counts the tokens of each row of columns of token lists, float64[rows, terms] each.
+    """Counts the tokens of each row of columns of token lists, float32[rows, terms] each.
 
     The terms are those of all columns, in the order of their first appearance.
     """
@@ -150,14 +150,15 @@ def count_arrow_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_mat
 
     def count(chunk: pa.Array, indices: np.ndarray) -> sparse.csr_matrix:
         offsets = chunk.offsets.to_numpy()
-        counts = sparse.csr_matrix((np.ones(len(indices)), indices, offsets - offsets[:1]), shape=(len(chunk), terms))
+        ones = np.ones(len(indices), np.float32)
+        counts = sparse.csr_matrix((ones, indices, offsets - offsets[:1]), shape=(len(chunk), terms))
         counts.sum_duplicates()
         return counts
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         counted = list(pool.map(count, lists, parts))
     starts = np.cumsum([0, *(column.num_chunks for column in columns)])
-    empty = sparse.csr_matrix((0, terms))
+    empty = sparse.csr_matrix((0, terms), dtype=np.float32)
     return [
         sparse.vstack([empty, *counted[start:end]], format="csr")
         for start, end in zip(starts[:-1], starts[1:], strict=True)

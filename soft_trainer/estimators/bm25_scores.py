@@ -72,13 +72,13 @@ def bm25_weights(
     """Computes each term's contribution to the score of each document: scores are `query_counts @ weights.T`.
 
     Args:
-        counts (`float64[D, T]`): term counts of the documents.
+        counts (`[D, T]`): term counts of the documents, in any precision.
         idf: a name of `IDFS`.
         k1, b: saturation of a term's count, and normalisation of a document's length (0 to 1).
         average_length: mean length; by default that of these documents.
         term_idf (`float64[T]`): weight of each term; by default `idf` of these documents.
     """
-    lengths = np.diff(np.r_[0.0, np.cumsum(counts.data)][counts.indptr])
+    lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
     average = lengths.mean() if average_length is None else average_length
     norms = np.repeat(k1 * (1 - b + b * lengths / max(average, 1e-12)), np.diff(counts.indptr))
     if term_idf is None:
