@@ -26,7 +26,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.estimators.bm25_scores import bm25_weights, count_terms, split_identifiers
 from soft_trainer.files import write_json, write_rows
 from soft_trainer.mining.history import mine_history_to
-from soft_trainer.studies.pooled import PooledComparison, SetComparison, difference_text
+from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text
 from soft_trainer.terminal import table
 
 MAX_ROWS = {"history": 640, "documentation": 320}  # the newest pairs of commits; what two shared cores can train on
@@ -182,7 +182,7 @@ def difference(found: dict[str, dict[str, np.ndarray]], system: str, other: str)
     for name, own in found.items():
         if system in own and other in own:
             sides = np.broadcast_arrays(own[system], own[other])
-            sets.append(SetComparison(name, len(sides[0]), tuple(sides)))
+            sets.append(SetComparison(name, tuple(sides)))
     whole = PooledComparison(tuple(sets))
     cells = {each.name: difference_text(float(each.differences.mean()), whole.interval([each])) for each in sets}
     return cells | {"all": difference_text(float(np.subtract(*whole.means)), whole.interval())} if sets else {}

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from merge_study import ABLATED, CONFIRMATION, ablations, chosen_ratio, load_study, mrr
 
-from soft_trainer.studies.compare import p_text
-from soft_trainer.studies.pooled import PooledComparison, SetComparison, difference_text
+from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text, p_text
 from soft_trainer.studies.significance import holm, reciprocal_ranks
 from soft_trainer.terminal import table
 
@@ -72,7 +71,7 @@ def pairs(study: dict, method: str, other: str, key="test", languages=CONFIRMATI
                 reported(study, language, name, key, seeds, ratio)
                 for name, ratio in zip((method, other), ratios, strict=True)
             )
-            sets.append(SetComparison(language, len(sides[0]), sides))
+            sets.append(SetComparison(language, sides))
     return PooledComparison(tuple(sets))
 
 
@@ -85,7 +84,7 @@ def guard_table(study: dict) -> str:
             runs = trained_on(study, method).items()
             after = np.concatenate([reported(study, language, method, key, seeds, ratio) for language, seeds in runs])
             before = reported(study, next(iter(runs))[0], "untrained", key, "0")
-            strata.append(SetComparison(key, len(after), (after, np.repeat(before, len(after), 0))))
+            strata.append(SetComparison(key, (after, np.repeat(before, len(after), 0))))
         pooled = PooledComparison(tuple(strata))
         for each in strata:
             a, b = (side.mean() for side in each.reciprocal)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.studies.compare import p_text
-from soft_trainer.studies.pooled import PooledComparison, SetComparison, difference_text
+from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text, p_text
 from soft_trainer.studies.significance import holm, reciprocal_ranks
 from soft_trainer.terminal import table
 
@@ -58,7 +57,7 @@ def compare(runs: dict, sets: tuple[str, ...], method: str, other: str) -> Poole
     for place in sets:
         for split in SPLITS[place]:
             sides = tuple(reciprocal(runs, place, name, split) for name in (method, other))
-            comparisons.append(SetComparison(f"{place}/{split}", len(sides[0]), sides))
+            comparisons.append(SetComparison(f"{place}/{split}", sides))
     return PooledComparison(tuple(comparisons))
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-NUMBER = 10  # changes shown
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
@@ -25,26 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)"
     )
-    parser.add_argument("--number", type=int, default=NUMBER, help=f"changes to show (default: {NUMBER})")
+    parser.add_argument("--number", type=int, default=10, help="changes to show (default: 10)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Prints the comparison and the largest changes."""
-    from soft_trainer.studies.compare import Pairing, change_text, describe, ranks_of  # imports torch
-    from soft_trainer.studies.pooled import compare_patterns
+    # Imported here, so that --help does not wait for torch.
+    from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, describe, ranks_of
 
     if "*" in arguments.run_a + arguments.run_b:
         pooled = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
         sys.stdout.write(pooled.describe() + "\n")
         return
-    a, b = (ranks_of(run, arguments.split, arguments.system) for run in (arguments.run_a, arguments.run_b))
-    pairing = Pairing([a], [b])
-    means = [
-        f"{name} = {ranked.path}: MRR {reciprocal.mean():.4f}"
-        for name, ranked, reciprocal in zip("AB", (a, b), pairing.reciprocal, strict=True)
-    ]
-    sys.stdout.write("\n".join([*means, describe(pairing.compare())]) + "\n")
-    changes = pairing.changes(arguments.number)
-    if changes:
+    ranked = [ranks_of(run, arguments.split, arguments.system) for run in (arguments.run_a, arguments.run_b)]
+    pairing = Pairing(ranked[:1], ranked[1:])
+    for name, ranks, reciprocal in zip("AB", ranked, pairing.reciprocal, strict=True):
+        sys.stdout.write(f"{name} = {ranks.path}: MRR {reciprocal.mean():.4f}\n")
+    sys.stdout.write(describe(pairing.compare()) + "\n")
+    if changes := pairing.changes(arguments.number):
         sys.stdout.write(f"\nThe {len(changes)} largest changes of a query's reciprocal rank:\n\n")
         sys.stdout.write("\n\n".join(map(change_text, changes)) + "\n")

@@ -1,20 +1,45 @@
-"""Compares two runs on the same queries: the difference in MRR, its uncertainty, and the queries that changed most."""
+"""Compares two runs on the same queries, or two methods over many runs: the difference in MRR and its uncertainty."""
 
 from __future__ import annotations
 
+import glob
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
-from soft_trainer.studies.significance import Comparison, compare_paired, reciprocal_ranks
-from soft_trainer.terminal import print_on_main
+from soft_trainer.studies.significance import (
+    Comparison,
+    Interval,
+    compare_paired,
+    randomisation_test,
+    reciprocal_ranks,
+    stratified_bootstrap,
+)
+from soft_trainer.terminal import print_on_main, table
 
-NUMBER = 10  # changes shown
 WIDTH = 100  # characters shown of a query or a code
+
+
+def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
+    """The ranks in a run's output folder, or in a file.
+
+    Raises:
+        UserError: the run has no ranks of this split and system.
+    """
+    path, name = Path(run), f"ranks-{split}-{system}.parquet"
+    if path.is_dir() and not (path / name).is_file():
+        present = ", ".join(sorted(file.name for file in path.glob("ranks-*.parquet"))) or "none"
+        raise UserError(f"{path}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
+    return load_ranks(path / name if path.is_dir() else path)
+
+
+# ---- Two systems on the same queries ----
 
 
 @dataclass(frozen=True)
@@ -39,9 +64,9 @@ class Pairing:
 
     def __init__(self, a: Sequence[RankedQueries], b: Sequence[RankedQueries]):
         self.sides = [[(ranked, _order(ranked, a[0])) for ranked in side] for side in (a, b)]
-        self.by_seed = [
+        self.by_seed = tuple(
             np.stack([reciprocal_ranks(ranked.ranks[order]) for ranked, order in side]) for side in self.sides
-        ]  # of each side, float64[S, Q]
+        )  # of each side, float64[S, Q]
         self.reciprocal = [values.mean(axis=0) for values in self.by_seed]
         self.differences = self.reciprocal[0] - self.reciprocal[1]
 
@@ -49,7 +74,7 @@ class Pairing:
         """Compares the reciprocal ranks of the queries, averaged over seeds."""
         return compare_paired(*self.reciprocal)
 
-    def changes(self, number: int = NUMBER, sign: int = 0) -> list[RankChange]:
+    def changes(self, number: int = 10, sign: int = 0) -> list[RankChange]:
         """The queries that changed most, the largest change first; `sign` 1 takes only gains, -1 only losses."""
         sizes = self.differences * sign if sign else np.abs(self.differences)
         rows = np.argsort(-sizes, kind="stable")[:number]
@@ -57,38 +82,31 @@ class Pairing:
 
     def _change(self, row: int) -> RankChange:
         ranks = tuple(tuple(int(ranked.ranks[order[row]]) for ranked, order in side) for side in self.sides)
-        first_runs = [(ranked, int(order[row])) for (ranked, order), *_ in self.sides]
-        ranked, own_row = first_runs[0]
-        tops = tuple(ranked.top(own_row) for ranked, own_row in first_runs)
-        return RankChange(ranked.query(own_row), float(self.differences[row]), ranks, tops)
+        tops = tuple(ranked.top(int(order[row])) for (ranked, order), *_ in self.sides)
+        ranked, order = self.sides[0][0]
+        return RankChange(ranked.query(int(order[row])), float(self.differences[row]), ranks, tops)
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
-    """The rows of `ranked` in the order of `reference`, int64[Q]."""
-    files = f"{reference.path} and {ranked.path}"
-    _check_corpora(reference, ranked)
-    if ranked.urls == reference.urls:
-        return np.arange(len(ranked.urls))
+    """The rows of `ranked` in the order of `reference`, int64[Q]; both must have the same queries and corpus."""
+    both = (reference, ranked)
+    sizes, unnamed = [side.pool_size for side in both], [side.path for side in both if side.corpus is None]
     places = {url: row for row, url in enumerate(ranked.urls)}
-    if len(places) != len(ranked.urls) or sorted(places) != sorted(reference.urls):
-        shared = len(places.keys() & set(reference.urls))
-        counts = f"{len(reference.urls)} and {len(ranked.urls)}, {shared} in both"
-        raise UserError(f"{files}: the queries differ ({counts})")
-    return np.array([places[url] for url in reference.urls])
-
-
-def _check_corpora(a: RankedQueries, b: RankedQueries) -> None:
-    """Refuses two different corpora. Files that do not name their codes are compared by size, with a warning."""
-    files = f"{a.path} and {b.path}"
-    if len({a.pool_size, b.pool_size} - {None}) > 1:
-        raise UserError(f"{files}: the corpora differ: {a.pool_size} and {b.pool_size} codes")
-    if unnamed := [str(side.path) for side in (a, b) if side.corpus is None]:
+    same = len(places) == len(ranked.urls) and sorted(places) == sorted(reference.urls)
+    counts = f"{len(reference.urls)} and {len(ranked.urls)}, {len(places.keys() & set(reference.urls))} in both"
+    different_codes = not unnamed and reference.corpus != ranked.corpus
+    files = f"{reference.path} and {ranked.path}"
+    refuse(
+        (len({*sizes} - {None}) > 1, f"{files}: the corpora differ: {sizes[0]} and {sizes[1]} codes"),
+        (different_codes, f"{files}: the corpora differ: {sizes[0]} codes in each, but not the same"),
+        (not same and ranked.urls != reference.urls, f"{files}: the queries differ ({counts})"),
+    )
+    if unnamed:
         print_on_main(
             f"warning: {unnamed[0]} does not say which codes it ranked, as its version did not record them: only the "
             "sizes of the two corpora were compared"
         )
-    elif a.corpus != b.corpus:
-        raise UserError(f"{files}: the corpora differ: {a.pool_size} codes in each, but not the same")
+    return np.array([places[url] for url in reference.urls]) if same else np.arange(len(ranked.urls))
 
 
 def describe(comparison: Comparison) -> str:
@@ -125,19 +143,99 @@ def shortened(text: str, width: int = WIDTH) -> str:
     return f"…{text[1 - width :]}" if "://" in text and " " not in text else f"{text[: width - 1]}…"
 
 
-def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
-    """The ranks in a run's output folder, or in a file.
+# ---- Two methods over several sets and seeds ----
+
+
+@dataclass(frozen=True)
+class SetComparison:
+    """Two methods on the queries of one set."""
+
+    name: str
+    reciprocal: tuple[np.ndarray, np.ndarray]  # of each method, float64[S, Q]
+
+    @property
+    def differences(self) -> np.ndarray:
+        """The difference of each seed and query, float64[S, Q]."""
+        return self.reciprocal[0] - self.reciprocal[1]
+
+
+@dataclass(frozen=True)
+class PooledComparison:
+    """Two methods over all sets; the MRR is the mean over all queries of all sets, averaged over seeds."""
+
+    sets: tuple[SetComparison, ...]
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """The MRR of each method."""
+        return tuple(
+            float(np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]).mean()) for side in (0, 1)
+        )
+
+    def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
+        """The bootstrap interval of the difference, over the seeds and the queries of each set."""
+        return stratified_bootstrap([each.differences for each in sets or self.sets])
+
+    @property
+    def p(self) -> float:
+        """The two-sided p of the randomisation test over queries, averaged over seeds."""
+        return randomisation_test(np.concatenate([each.differences.mean(0) for each in self.sets]))
+
+    def describe(self) -> str:
+        """A table with a line for each set, and the difference over all."""
+        rows = []
+        for each in self.sets:
+            a, b = (values.mean() for values in each.reciprocal)
+            rows.append([each.name, *each.differences.shape, a, b, difference_text(a - b, self.interval([each]))])
+        a, b = self.means
+        rows.append(["all", None, sum(row[2] for row in rows), a, b, difference_text(a - b, self.interval())])
+        header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 %)"]
+        return f"{table(header, rows, floats='.4f')}\n\np {p_text(self.p, '= ')} (randomisation test over queries)"
+
+
+def difference_text(delta: float, interval: Interval) -> str:
+    """A difference in MRR with its interval."""
+    return f"{delta:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+
+
+def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:
+    """Compares the runs of two patterns, such as `outputs/study/*/ours/*`.
+
+    Runs are pairs if the text in place of each `*` is the same. Pairs with the same queries are seeds of one set.
+
+    Args:
+        split: evaluation sets by comma; a pair of runs may lack some of them.
 
     Raises:
-        UserError: the run has no ranks of this split and system.
+        UserError: a pattern without `*` or without runs, a run without a partner, or one without ranks.
     """
-    path = Path(run)
-    if path.is_file():
-        return load_ranks(path)
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder or file")
-    file = path / f"ranks-{split}-{system}.parquet"
-    if not file.is_file():
-        present = ", ".join(sorted(file.name for file in path.glob("ranks-*.parquet"))) or "none"
-        raise UserError(f"{path}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
-    return load_ranks(file)
+    folders = [_folders(pattern) for pattern in (a, b)]
+    for one, other, pattern in ((*folders, b), (*folders[::-1], a)):
+        if alone := sorted(one.keys() - other.keys()):
+            raise UserError(f"{one[alone[0]]}: no run of {pattern} is its partner")
+    sets: dict[tuple, list[tuple]] = defaultdict(list)  # queries and corpus -> parts of the name, ranks of a and b
+    for parts in sorted(folders[0]):
+        pair, names = [side[parts] for side in folders], split.split(",")
+        present = [name for name in names if any((run / f"ranks-{name}-{system}.parquet").is_file() for run in pair)]
+        for name in present or names:  # without any, the first is named as missing
+            ours, theirs = (ranks_of(run, name, system) for run in pair)
+            sets[tuple(sorted(ours.urls)), ours.pool_size, ours.corpus].append(((*parts, name), ours, theirs))
+    comparisons = []
+    for seeds in sets.values():
+        names, ours, theirs = zip(*seeds, strict=True)
+        # A set is named by the parts that its seeds share.
+        common = "/".join(parts[0] for parts in zip(*names, strict=True) if len({*parts}) == 1)
+        comparisons.append(SetComparison(common or "all", Pairing(ours, theirs).by_seed))
+    return PooledComparison(tuple(comparisons))
+
+
+def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
+    """The run folders of a pattern by the texts in place of its stars."""
+    expression = re.compile("([^/]*)".join(map(re.escape, pattern.rstrip("/").split("*"))))
+    matches = {folder: expression.fullmatch(folder) for folder in glob.glob(pattern.rstrip("/"))}
+    folders = {match.groups(): Path(folder) for folder, match in matches.items() if match and Path(folder).is_dir()}
+    refuse(
+        ("*" not in pattern, f"{pattern}: write * in place of the sets and seeds, in both patterns or in none"),
+        (not folders, f"{pattern}: no such folders"),
+    )
+    return folders

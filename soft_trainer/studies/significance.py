@@ -1,9 +1,7 @@
 """Paired tests over queries: does one system rank better than another, and by how much?
 
-Two systems rank the same queries, so each query gives one difference, and only the differences are resampled. The
-measure is the reciprocal rank, whose mean is the MRR. In all functions `a` and `b` (`ArrayLike[Q]`) hold one number
-for each query, in the same order; fewer than two queries, or sides of different lengths, raise a UserError. The same
-seed gives the same result.
+Two systems rank the same queries, so each query gives one difference (`ArrayLike[Q]`), and only the differences are
+resampled. The measure is the reciprocal rank, whose mean is the MRR. The same seed gives the same result.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
 
 RESAMPLES = 10_000
 TAIL = 0.025  # outside of an interval, on either side
@@ -45,24 +43,16 @@ class Comparison:
 def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
     """The reciprocal rank of each query, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)
-    if ranks.size and not (ranks >= 1).all():
-        raise UserError("Ranks begin at 1, and rank 1 is best: found a lower one.")
+    refuse((not (ranks >= 1).all(), "Ranks begin at 1, and rank 1 is best: found a lower one."))
     return 1 / ranks
 
 
-def paired_bootstrap(a: ArrayLike, b: ArrayLike, seed: int = 0) -> Interval:
-    """The percentile bootstrap interval of the mean of a - b, from 10,000 samples of the queries."""
-    difference = _differences(a, b)
-    result = stats.bootstrap(
-        (difference,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        batch=max(1, _NUMBERS // len(difference)),
-        confidence_level=1 - 2 * TAIL,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    return Interval(float(result.confidence_interval.low), float(result.confidence_interval.high))
+def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
+    """The percentile bootstrap interval of the mean difference, from 10,000 samples of the queries."""
+    batch, rng = max(1, _NUMBERS // len(differences)), np.random.default_rng(seed)
+    settings = {"n_resamples": RESAMPLES, "confidence_level": 1 - 2 * TAIL, "method": "percentile"}
+    interval = stats.bootstrap((differences,), np.mean, batch=batch, rng=rng, **settings).confidence_interval
+    return Interval(float(interval.low), float(interval.high))
 
 
 def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
@@ -85,15 +75,15 @@ def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
     return Interval(float(low), float(high))
 
 
-def randomisation_test(a: ArrayLike, b: ArrayLike, n_resamples: int = RESAMPLES, seed: int = 0) -> float:
-    """The two-sided p of the hypothesis that a and b differ by chance alone.
+def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES, seed: int = 0) -> float:
+    """The two-sided p of the hypothesis that two systems differ by chance alone.
 
     Under that hypothesis the two numbers of a query may change places, so its difference may change sign. This is
     SciPy's `permutation_test` over paired samples, drawn as signs, which is ten times faster. The smallest possible p
     is 2 / (n_resamples + 1).
     """
-    difference = _differences(a, b)
-    difference = difference[difference != 0]  # a tie stays a tie under every exchange
+    differences = np.asarray(differences)
+    difference = differences[differences != 0]  # a tie stays a tie under every exchange
     if len(difference) == 0:
         return 1.0
     generator = np.random.default_rng(seed)
@@ -113,31 +103,28 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     The smallest p is multiplied by the number of comparisons, the next by one less, and so on; no p falls below the
     one before it. SciPy has only `false_discovery_control`, which allows a share of errors.
     """
-    p_values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p_values)
-    steps = p_values[order] * np.arange(len(p_values), 0, -1)
-    adjusted = np.empty_like(steps)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted
+    steps = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    return np.minimum(np.maximum.accumulate(steps), 1.0)[np.argsort(order)]
 
 
 def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
-    """Compares two systems by a number for each query, such as its reciprocal rank averaged over several runs."""
-    difference = _differences(a, b)
+    """Compares two systems by a number for each query, such as its reciprocal rank averaged over several runs.
+
+    Raises:
+        UserError: fewer than two queries, or sides of different lengths.
+    """
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    refuse(
+        (a.shape != b.shape, f"Two systems must rank the same queries: got {a.size} and {b.size} numbers."),
+        (a.size < 2, f"A paired test needs two queries or more, not {a.size}."),
+    )
+    difference = a - b
     return Comparison(
         delta=float(difference.mean()),
-        interval=paired_bootstrap(a, b),
-        p=randomisation_test(a, b),
+        interval=paired_bootstrap(difference),
+        p=randomisation_test(difference),
         wins=int((difference > 0).sum()),
         losses=int((difference < 0).sum()),
         ties=int((difference == 0).sum()),
     )
-
-
-def _differences(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 1:
-        raise UserError(f"Two systems must rank the same queries: got {list(a.shape)} and {list(b.shape)} numbers.")
-    if len(a) < 2:
-        raise UserError(f"A paired test needs two queries or more, not {len(a)}.")
-    return a - b

@@ -10,6 +10,7 @@ import sys
 from collections import Counter, defaultdict
 from functools import partial
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.options import fields
-from soft_trainer.studies.report.cells import PAPER, paper_mrr
+from soft_trainer.studies.report.cells import PAPER, Cell, paper_mrr
 from soft_trainer.studies.report.pictures import alpha_beta
 from soft_trainer.studies.report.report import make_report, sections
 from soft_trainer.studies.report.tables import Best, markdown, mrr_table
@@ -28,8 +29,8 @@ GOOD, FAIR, BAD = [1, 1, 2, 1] * 10, [1, 2, 2, 1] * 10, [3, 2, 5, 4] * 10
 
 
 def texts(table: DataFrame) -> list[list[str]]:
-    """The entries without their notes."""
-    return [[entry.split(" (paper")[0] for entry in row] for row in table.to_numpy().tolist()]
+    """The entries without their notes and marks."""
+    return [[entry.split(" (paper")[0].rstrip("†") for entry in row] for row in table.to_numpy().tolist()]
 
 
 def write_study(make_run, soft):
@@ -55,9 +56,16 @@ def test_runs_are_found_below_folders_once_and_what_is_wrong_is_named(study, mak
     (make_run("broken", GOOD) / "all_results.json").write_text('{"half')
     (make_run("foreign", GOOD) / "all_results.json").write_text('{"train_loss": 1}')
     found = make_report([study, study / "info-1"])
-    assert sorted(run.folder.name for run in found.runs) == sorted(
-        ["info-1", "info-2", "soft-1", "soft-2", "go", "soft-go", "cosqa"]
-    )
+    assert {run.folder.name for run in found.runs} == {
+        "info-1",
+        "info-2",
+        "soft-1",
+        "soft-2",
+        "go",
+        "soft-go",
+        "cosqa",
+    }
+    assert len(found.runs) == 7
     reasons = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in found.left_out}
     assert "not finished" in reasons["begun"] and "cannot be read" in reasons["broken"]
     assert "it lacks 'results'" in reasons["foreign"]
@@ -112,7 +120,7 @@ def test_untrained_and_lexical_are_rows_without_comparison(make_run):
     folder = make_run("lexical", BAD, system="lexical")
     found = make_report([folder.parent])
     assert [row[1] for row in texts(mrr_table(found.main_cells))] == ["none (lexical BM25)", "InfoNCE"]
-    assert not found.differences
+    assert not found.compared
 
 
 def test_data_sets_and_pools_of_one_language_are_columns_of_their_own(make_run):
@@ -157,7 +165,10 @@ DEFAULT = {"alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}
     ],
 )
 def test_the_paper_s_figure_is_found_by_encoder_language_loss_estimator_and_settings(cell, settings, figure):
-    assert paper_mrr(*cell.split(), settings) == figure
+    profile, language, loss, estimator = cell.split()
+    runs = (SimpleNamespace(profile=profile, settings=settings),)
+    made = Cell("test", "an encoder", "trained", loss, "", estimator, (), language, "csn", 60, runs)
+    assert paper_mrr(made, language) == figure
 
 
 def test_the_paper_s_tables_agree_with_one_another():
@@ -189,11 +200,12 @@ def test_it_stands_beside_ours_but_not_beside_random_weights(make_run):
 def test_each_cell_is_compared_with_infonce_over_the_seeds_of_both(study, make_run, soft):
     make_run("soft-3", BAD, soft(), seed=3)
     found = make_report([study])
-    ruby = next(one for one in found.differences if one.cell.column.language == "ruby")
-    assert ruby.seeds == (1, 2) and len(ruby.cell.runs) == 3
+    (cell,) = (cell for cell in found.compared if cell.language == "ruby")
+    ruby, every = cell.difference, [cell.difference for cell in found.compared]
+    assert ruby.seeds == (1, 2) and len(cell.runs) == 3
     base = (1 / np.array(BAD) + 1 / np.array(FAIR)) / 2
     assert ruby.comparison == compare_paired(1 / np.array(GOOD), base)
-    assert [one.p for one in found.differences] == holm([one.comparison.p for one in found.differences]).tolist()
+    assert len(every) == 2 and [one.p for one in every] == holm([one.comparison.p for one in every]).tolist()
     assert [change.ranks for change in ruby.gained[:1]] == [((1, 1), (2, 2))] and not ruby.lost
 
 
@@ -201,20 +213,20 @@ def test_cancellation_is_compared_with_infonce_and_is_none_itself(make_run):
     make_run("plain", FAIR)
     loss = {"loss": "info_nce", "estimator": "BM25Estimator", "cancel": "top_k", "cancel_k": 3}
     folder = make_run("cancelled", GOOD, loss)
-    (one,) = make_report([folder.parent]).differences
-    assert one.cell.row.cancel == "top_k 3" and one.baseline.runs[0].folder.name == "plain"
+    (cell,) = make_report([folder.parent]).compared
+    assert cell.cancel == "top_k 3" and cell.difference.baseline.runs[0].folder.name == "plain"
 
 
 def test_the_baseline_with_the_same_training_is_taken_and_a_difference_is_named(make_run, soft):
     other = {"codes that each query meets": 64, "epochs": 30.0, "learning rate": 2e-5, "seed": 1}
     make_run("long", BAD, training=other)
     folder = make_run("soft", GOOD, soft())
-    (one,) = make_report([folder.parent]).differences
-    assert one.also == ("epochs",)
-    assert "Also differs in" in sections(make_report([folder.parent]))[1].table
+    found = make_report([folder.parent])
+    assert [cell.difference.also for cell in found.compared] == [("epochs",)]
+    assert "Also differs in" in sections(found)[1].table
     make_run("short", FAIR)
-    (one,) = make_report([folder.parent]).differences
-    assert one.baseline.runs[0].folder.name == "short" and not one.also
+    (cell,) = make_report([folder.parent]).compared
+    assert cell.difference.baseline.runs[0].folder.name == "short" and not cell.difference.also
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"dataset": "mined"}, {"language": "go"}])
@@ -222,13 +234,13 @@ def test_without_a_baseline_the_cell_is_named(make_run, soft, change):
     make_run("plain", FAIR)
     folder = make_run("soft", GOOD, soft(), **change)
     found = make_report([folder.parent])
-    assert not found.differences and "is not compared with InfoNCE" in found.left_out[0]
+    assert not found.compared and "is not compared with InfoNCE" in found.left_out[0]
 
 
 def test_lost_ranks_cost_the_comparison_not_the_report(study):
     (study / "soft-go" / "ranks-test-trained.parquet").unlink()
     found = make_report([study])
-    assert len(found.differences) == 1 and "no such file" in found.left_out[0]
+    assert len(found.compared) == 1 and "no ranks of test" in found.left_out[0]
 
 
 # ---- The files ----

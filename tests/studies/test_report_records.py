@@ -49,10 +49,10 @@ def test_a_run_s_folder_is_reported(run):
     assert record["estimator"] == {"name": "bm25", "estimator_model": None}
     assert record["training"]["seconds a step"] == pytest.approx(record["training"]["train runtime, s"] / 2, abs=0.05)
     report = make_report([run])
-    rows = [(cell.row.system, cell.row.cancel, cell.row.estimator) for cell in report.main_cells]
+    rows = [(cell.system, cell.cancel, cell.estimator) for cell in report.main_cells]
     assert rows == [("untrained", "", ""), ("trained", "top_k 1", "bm25")]
     assert [section.name for section in sections(report)] == ["results", "data", "runs", "left-out"]
-    titles = [picture.title for (group,) in [pictures(report.main_cells, ()).values()] for picture in group]
+    titles = [picture.title for (group,) in [pictures(report.main_cells).values()] for picture in group]
     assert titles[0] == "Training loss" and any(title.startswith("Weights") for title in titles)
     assert write_model_card(run, record) and "seconds a step" in (run / "README.md").read_text()
 

@@ -12,6 +12,7 @@ from soft_trainer.studies.significance import (
     paired_bootstrap,
     randomisation_test,
     reciprocal_ranks,
+    stratified_bootstrap,
 )
 
 
@@ -26,7 +27,7 @@ def test_interval_agrees_with_a_plain_bootstrap():
     rng = np.random.default_rng(0)
     a, b = (1 / ranks for ranks in simulated_ranks(rng, 300))
     means = [rng.choice(a - b, 300).mean() for _ in range(20_000)]
-    interval = paired_bootstrap(a, b)
+    interval = paired_bootstrap(a - b)
     assert [interval.low, interval.high] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=1e-3)
 
 
@@ -35,13 +36,13 @@ def test_p_agrees_with_all_exchanges(seed):
     a, b = (1 / ranks for ranks in simulated_ranks(np.random.default_rng(seed), 12, gain=0.3))
     signs = np.array(list(itertools.product((-1, 1), repeat=12)))
     exact = (np.abs((signs * (a - b)).mean(1)) >= abs((a - b).mean()) - 1e-12).mean()
-    assert randomisation_test(a, b, n_resamples=50_000) == pytest.approx(exact, abs=0.01)
+    assert randomisation_test(a - b, n_resamples=50_000) == pytest.approx(exact, abs=0.01)
 
 
 def test_the_same_seed_gives_the_same_result():
-    a, b = (1 / ranks for ranks in simulated_ranks(np.random.default_rng(3), 50))
-    assert paired_bootstrap(a, b, seed=5) == paired_bootstrap(a, b, seed=5) != paired_bootstrap(a, b, seed=6)
-    assert randomisation_test(a, b, seed=5) == randomisation_test(a, b, seed=5)
+    gains = np.random.default_rng(3).normal(0.1, 1, 50)
+    assert paired_bootstrap(gains, seed=5) == paired_bootstrap(gains, seed=5) != paired_bootstrap(gains, seed=6)
+    assert randomisation_test(gains, seed=5) == randomisation_test(gains, seed=5)
 
 
 def test_comparison_of_ranks():
@@ -67,3 +68,15 @@ def test_what_cannot_be_compared_is_refused():
 def test_holm():
     assert holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.9]).tolist() == [1, 1]
+
+
+def test_the_interval_is_over_queries_and_seeds_and_a_larger_set_counts_for_more():
+    differences = np.random.default_rng(0).normal(0.1, 1, 300)
+    alone = stratified_bootstrap([differences[None]])
+    assert np.allclose(alone[:2], paired_bootstrap(differences)[:2], atol=0.01)
+    # With equal queries and seeds of +1 and -1 only the seeds vary, so the mean is -1, 0 or 1.
+    for second, expected in ((-1.0, (-1, 1)), (1.0, (1, 1))):
+        interval = stratified_bootstrap([np.array([[1.0] * 50, [second] * 50])])
+        assert (interval.low, interval.high) == expected
+    interval = stratified_bootstrap([np.full((3, 30), 1.0), np.full((3, 10), 0.0)])
+    assert interval.low == interval.high == pytest.approx(0.75)

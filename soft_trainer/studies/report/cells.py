@@ -7,10 +7,11 @@ its data set and corpus. A cell holds the runs of one row and column, one for ea
 from __future__ import annotations
 
 import csv
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import SYSTEMS
 from soft_trainer.loss_settings import LOSSES
 from soft_trainer.options.fields import LANGUAGES
-from soft_trainer.studies.compare import Pairing, RankChange
+from soft_trainer.studies.compare import Pairing, RankChange, ranks_of
 from soft_trainer.studies.report.records import ReportedRun
 from soft_trainer.studies.significance import Comparison, holm
 
@@ -31,30 +32,36 @@ LOSS_ORDER = ("info_nce", "bce", "weighted_info_nce", "kl_regularization", "soft
 BASELINES = {"untrained": "none (zero-shot)", "lexical": "none (lexical BM25)"}
 
 
-@dataclass(frozen=True)
-class Column:
-    """The place where queries are ranked."""
+@dataclass(eq=False)
+class Difference:
+    """A cell against the InfoNCE of its encoder and column."""
 
+    baseline: Cell
+    seeds: tuple  # those that both have; only they are compared
+    comparison: Comparison  # of the queries' reciprocal ranks, averaged over these seeds
+    differences: np.ndarray  # float64[Q], one for each query
+    gained: Sequence[RankChange]  # the queries that gained most
+    lost: Sequence[RankChange]
+    also: tuple[str, ...]  # settings other than loss and weights in which the two differ
+    p: float = 1.0  # after Holm's correction over all differences of the report
+
+
+@dataclass(eq=False)
+class Cell:
+    """The runs of one row in one column of an evaluation set."""
+
+    evaluation: str  # the evaluation set, "test" for example
+    encoder: str
+    system: str  # "trained", "untrained" or "lexical"
+    loss: str  # like cancel and estimator a name on the command line, empty unless trained
+    cancel: str
+    estimator: str
+    settings: tuple[tuple[str, object], ...]  # all else that differs among the runs of this method
     language: str
     dataset: str
     pool: int  # codes in the corpus
-
-    @property
-    def order(self) -> tuple:
-        """Sorts columns from Ruby to Go; other languages follow."""
-        return (_position(self.language, LANGUAGES), self.language, self.dataset, self.pool)
-
-
-@dataclass(frozen=True)
-class Row:
-    """The method that was measured; loss, cancel and estimator are names on the command line, empty unless trained."""
-
-    encoder: str
-    system: str  # "trained", "untrained" or "lexical"
-    loss: str = ""
-    cancel: str = ""
-    estimator: str = ""
-    settings: tuple[tuple[str, object], ...] = ()  # all else that differs among the runs of this method
+    runs: tuple[ReportedRun, ...]  # one for each seed, by seed
+    difference: Difference | None = None  # from InfoNCE, if they can be compared
 
     @property
     def labels(self) -> tuple[str, str, str]:
@@ -69,12 +76,39 @@ class Row:
         """The row in one line, without its encoder."""
         return ", ".join(filter(None, self.labels))
 
+    @property
+    def column(self) -> tuple:
+        """The place where queries are ranked, in the order of columns: from Ruby to Go, then other languages."""
+        return (_position(self.language, LANGUAGES), self.language, self.dataset, self.pool)
+
+    def key(self, run: ReportedRun) -> str:
+        """The name of this evaluation set and language in a run's results."""
+        return run.sets[self.evaluation, self.language]
+
+    def values(self, metric: str) -> list:
+        """A metric under each seed; None under a seed that lacks it."""
+        return [run.record["results"][self.key(run)][self.system].get(metric) for run in self.runs]
+
+    def mean(self, metric: str = "mrr") -> float | None:
+        """A metric, averaged over seeds, None if a run did not measure it."""
+        values = self.values(metric)
+        return None if None in values else float(np.mean(values))
+
+    @property
+    def paper(self) -> float | None:
+        """The MRR in the paper, if it has one for these settings."""
+        return paper_mrr(self, self.language) if self.runs[0].record["languages"] == [self.language] else None
+
+    @property
+    def is_baseline(self) -> bool:
+        """True for plain InfoNCE, which the others are compared with."""
+        return self.loss == "info_nce" and not self.cancel
+
 
 def method_labels(loss: str, estimator: str) -> tuple[str, str]:
     """The labels of a loss and an estimator, their names if they have none."""
-    return tuple(
-        table[name].label if name in table else name for table, name in ((LOSSES, loss), (ESTIMATORS, estimator))
-    )
+    names = ((LOSSES, loss), (ESTIMATORS, estimator))
+    return tuple(table[name].label if name in table else name for table, name in names)
 
 
 def value_text(value) -> str:
@@ -82,67 +116,26 @@ def value_text(value) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, eq=False)
-class Cell:
-    """The runs of one row in one column of an evaluation set."""
-
-    row: Row
-    column: Column
-    split: str  # the evaluation set, "test" for example
-    runs: tuple[ReportedRun, ...]  # one for each seed, by seed
-    paper: float | None = None  # the MRR in the paper, if it has one for these settings
-
-    def key(self, run: ReportedRun) -> str:
-        """The name of this evaluation set and language in a run's results."""
-        return run.sets[self.split, self.column.language]
-
-    def values(self, metric: str) -> list:
-        """A metric under each seed; None under a seed that lacks it."""
-        return [run.record["results"][self.key(run)][self.row.system].get(metric) for run in self.runs]
-
-    def mean(self, metric: str) -> float | None:
-        """A metric, averaged over seeds, None if a run did not measure it."""
-        values = self.values(metric)
-        return None if None in values else float(np.mean(values))
-
-    @cached_property
-    def mrr(self) -> float:
-        """The MRR, averaged over seeds."""
-        return self.mean("mrr")
-
-    @property
-    def is_baseline(self) -> bool:
-        """True for plain InfoNCE, which the others are compared with."""
-        return self.row.loss == "info_nce" and not self.row.cancel
-
-
-def make_cells(runs: Iterable[ReportedRun], split: str) -> tuple[list[Cell], dict[str, str]]:
-    """The cells of a split in the order of the paper's table, and the runs that repeat the seed of another run."""
-    groups: dict[Row, dict[Column, list[ReportedRun]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        for (name, language), key in run.sets.items():
-            results = run.record["results"][key] if name == split else {}
-            for system in (system for system in SYSTEMS if system in results):
-                column = Column(language, run.record["dataset"], int(results[system]["pool_size"]))
-                method = (run.loss, run.cancel, run.estimator) if system == "trained" else ()
-                groups[Row(run.encoder, system, *method)][column].append(run)
-    cells, repeated = [], {}
-    for row, columns in groups.items():
-        varying = _varying(columns.values(), row.system)
-        for column, members in columns.items():
-            by_row: dict[Row, dict[int | None, ReportedRun]] = defaultdict(dict)
-            for run in sorted(members, key=lambda run: (str(run.seed), str(run.folder))):
-                settings = _settings(run, row.system)
-                full_row = replace(row, settings=tuple((name, settings.get(name)) for name in varying))
-                first = by_row[full_row].setdefault(run.seed, run)
-                if first is not run and row.system == "trained":
-                    repeated[str(run.folder)] = f"the settings and the seed of {first.folder}"
-            for full_row, seeds in by_row.items():
-                run, language = next(iter(seeds.values())), column.language
-                in_paper = row.system == "trained" and run.record["languages"] == [language]
-                paper = paper_mrr(run.profile, language, run.loss, run.estimator, run.settings) if in_paper else None
-                cells.append(Cell(full_row, column, split, tuple(seeds.values()), paper))
-    return sorted(cells, key=_order), repeated
+def make_cells(runs: Iterable[ReportedRun], evaluation: str) -> tuple[list[Cell], dict[str, str]]:
+    """The cells of an evaluation set in the order of the paper's table, and the runs that repeat another's seed."""
+    methods: dict[tuple, list[tuple[tuple, ReportedRun, Mapping]]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (str(run.seed), str(run.folder))):
+        for language, key in ((language, key) for (name, language), key in run.sets.items() if name == evaluation):
+            for system, metrics in run.record["results"][key].items():
+                method = (run.loss, run.cancel, run.estimator) if system == "trained" else ("", "", "")
+                place = (language, run.record["dataset"], int(metrics["pool_size"]))
+                if system in SYSTEMS:
+                    methods[run.encoder, system, *method].append((place, run, _settings(run, system)))
+    cells, repeated = {}, {}
+    for method, members in methods.items():
+        names = _varying(members)
+        for place, run, settings in members:
+            cell = (*method, tuple((name, settings.get(name)) for name in names), *place)
+            first = cells.setdefault(cell, {}).setdefault(run.seed, run)
+            if first is not run and method[1] == "trained":
+                repeated[str(run.folder)] = f"the settings and the seed of {first.folder}"
+    made = [Cell(evaluation, *cell, tuple(seeds.values())) for cell, seeds in cells.items()]
+    return sorted(made, key=_order), repeated
 
 
 def _settings(run: ReportedRun, system: str) -> Mapping[str, object]:
@@ -152,31 +145,26 @@ def _settings(run: ReportedRun, system: str) -> Mapping[str, object]:
     return {name: value for name, value in run.settings.items() if name in names}
 
 
-def _varying(columns: Iterable[Sequence[ReportedRun]], system: str) -> list[str]:
+def _varying(members: Sequence[tuple[tuple, ReportedRun, Mapping]]) -> list[str]:
     """The settings in which runs of one column differ; those that differ between languages alone make no new row."""
-    varying: dict[str, None] = {}
-    for runs in columns:
-        settings = [(run.seed, _settings(run, system)) for run in runs]
-        for name in dict.fromkeys(name for _, own in settings for name in own):
-            values = defaultdict(set)
-            for seed, own in settings:
-                # A trained estimator may have another model for each seed and is one setting still.
-                values[seed if name == "estimator_model" else None].add(str(own.get(name)))
-            if any(len(different) > 1 for different in values.values()):
-                varying[name] = None
-    return list(varying)
+    names = dict.fromkeys(name for *_, settings in members for name in settings)
+    values = defaultdict(set)
+    for name, (place, run, settings) in itertools.product(names, members):
+        # A trained estimator may have another model for each seed and is one setting still.
+        values[name, place, run.seed if name == "estimator_model" else None].add(str(settings.get(name)))
+    varying = {name for (name, *_), different in values.items() if len(different) > 1}
+    return [name for name in names if name in varying]
 
 
 def _order(cell: Cell) -> tuple:
     """Sorts cells as the paper's table does: by encoder, loss, estimator, then settings, then language."""
-    row = cell.row
     return (
-        *(_position(cell.runs[0].profile, ENCODERS), row.encoder),
-        *(_position(row.system, BASELINES), _position(row.loss, LOSS_ORDER), row.cancel),
-        *(_position(row.estimator, ESTIMATORS), row.estimator),
+        *(_position(cell.runs[0].profile, ENCODERS), cell.encoder),
+        *(_position(cell.system, BASELINES), _position(cell.loss, LOSS_ORDER), cell.cancel),
+        *(_position(cell.estimator, ESTIMATORS), cell.estimator),
         # Numbers first, by size, then texts.
-        [(not (number := isinstance(v, int | float)), v if number else 0, str(v)) for _, v in row.settings],
-        cell.column.order,
+        [(not (number := isinstance(v, int | float)), v if number else 0, str(v)) for _, v in cell.settings],
+        cell.column,
     )
 
 
@@ -188,32 +176,19 @@ def _position(name: str | None, names: Iterable[str]) -> int:
 # ---- Against InfoNCE ----
 
 
-@dataclass(frozen=True, eq=False)
-class Difference:
-    """A cell against the InfoNCE of its encoder and column."""
-
-    cell: Cell
-    baseline: Cell
-    seeds: tuple  # those that both have; only they are compared
-    comparison: Comparison  # of the queries' reciprocal ranks, averaged over these seeds
-    differences: np.ndarray  # float64[Q], one for each query
-    gained: Sequence[RankChange]  # the queries that gained most
-    lost: Sequence[RankChange]
-    also: tuple[str, ...]  # settings other than loss and weights in which the two differ
-    p: float = 1.0  # after Holm's correction over all differences of the report
-
-
-def make_differences(cells: Sequence[Cell]) -> tuple[list[Difference], list[str]]:
-    """Every trained cell against its baseline, p corrected over all; and why others are not compared."""
-    differences, problems = [], []
+def compare_with_infonce(cells: Sequence[Cell]) -> list[str]:
+    """Compares every trained cell with its baseline, p corrected over all; returns why others are not compared."""
+    compared, problems = [], []
     for cell in cells:
-        if cell.row.system == "trained" and not cell.is_baseline:
+        if cell.system == "trained" and not cell.is_baseline:
             try:
-                differences.append(_difference(cell, cells))
+                cell.difference = _difference(cell, cells)
+                compared.append(cell.difference)
             except UserError as error:
                 problems.append(f"{cell.runs[0].folder} is not compared with InfoNCE: {error}")
-    corrected = holm([difference.comparison.p for difference in differences])
-    return [replace(difference, p=float(p)) for difference, p in zip(differences, corrected, strict=True)], problems
+    for difference, p in zip(compared, holm([each.comparison.p for each in compared]), strict=True):
+        difference.p = float(p)
+    return problems
 
 
 def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
@@ -222,18 +197,19 @@ def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
     Raises:
         UserError: there is no InfoNCE, the two share no seed or rank other queries, or ranks cannot be read.
     """
-    place = (cell.row.encoder, cell.column)
-    candidates = [other for other in cells if other.is_baseline and (other.row.encoder, other.column) == place]
+    place = (cell.encoder, cell.column)
+    candidates = [other for other in cells if other.is_baseline and (other.encoder, other.column) == place]
     if not candidates:
         raise UserError("no run of InfoNCE with this encoder, language, data set and corpus")
     baseline = min(candidates, key=lambda other: (len(_also(cell, other)), -len(_common_seeds(cell, other))))
     seeds, also = _common_seeds(cell, baseline), _also(cell, baseline)
     if not seeds:
         raise UserError("no seed in common")
-    sides = ([run.ranks(each.key(run)) for run in each.runs if run.seed in seeds] for each in (cell, baseline))
-    pairing = Pairing(*sides)
+    pairing = Pairing(
+        *([ranks_of(run.folder, each.key(run)) for run in each.runs if run.seed in seeds] for each in (cell, baseline))
+    )
     gained, lost = (pairing.changes(CHANGES, sign) for sign in (1, -1))
-    return Difference(cell, baseline, seeds, pairing.compare(), pairing.differences, gained, lost, also)
+    return Difference(baseline, seeds, pairing.compare(), pairing.differences, gained, lost, also)
 
 
 def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
@@ -258,18 +234,19 @@ def _paper_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def paper_mrr(profile: str | None, language: str, loss: str, estimator: str, settings: Mapping) -> float | None:
-    """The MRR in the tables of Li et al. (2023), None if they have none for these settings.
+def paper_mrr(cell: Cell, language: str) -> float | None:
+    """The MRR in the tables of Li et al. (2023), None if they have none for the settings of a cell.
+
+    The settings must agree with those that the paper states. It cancels nothing unless it says so.
 
     Args:
-        profile, loss, estimator: names on the command line.
         language: one of the six, or "overall" for their mean.
-        settings: of the run; they must agree with those that the paper states. It cancels nothing unless it says so.
     """
-    for row in _paper_rows():
-        named = (row["encoder"], row["language"], row["loss"]) == (profile, language, loss)
-        if named and row["estimator"] in ("", estimator):  # Table 3 names no estimator for its cancellation
-            stated = {"cancel": "none"} | dict(pair.split("=") for pair in row["settings"].split())
-            if all(value_text(settings.get(name, "none")) == value for name, value in stated.items()):
-                return float(row["mrr"])
+    run = cell.runs[0]
+    for figure in _paper_rows():
+        named = (figure["encoder"], figure["language"], figure["loss"]) == (run.profile, language, cell.loss)
+        if named and figure["estimator"] in ("", cell.estimator):  # Table 3 names no estimator for its cancellation
+            stated = {"cancel": "none"} | dict(pair.split("=") for pair in figure["settings"].split())
+            if all(value_text(run.settings.get(name, "none")) == value for name, value in stated.items()):
+                return float(figure["mrr"])
     return None

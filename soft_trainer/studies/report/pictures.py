@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from soft_trainer.evaluation.figures import COLORS, MARKERS, data_uri, new_figure
-from soft_trainer.studies.report.cells import Cell, Difference, Row
+from soft_trainer.studies.report.cells import Cell
 from soft_trainer.studies.report.tables import column_labels
 
 DASHES = ("-", "--", ":", "-.")
@@ -32,17 +32,17 @@ class Picture:
     uri: str  # the picture itself, as a data address
 
 
-def pictures(cells: Sequence[Cell], differences: Sequence[Difference]) -> dict[str, list[Picture]]:
+def pictures(cells: Sequence[Cell]) -> dict[str, list[Picture]]:
     """The pictures of every encoder and column that was trained."""
     groups: dict[str, list[Cell]] = defaultdict(list)
     labels = column_labels(cells)
     for cell in cells:
-        if cell.row.system == "trained":
-            groups[f"{cell.row.encoder}, {labels[cell.column]}"].append(cell)
+        if cell.system == "trained":
+            groups[f"{cell.encoder}, {labels[cell.column]}"].append(cell)
     drawn = {}
     for name, group in groups.items():
         every = [curves(group, *curve) for curve in CURVES]
-        every += [weight_distribution(group), gains_by_query(group, differences), alpha_beta(group)]
+        every += [weight_distribution(group), gains_by_query(group), alpha_beta(group)]
         drawn[name] = [picture for picture in every if picture]
     return {name: group for name, group in drawn.items() if group}
 
@@ -50,47 +50,46 @@ def pictures(cells: Sequence[Cell], differences: Sequence[Difference]) -> dict[s
 def curves(cells: Sequence[Cell], title: str, unit: str, name: str) -> Picture | None:
     """A logged figure by step, with a line for each run. None if no log has the figure, or if it is always 0."""
     lines = []
-    for row, log in [(cell.row, run.log) for cell in cells for run in cell.runs]:
-        points = [(entry["step"], entry[name]) for entry in log if isinstance(entry.get(name), int | float)]
-        lines += [(row, *zip(*points, strict=True))] if points else []
-    if not any(any(values) for _, _, values in lines):
+    for cell, run in [(each, run) for each in cells for run in each.runs]:
+        points = [(entry["step"], entry[name]) for entry in run.log if isinstance(entry.get(name), int | float)]
+        lines += [(cell, *zip(*points, strict=True))] if points else []
+    if not any(any(values) for *_, values in lines):
         return None
     figure, axes = _figure("step", unit)
     _draw_lines(axes, cells, lines, with_points=True)
-    words = (f"{row.label} from {values[0]:.3g} to {values[-1]:.3g}" for row, _, values in lines)
+    words = (f"{cell.label} from {values[0]:.3g} to {values[-1]:.3g}" for cell, _, values in lines)
     return _picture(title, "By step: " + "; ".join(words), figure)
 
 
 def weight_distribution(cells: Sequence[Cell]) -> Picture | None:
     """The distribution of the weights in the last logged step, under the first seed."""
-    histograms = {cell.row: cell.runs[0].record["weights"] for cell in cells if cell.runs[0].record.get("weights")}
+    histograms = {cell: cell.runs[0].record["weights"] for cell in cells if cell.runs[0].record.get("weights")}
     if not histograms:
         return None
     figure, axes = _figure("weight of a negative", "density")
     words = []
-    for row, histogram in histograms.items():
+    for cell, histogram in histograms.items():
         counts, edges = np.array(histogram["counts"], dtype=float), np.array(histogram["edges"])
-        axes.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, lw=1.6, **_styles(cells)[row])
+        style = _style(cells.index(cell), cell.label)
+        axes.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, lw=1.6, **style)
         middles = np.repeat((edges[1:] + edges[:-1]) / 2, counts.astype(int))
         low, high = np.quantile(middles, (0.25, 0.75)) if len(middles) else (0.0, 0.0)
-        words.append(f"{row.label}: half of the weights between {low:.2f} and {high:.2f}")
+        words.append(f"{cell.label}: half of the weights between {low:.2f} and {high:.2f}")
     axes.set_yscale("log")
     axes.axvline(1, color="0.5", lw=1)
     return _picture("Weights of the last logged step (InfoNCE: all 1)", "; ".join(words), figure)
 
 
-def gains_by_query(cells: Sequence[Cell], differences: Sequence[Difference]) -> Picture | None:
+def gains_by_query(cells: Sequence[Cell]) -> Picture | None:
     """Every query's difference in reciprocal rank. Gains are above 0 and losses below, each sorted by size."""
-    differences = [difference for difference in differences if difference.cell in cells]
-    if not differences:
-        return None
     lines, words = [], []
-    for difference in differences:
-        row, comparison = difference.cell.row, difference.comparison
-        words.append(f"{row.label}: {comparison.wins} queries gained, {comparison.losses} lost")
-        for sign in (1, -1):
-            sizes = np.sort(difference.differences[difference.differences * sign > 0] * sign)[::-1] * sign
-            lines += [(row, np.arange(1, len(sizes) + 1), sizes)] if len(sizes) else []
+    for cell in (cell for cell in cells if cell.difference):
+        comparison, differences = cell.difference.comparison, cell.difference.differences
+        words.append(f"{cell.label}: {comparison.wins} queries gained, {comparison.losses} lost")
+        for side in (np.sort(differences[differences > 0])[::-1], np.sort(differences[differences < 0])):
+            lines += [(cell, np.arange(1, len(side) + 1), side)] if len(side) else []
+    if not words:
+        return None
     figure, axes = _figure("queries gained or lost, the largest change first", "reciprocal rank minus InfoNCE's")
     _draw_lines(axes, cells, lines)
     axes.set_xscale("log")
@@ -104,17 +103,17 @@ def alpha_beta(cells: Sequence[Cell]) -> Picture | None:
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for cell in cells:
         settings = cell.runs[0].settings
-        if cell.row.loss == "soft_info_nce" and "alpha" in settings:
-            others = tuple((name, value) for name, value in cell.row.settings if name not in ("alpha", "beta"))
-            label = f"{replace(cell.row, settings=others).label}, α + β = {settings['alpha'] + settings['beta']:.3g}"
-            points[label].append((settings["alpha"], cell.mrr))
+        if cell.loss == "soft_info_nce" and "alpha" in settings:
+            others = tuple((name, value) for name, value in cell.settings if name not in ("alpha", "beta"))
+            label = f"{replace(cell, settings=others).label}, α + β = {settings['alpha'] + settings['beta']:.3g}"
+            points[label].append((settings["alpha"], cell.mean()))
     lines = {label: sorted(line) for label, line in points.items() if len({alpha for alpha, _ in line}) > 1}
     if not lines:
         return None
     figure, axes = _figure("α", "MRR")
     for number, (label, line) in enumerate(lines.items()):
         axes.plot(*zip(*line, strict=True), marker=MARKERS[number % len(MARKERS)], **_style(number, label))
-    if baseline := [cell.mrr for cell in cells if cell.is_baseline]:
+    if baseline := [cell.mean() for cell in cells if cell.is_baseline]:
         axes.axhline(baseline[0], color="0.5", lw=1, label="InfoNCE")
     words = (f"{label}: {', '.join(f'{mrr:.3f} at α {alpha:g}' for alpha, mrr in lines[label])}" for label in lines)
     return _picture("MRR under α and β", "; ".join(words), figure)
@@ -123,22 +122,17 @@ def alpha_beta(cells: Sequence[Cell]) -> Picture | None:
 # ---- Drawing ----
 
 
-def _styles(cells: Iterable[Cell]) -> dict[Row, dict]:
-    """A style for each row, the same in every picture of a group."""
-    rows = dict.fromkeys(cell.row for cell in cells)
-    return {row: _style(number, row.label) for number, row in enumerate(rows)}
-
-
-def _style(number: int, label: str) -> dict:
+def _style(number: int, label: str | None) -> dict:
     return {"color": COLORS[number % len(COLORS)], "ls": DASHES[number % len(DASHES)], "label": label}
 
 
 def _draw_lines(axes, cells: Sequence[Cell], lines: Iterable[tuple], with_points: bool = False) -> None:
-    """Draws lines (row, x, y). Only the first of each row gets a label; lines of few points get markers."""
-    styles = _styles(cells)
-    for row, x, y in lines:
-        axes.plot(x, y, lw=1.6, marker="." if with_points and len(x) < 20 else None, **styles[row])
-        styles[row] |= {"label": None}
+    """Draws lines (cell, x, y). Only the first of each cell gets a label; lines of few points get markers."""
+    labelled = set()
+    for cell, x, y in lines:
+        style = _style(cells.index(cell), None if cell in labelled else cell.label)
+        axes.plot(x, y, lw=1.6, marker="." if with_points and len(x) < 20 else None, **style)
+        labelled.add(cell)
 
 
 def _figure(x: str, y: str):

@@ -1,4 +1,4 @@
-"""Reads the runs of a report, each from its record, its log and its ranks."""
+"""Reads the runs of a report, each from its record and its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
-from soft_trainer.evaluation.results import RankedQueries, load_ranks
 from soft_trainer.files import NUMBERS, RECORD, record_path
 
 STATE = "trainer_state.json"
@@ -36,14 +35,6 @@ class ReportedRun:
     settings: Mapping[str, object]  # of encoder, loss, estimator and training, without seed and times
     sets: Mapping[tuple[str, str], str]  # (evaluation set, language) -> key of the results, such as "test-ruby"
 
-    def ranks(self, key: str) -> RankedQueries:
-        """The trained encoder's rank of every query, read each time, since many runs do not fit into memory.
-
-        Raises:
-            UserError: the file is missing or cannot be read.
-        """
-        return load_ranks(self.folder / f"ranks-{key}-trained.parquet")
-
 
 def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[str, str]]:
     """All runs below `folders`, and the reason for each folder that is left out.
@@ -55,16 +46,21 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[st
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        for place in sorted(
-            {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in folder.rglob(name)}
-        ):
+        found = {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in folder.rglob(name)}
+        for place in sorted(found):
             places.setdefault(place.resolve(), place)
     runs, left_out = [], {}
     for folder in places.values():
         try:
             runs.append(read_run(folder))
+        except FileNotFoundError:
+            left_out[str(folder)] = f"not finished: it has ranks but no {RECORD}"
+        except (AttributeError, KeyError, TypeError) as error:
+            left_out[str(folder)] = f"{record_path(folder).name} is not that of a code-search run: it lacks {error}"
         except UserError as error:
             left_out[str(folder)] = str(error)
+        except (OSError, ValueError) as error:
+            left_out[str(folder)] = f"cannot be read: {error}"
     if not runs:
         reasons = "; ".join(f"{folder}: {reason}" for folder, reason in left_out.items())
         raise UserError(f"no finished run (a folder with {RECORD}) was found{': ' if reasons else ''}{reasons}")
@@ -75,27 +71,14 @@ def read_run(folder: Path) -> ReportedRun:
     """Reads one run.
 
     Raises:
-        UserError: it did not finish, or its record cannot be read.
+        UserError: the run was measured, but not trained.
+        OSError, ValueError, AttributeError, KeyError, TypeError: its record is not there or not that of a run.
     """
-    path, state = record_path(folder), folder / STATE
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        log = json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else []
-    except FileNotFoundError:
-        raise UserError(f"not finished: it has ranks but no {RECORD}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {error}") from error
-    try:
-        if "results" in record and "loss" not in record:
-            raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
-        for metrics in (metrics for systems in record["results"].values() for metrics in systems.values()):
-            _ = metrics["mrr"], metrics["pool_size"]
-        return _described(folder, record, log)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{path.name} is not that of a code-search run: it lacks {error}") from error
-
-
-def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRun:
+    record, state = json.loads(record_path(folder).read_text(encoding="utf-8")), folder / STATE
+    if "results" in record and "loss" not in record:
+        raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
+    for metrics in (metrics for systems in record["results"].values() for metrics in systems.values()):
+        _ = metrics["mrr"], metrics["pool_size"]
     base, languages, _ = (record[name] for name in ("base_model", "languages", "dataset"))
     encoder, loss, estimator = record.get("encoder", {}), record["loss"], record.get("estimator", {})
     kind = loss.get("cancel", "none")
@@ -114,7 +97,7 @@ def _described(folder: Path, record: dict, log: Sequence[Mapping]) -> ReportedRu
     return ReportedRun(
         folder=folder,
         record=record,
-        log=log,
+        log=json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else [],
         encoder=encoder.get("name") or (base or "random weights").rstrip("/").rsplit("/", 1)[-1],
         profile=encoder.get("profile") if base else None,
         loss=loss["loss"],

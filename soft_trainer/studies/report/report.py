@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,10 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import write_text
 from soft_trainer.studies.compare import change_text
 from soft_trainer.studies.report import tables
-from soft_trainer.studies.report.cells import Cell, Difference, make_cells, make_differences
+from soft_trainer.studies.report.cells import Cell, compare_with_infonce, make_cells
 from soft_trainer.studies.report.pictures import pictures
 from soft_trainer.studies.report.records import ReportedRun, find_runs
-from soft_trainer.studies.report.tables import SIGNIFICANT, markdown
+from soft_trainer.studies.report.tables import SIGNIFICANT
 
 MAIN = "test"
 BACKGROUND = ("data", "runs", "left-out")  # sections that follow the pictures
@@ -51,13 +52,17 @@ class Report:
 
     runs: Sequence[ReportedRun]
     cells: Mapping[str, Sequence[Cell]]  # by evaluation set, "test" first
-    differences: Sequence[Difference]  # of the test cells to InfoNCE
     left_out: Sequence[str] = ()  # a line for each run that was not read or not compared, with the reason
 
     @property
     def main_cells(self) -> Sequence[Cell]:
         """The cells of test, or of the first set if no run has test."""
         return next(iter(self.cells.values()))
+
+    @property
+    def compared(self) -> Sequence[Cell]:
+        """The main cells that have a difference from InfoNCE."""
+        return [cell for cell in self.main_cells if cell.difference]
 
 
 def make_report(folders: Sequence[str | Path]) -> Report:
@@ -67,17 +72,16 @@ def make_report(folders: Sequence[str | Path]) -> Report:
         UserError: a folder does not exist, or there is nothing to report.
     """
     runs, left_out = find_runs(folders)
-    splits = sorted({split for run in runs for split, _ in run.sets}, key=lambda split: (split != MAIN, split))
     cells = {}
-    for split in splits:
-        made, repeated = make_cells(runs, split)
+    for name in sorted({name for run in runs for name, _ in run.sets}, key=lambda name: (name != MAIN, name)):
+        cells[name], repeated = make_cells(runs, name)
         left_out |= repeated
-        cells |= {split: made} if made else {}
+    cells = {name: made for name, made in cells.items() if made}
     if not cells:
         raise UserError("the runs measured nothing: --do_eval and --do_predict make them")
-    differences, problems = make_differences(next(iter(cells.values())))
+    problems = compare_with_infonce(next(iter(cells.values())))
     used = [run for run in runs if str(run.folder) not in left_out]
-    return Report(used, cells, differences, [*(f"{name}: {why}" for name, why in left_out.items()), *problems])
+    return Report(used, cells, [*(f"{name}: {why}" for name, why in left_out.items()), *problems])
 
 
 # ---- The content ----
@@ -86,12 +90,17 @@ def make_report(folders: Sequence[str | Path]) -> Report:
 def sections(report: Report) -> list[Section]:
     """The tables with their notes, in the order of the report."""
     (main, cells), *others = report.cells.items()
-    made = [Section("results", f"MRR on {main}", tables.mrr_table(cells, report.differences), _mrr_notes(report))]
-    if report.differences:
-        table = tables.differences_table(report.differences)
+    notes = ["Mean over seeds; the best of an encoder in bold."]
+    if any(cell.difference.p < SIGNIFICANT for cell in report.compared):
+        notes.append(f"†: differs from InfoNCE with p < {SIGNIFICANT} after correction.")
+    if any(cell.paper is not None for cell in cells):
+        notes.append(PAPER_NOTE)
+    made = [Section("results", f"MRR on {main}", tables.mrr_table(cells), notes)]
+    if report.compared:
+        table = tables.differences_table(report.compared)
         made.append(Section("differences", "Differences from InfoNCE", table, [TEST_NOTE]))
-    for number, (split, split_cells) in enumerate(others):
-        made.append(Section(f"on-{number}", f"MRR on {split}", tables.mrr_table(split_cells)))
+    for number, (name, other_cells) in enumerate(others):
+        made.append(Section(f"on-{number}", f"MRR on {name}", tables.mrr_table(other_cells)))
     made.append(Section("data", "Data", tables.data_table(cells)))
     made.append(Section("runs", "Runs", tables.runs_table(report.runs), [TIME_NOTE]))
     if report.left_out:
@@ -99,18 +108,9 @@ def sections(report: Report) -> list[Section]:
     return made
 
 
-def _mrr_notes(report: Report) -> list[str]:
-    notes = ["Mean over seeds; the best of an encoder in bold."]
-    if any(difference.p < SIGNIFICANT for difference in report.differences):
-        notes.append(f"†: differs from InfoNCE with p < {SIGNIFICANT} after correction.")
-    if any(cell.paper is not None for cell in report.main_cells):
-        notes.append(PAPER_NOTE)
-    return notes
-
-
 def _summary(report: Report) -> str:
-    runs, compared = len(report.runs), len(report.differences)
-    significant = sum(difference.p < SIGNIFICANT for difference in report.differences)
+    runs, compared = len(report.runs), len(report.compared)
+    significant = sum(cell.difference.p < SIGNIFICANT for cell in report.compared)
     text = f"{runs} run{'s' * (runs != 1)}, {compared} comparison{'s' * (compared != 1)} with InfoNCE"
     return f"{text}, {significant} with p < {SIGNIFICANT} after correction." if compared else f"{text}."
 
@@ -131,7 +131,7 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    for function in (markdown, tables.escaped, tables.html_entry, change_text):
+    for function in (tables.markdown, tables.escaped, tables.html_entry, change_text):
         environment.filters[function.__name__] = function
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before the pictures, which take time
@@ -141,14 +141,14 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
             "summary": _summary(report),
             "lead": [section for section in made if section.name not in BACKGROUND],
             "rest": [section for section in made if section.name in BACKGROUND],
-            "pictures": pictures(report.main_cells, report.differences),
-            "differences": report.differences,
+            "pictures": pictures(report.main_cells),
+            "compared": report.compared,
             "labels": tables.column_labels(report.main_cells),
             "text_headers": tables.TEXTS,
         }
         texts = {
             "report.md": environment.get_template("report.md.jinja").render(content),
-            "report.csv": tables.csv_text(report.cells.values(), report.differences),
+            "report.csv": tables.csv_text(itertools.chain(*report.cells.values())),
             "report.html": environment.get_template("report.html").render(content),
         }
         for name, text in texts.items():

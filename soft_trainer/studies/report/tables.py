@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -14,11 +14,11 @@ from pandas import DataFrame
 from soft_trainer.data.statistics import PAPER_ROWS
 from soft_trainer.evaluation.results import GRADED
 from soft_trainer.studies.compare import p_text
-from soft_trainer.studies.report.cells import Cell, Column, Difference, method_labels, paper_mrr, value_text
+from soft_trainer.studies.report.cells import Cell, method_labels, paper_mrr, value_text
 from soft_trainer.studies.report.records import ReportedRun
 
 LABELS = {"javascript": "JavaScript", "php": "PHP", "typescript": "TypeScript", "cpp": "C++", "c_sharp": "C#"}
-METHOD = ("Loss", "Estimator", "Settings")  # headers of `Row.labels`
+METHOD = ("Loss", "Estimator", "Settings")  # headers of `Cell.labels`
 TEXTS = ("Folder", "Encoder", *METHOD, "Language", "Data set", "Seeds", "Also differs in", "α / β / t / floor")  # left
 TRAINING = {  # header -> name in the record of the training
     "Seed": "seed",
@@ -28,6 +28,10 @@ TRAINING = {  # header -> name in the record of the training
     "Learning rate": "learning rate",
     "Seconds a step": "seconds a step",
 }
+CSV_COLUMNS = (
+    *("evaluation", "encoder", "language", "dataset", "pool", "system", "loss", "cancel", "estimator", "settings"),
+    *("seeds", "mrr", "mrr_of_seeds", "paper_mrr", "delta", "low", "high", "p", "p_holm", "wins", "losses", "ties"),
+)
 SIGNIFICANT = 0.05
 
 
@@ -35,23 +39,21 @@ class Best(str):
     """An entry that stands out; a note in parentheses behind it does not."""
 
 
-def as_table(rows: Iterable[Mapping[str, str]], keep: Sequence[str] = ()) -> DataFrame:
-    """Makes a table from a mapping for each row, without the columns that are empty, unless they are in `keep`."""
+def as_table(rows: Iterable[Mapping[str, str]], keep: str | None = None) -> DataFrame:
+    """Makes a table from a mapping for each row, without the columns that are empty, other than `keep`."""
     table = DataFrame(list(rows), dtype=object)
-    return table.loc[:, [(table[name] != "").any() or name in keep for name in table]]
+    return table.loc[:, [(table[name] != "").any() or name == keep for name in table]]
 
 
 def markdown(table: DataFrame) -> str:
-    """Writes a table in Markdown, the best in bold."""
-    entries = table.map(lambda text: bold(escaped(text)) if isinstance(text, Best) else escaped(text))
+    """Writes a table in Markdown, the best in bold up to a note in parentheses."""
+
+    def entry(text: str) -> str:
+        return re.sub(r"^[^(]*[^( ]", r"**\g<0>**", escaped(text)) if isinstance(text, Best) else escaped(text)
+
     align = ["left" if name in TEXTS else "right" for name in table]
-    headers = [escaped(name) for name in table]
-    return entries.to_markdown(index=False, headers=headers, tablefmt="pipe", disable_numparse=True, colalign=align)
-
-
-def bold(text: str) -> str:
-    """Sets a text in bold, up to a note in parentheses."""
-    return re.sub(r"^[^(]*[^( ]", r"**\g<0>**", text)
+    settings = {"tablefmt": "pipe", "disable_numparse": True, "colalign": align}
+    return table.map(entry).to_markdown(index=False, headers=[escaped(name) for name in table], **settings)
 
 
 def html_entry(text: str) -> Markup:
@@ -66,66 +68,59 @@ def escaped(text: str) -> str:
     return " ".join(re.sub(r"[\\|*_`<\[]", r"\\\g<0>", text).split())
 
 
-def column_labels(cells: Iterable[Cell]) -> dict[Column, str]:
+def column_labels(cells: Iterable[Cell]) -> dict[tuple, str]:
     """The columns of some cells, Ruby to Go: the language, with data set and corpus size where they tell it apart."""
-    columns = sorted({cell.column for cell in cells}, key=lambda column: column.order)
+    columns = sorted({cell.column for cell in cells})
+    shared = Counter(place for _, language, dataset, _ in columns for place in (language, (language, dataset)))
     labels = {}
     for column in columns:
-        name = "+".join(LABELS.get(language, language.title()) for language in column.language.split("+"))
-        same_language = [other for other in columns if other.language == column.language]
-        same_dataset = [other for other in same_language if other.dataset == column.dataset]
-        detail = [column.dataset] if len(same_language) > 1 else []
-        detail += [f"{column.pool:,} codes"] if len(same_dataset) > 1 else []
+        _, language, dataset, pool = column
+        name = "+".join(LABELS.get(each, each.title()) for each in language.split("+"))
+        detail = [dataset] if shared[language] > 1 else []
+        detail += [f"{pool:,} codes"] if shared[language, dataset] > 1 else []
         labels[column] = f"{name} ({', '.join(detail)})" if detail else name
     return labels
 
 
-def mrr_table(cells: Sequence[Cell], differences: Sequence[Difference] = ()) -> DataFrame:
+def mrr_table(cells: Sequence[Cell]) -> DataFrame:
     """MRR in the paper's layout: the best of an encoder in bold, the paper's figure behind ours, † on a difference.
 
     A column "Overall" follows if all six languages of the paper are there.
     """
     labels = column_labels(cells)
-    significant = {difference.cell for difference in differences if difference.p < SIGNIFICANT}
-    entries = [
-        (cell.row.encoder, *cell.row.labels, labels[cell.column], _mrr_entry(cell, cells, significant))
-        for cell in cells
-    ]
+    entries = [(cell.encoder, *cell.labels, labels[cell.column], _mrr_entry(cell, cells)) for cell in cells]
     lines = DataFrame(entries, columns=["Encoder", *METHOD, "column", "mrr"], dtype=object)
     table = lines.pivot_table("mrr", ["Encoder", *METHOD], "column", "first", sort=False)[list(labels.values())]
-    if set(PAPER_ROWS) <= {column.language for column in labels} and len(labels) == len({c.language for c in labels}):
-        table["Overall"] = [
-            _overall_entry([cell for cell in cells if (cell.row.encoder, *cell.row.labels) == row])
-            for row in table.index
-        ]
-    return as_table(table.fillna("").reset_index().to_dict("records"), keep=["Estimator"])
+    languages = [language for _, language, *_ in labels]
+    if set(PAPER_ROWS) <= set(languages) and len(set(languages)) == len(languages):
+        six = [cell for cell in cells if cell.language in PAPER_ROWS]
+        rows = ([cell for cell in six if (cell.encoder, *cell.labels) == row] for row in table.index)
+        table["Overall"] = [_overall_entry(row) if len(row) == len(PAPER_ROWS) else "" for row in rows]
+    return as_table(table.fillna("").reset_index().to_dict("records"), keep="Estimator")
 
 
-def _mrr_entry(cell: Cell, cells: Sequence[Cell], significant: set[Cell]) -> str:
-    rivals = (other.mrr for other in cells if (other.row.encoder, other.column) == (cell.row.encoder, cell.column))
+def _mrr_entry(cell: Cell, cells: Sequence[Cell]) -> str:
+    rivals = (other.mean() for other in cells if (other.encoder, other.column) == (cell.encoder, cell.column))
     notes = {"paper": cell.paper} | {label: cell.mean(name) for name, label in GRADED.items()}
     note = ", ".join(f"{label} {value:.3f}" for label, value in notes.items() if value is not None)
-    text = f"{cell.mrr:.3f}{'†' if cell in significant else ''}" + (f" ({note})" if note else "")
-    return Best(text) if round(cell.mrr, 3) == round(max(rivals), 3) else text
+    differs = "†" if cell.difference and cell.difference.p < SIGNIFICANT else ""
+    text = f"{cell.mean():.3f}{differs}" + (f" ({note})" if note else "")
+    return Best(text) if round(cell.mean(), 3) == round(max(rivals), 3) else text
 
 
-def _overall_entry(in_row: Sequence[Cell]) -> str:
-    """The mean over the six languages of the paper, empty if one is missing."""
-    six = [cell for cell in in_row if cell.column.language in PAPER_ROWS]
-    if len(six) < len(PAPER_ROWS):
-        return ""
-    row, run = six[0].row, six[0].runs[0]
-    paper = paper_mrr(run.profile, "overall", row.loss, row.estimator, run.settings)
-    return f"{np.mean([cell.mrr for cell in six]):.3f}{'' if paper is None else f' (paper {paper:.3f})'}"
+def _overall_entry(six: Sequence[Cell]) -> str:
+    """The mean over the six languages of the paper."""
+    paper = paper_mrr(six[0], "overall")
+    return f"{np.mean([cell.mean() for cell in six]):.3f}{'' if paper is None else f' (paper {paper:.3f})'}"
 
 
-def differences_table(differences: Sequence[Difference]) -> DataFrame:
-    """Every cell against InfoNCE: difference, interval, p, and the queries won and lost."""
-    labels = column_labels(difference.cell for difference in differences)
+def differences_table(cells: Sequence[Cell]) -> DataFrame:
+    """Cells against InfoNCE: difference, interval, p, and the queries won and lost."""
+    labels = column_labels(cells)
     return as_table(
         {
-            "Encoder": cell.row.encoder,
-            **dict(zip(METHOD, cell.row.labels, strict=True)),
+            "Encoder": cell.encoder,
+            **dict(zip(METHOD, cell.labels, strict=True)),
             "Language": labels[cell.column],
             "Seeds": ", ".join(str(seed) for seed in difference.seeds if seed is not None),
             "Also differs in": ", ".join(difference.also),
@@ -135,21 +130,20 @@ def differences_table(differences: Sequence[Difference]) -> DataFrame:
             "p (Holm)": (Best if difference.p < SIGNIFICANT else str)(p_text(difference.p)),
             **{name.title(): f"{getattr(comparison, name):,}" for name in ("wins", "losses", "ties")},
         }
-        for difference in differences
-        for cell, comparison in [(difference.cell, difference.comparison)]
+        for cell, difference, comparison in ((cell, cell.difference, cell.difference.comparison) for cell in cells)
     )
 
 
 def data_table(cells: Sequence[Cell]) -> DataFrame:
     """The columns of the report with their data set, queries and codes, and those of the paper."""
-    rows = []
+    rows, first = [], {cell.column: cell for cell in reversed(cells)}
     for column, label in column_labels(cells).items():
-        queries = next(cell.values("queries")[0] for cell in cells if cell.column == column)
-        _, _, *in_paper = PAPER_ROWS.get(column.language, (None,) * 4)
-        counts = dict(zip(("Queries", "Codes in the corpus"), (queries, column.pool), strict=True))
-        counts |= dict(zip(("Queries in the paper", "Codes in the paper"), in_paper, strict=True))
+        cell = first[column]
+        *_, queries, codes = PAPER_ROWS.get(cell.language, (None, None))
+        counts = {"Queries": cell.values("queries")[0], "Codes in the corpus": cell.pool}
+        counts |= {"Queries in the paper": queries, "Codes in the paper": codes}
         counts = {name: "" if count is None else f"{int(count):,}" for name, count in counts.items()}
-        rows.append({"Language": label, "Data set": column.dataset, **counts})
+        rows.append({"Language": label, "Data set": cell.dataset, **counts})
     return as_table(rows)
 
 
@@ -170,23 +164,14 @@ def runs_table(runs: Sequence[ReportedRun]) -> DataFrame:
     )
 
 
-CSV_COLUMNS = (
-    *("evaluation", "encoder", "language", "dataset", "pool", "system", "loss", "cancel", "estimator", "settings"),
-    *("seeds", "mrr", "mrr_of_seeds", "paper_mrr", "delta", "low", "high", "p", "p_holm", "wins", "losses", "ties"),
-)
-
-
-def csv_text(groups: Iterable[Sequence[Cell]], differences: Sequence[Difference]) -> str:
-    """One line for each cell of every evaluation set, with all digits."""
-    by_cell = {difference.cell: difference for difference in differences}
+def csv_text(cells: Iterable[Cell]) -> str:
+    """One line for each cell, with all digits."""
     lines = []
-    for cell in itertools.chain.from_iterable(groups):
-        line = asdict(cell.row) | asdict(cell.column)
-        line |= {"evaluation": cell.split, "settings": cell.row.labels[-1], "mrr": cell.mrr, "paper_mrr": cell.paper}
+    for cell in cells:
+        line = vars(cell) | {"settings": cell.labels[-1], "mrr": cell.mean(), "paper_mrr": cell.paper}
         line |= {"seeds": " ".join(str(run.seed) for run in cell.runs)}
         line |= {"mrr_of_seeds": " ".join(f"{mrr:.6f}" for mrr in cell.values("mrr"))}
-        if difference := by_cell.get(cell):
-            comparison = difference.comparison
-            line |= asdict(comparison) | comparison.interval._asdict() | {"p_holm": difference.p}
+        if difference := cell.difference:
+            line |= asdict(difference.comparison) | difference.comparison.interval._asdict() | {"p_holm": difference.p}
         lines.append(line)
     return DataFrame(lines, columns=CSV_COLUMNS, dtype=object).to_csv(index=False)
