@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
 
+from soft_trainer.mining.identifiers import identifier_words
 from soft_trainer.search.store import Segments
 from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
@@ -27,6 +28,7 @@ FOLDER_WORDS = 0.3  # share of the query that stands in the names of its folders
 DEFINED_WORDS = 0.5  # share of the query that stands in the names that the file defines
 DEFINED_NAME = 0.25  # a word of the query is defined there as it is, which may be chance: `result = ...`
 DEFINED_SYMBOL = 1.0  # the same for what can only be a name: `parseDate`, `parse_date`, or all of the query
+DEFINED_MEMBER = 2.0  # for the query `Parser.parse`: `parse` is defined there, in `Parser`
 # Wrappers, compatibility layers and vendored copies lie deeper than the original.
 DEPTH_DISCOUNT = 0.1
 TEST_DISCOUNT = 0.5
@@ -95,10 +97,22 @@ def score(query: Query, segments: Segments, postings: Postings, similarity: np.n
     gather = _Gathered(segments)
     for term, weight in query.terms.items():
         gather.add(term, weight, postings)
-    for word in query.words:
+    member = _member(query, postings)
+    if len(member):
+        gather.add_defined(member, DEFINED_MEMBER)
+    for word in query.words if not len(member) else ():
         is_symbol = query.kind == "symbol" or _NAME_ALONE.search(word)
         gather.add_defined(postings(DEFINED + whole(word))[0], DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
     return gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
+
+
+def _member(query: Query, postings: Postings) -> np.ndarray:
+    """Finds the pieces that define the last word of a qualified name, such as `Parser.parse`, inside the others."""
+    if query.kind != "symbol" or len(query.words) < 2:
+        return np.zeros(0, np.int64)
+    *around, name = query.words
+    named = [postings(NAME + stem(part))[0] for word in around for part in identifier_words(word)]
+    return reduce(np.intersect1d, named, postings(DEFINED + whole(name))[0])
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:

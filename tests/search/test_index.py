@@ -277,3 +277,8 @@ def test_postings_are_packed_in_as_few_bytes_as_they_need():
     rows = database.execute("SELECT term, width, pieces FROM postings").fetchall()
     assert {name: store.unpack(width, blob).tolist() for name, width, blob in rows} == expected
     assert {name: width for name, width, _ in rows} == {"a": 1, "b": 1, "c": 4, "d": 2}
+
+
+@pytest.mark.parametrize("query", ["ShoppingCart.total_price", "ShoppingCart::total_price()", "Cart#totalPrice"])
+def test_a_qualified_name_finds_the_member(index, query):
+    assert index.search(query)[0].name == "ShoppingCart.total_price"
