@@ -43,9 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"set {unset[0]}: write OPTION=VALUE")
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.options.recipes import recipe_path
-    from soft_trainer.studies.execution import check
+    from soft_trainer.studies.execution import check, check_changes, plan, run_all
     from soft_trainer.studies.grid import read_study
-    from soft_trainer.studies.session import check_changes, plan, run_all
 
     study = read_study(
         recipe_path(arguments.config),

@@ -1,4 +1,4 @@
-"""One run of a study: checks its options, reads the state of its folder, and runs it in another process."""
+"""Executes the runs of a study in order, each in another process, and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import yaml
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.files import newest_complete, record_path, write_json
@@ -27,7 +29,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 from soft_trainer.studies.baseline import BaselineArguments, check_baseline
 from soft_trainer.studies.grid import PlannedRun, Study
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, table
 
 RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
 OURS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
@@ -37,6 +39,7 @@ COMMANDS = {
     "soft_trainer.simcse": ("simcse", (SimCSEArguments, SimCSETrainingArguments)),
     "soft_trainer.studies.baseline": ("baseline", (BaselineArguments, *OURS)),
 }
+DONE = ("done", "done before")
 ERROR = re.compile(r"(error: |[\w.]*(Error|Exception|Interrupt)\b)")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 
@@ -63,11 +66,11 @@ def check(study: Study, run: PlannedRun) -> tuple:
     return parsed
 
 
-# ---- The folder ----
+# ---- The folder of a run ----
 
 
 @dataclass(frozen=True)
-class Progress:
+class FolderState:
     """The state of a run's folder."""
 
     state: str  # `new`, `stopped` (a whole checkpoint is there), `done`, or `changed` (made with other options)
@@ -76,21 +79,22 @@ class Progress:
     mrr: float | None = None  # of the trained encoder on test
 
 
-def progress(study: Study, run: PlannedRun) -> Progress:
+def progress(study: Study, run: PlannedRun) -> FolderState:
     """Reads the state of a run's folder, which another study may change at any time."""
     folder = study.folder(run.name)
     record, results = _read_json(folder / RECORD), _read_json(record_path(folder))
     if record is None:
-        return Progress("new") if results is None else Progress("changed", ("made without the study",))
-    changes = tuple(_changes(record["options"], _options(study, run)))
-    if changes:
-        state = "changed"
-    elif _trained(results):
-        state = "done"
-    else:
-        state = "stopped" if newest_complete(folder) else "new"
+        return FolderState("new") if results is None else FolderState("changed", ("made without the study",))
+    changes = []
+    for name, options in _options(study, run).items():
+        before, prefix = record["options"].get(name, {}), "" if name == run.name else f"{name}: "
+        for key in sorted({*options, *before}):
+            if options.get(key) != before.get(key):
+                was, now = (values.get(key, "not given") for values in (before, options))
+                changes.append(f"{prefix}{key} was {was}, is {now}")
+    state = "changed" if changes else "done" if _trained(results) else "stopped" if newest_complete(folder) else "new"
     mrr = (results or {}).get("results", {}).get("test", {}).get("trained", {}).get("mrr")
-    return Progress(state, changes, record["seconds"], mrr)
+    return FolderState(state, tuple(changes), record["seconds"], mrr)
 
 
 def _options(study: Study, run: PlannedRun) -> dict[str, dict[str, str]]:
@@ -111,15 +115,6 @@ def _text(value) -> str:
         return str(value)
 
 
-def _changes(before: dict[str, dict], now: dict[str, dict]):
-    """Yields the options that differ, with the name of the run if it is one that the first run needs."""
-    for (name, options), prefix in zip(now.items(), ("", *(f"{needed}: " for needed in list(now)[1:])), strict=True):
-        earlier = before.get(name, {})
-        for key in sorted({*options, *earlier}):
-            if options.get(key) != earlier.get(key):
-                yield f"{prefix}{key} was {earlier.get(key, 'not given')}, is {options.get(key, 'not given')}"
-
-
 def _trained(results: dict | None) -> bool:
     """True if a record is that of a run that has trained."""
     splits = (results or {}).get("results", {})
@@ -133,7 +128,7 @@ def _read_json(path: Path) -> dict | None:
         return None
 
 
-# ---- The process ----
+# ---- The process of a run ----
 
 
 def recipe(study: Study, run: PlannedRun) -> dict:
@@ -153,8 +148,7 @@ def command(study: Study, run: PlannedRun, resume: bool = False) -> list[str]:
     launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # this Python's own, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
-    if shutil.which(launcher[0]) is None:
-        raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
+    refuse((shutil.which(launcher[0]) is None, f"launcher={study.launcher!r}: no command {launcher[0]}"))
     start = ["-m", "soft_trainer.cli", COMMANDS[run.module][0], "--config", str(study.folder(run.name) / RECIPE)]
     return [*launcher, *start, *(["--resume_from_checkpoint", "last"] if resume else [])]
 
@@ -172,10 +166,8 @@ def execute(study: Study, run: PlannedRun) -> str | None:
     with (folder / LOG).open("ab") as log:
         _lock(log)
         before = progress(study, run)
-        if before.state == "done":
-            return None
-        if before.state == "changed":
-            return f"meanwhile run with other options: {'; '.join(before.changes)}"
+        if before.state in ("done", "changed"):
+            return f"meanwhile run with other options: {'; '.join(before.changes)}" if before.changes else None
         resume = before.state == "stopped"
         record = {"options": _options(study, run), "seconds": before.seconds if resume else 0.0}
         write_json(folder / RECORD, record)
@@ -208,9 +200,85 @@ def _lock(log) -> None:
 
 def last_error(path: Path, offset: int) -> str | None:
     """Returns the last line of a log after `offset` that names an error of the run, or else its last line."""
-    with path.open("rb") as log:
-        log.seek(offset)
-        lines = re.split(r"[\r\n]+", log.read().decode(errors="replace"))
-    lines = [line.strip() for line in lines if line.strip()]
+    text = path.read_bytes()[offset:].decode(errors="replace")
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
     errors = [line for line in lines if ERROR.match(line) and not line.startswith(LAUNCHER_ERRORS)]
     return (errors or lines or [None])[-1]
+
+
+# ---- All runs ----
+
+
+def plan(study: Study, chosen: Sequence[PlannedRun]) -> str:
+    """Returns the runs in order, each with the state of its folder and the runs that it needs, as a table."""
+    states = [progress(study, run).state for run in chosen]
+    rows = [
+        [number, run.name, state, ", ".join(run.needs)]
+        for number, (run, state) in enumerate(zip(chosen, states, strict=True), 1)
+    ]
+    done = f"{len(chosen)} runs, {states.count('done')} of them done; output in {study.output_dir}"
+    return f"{table(('', 'run', 'state', 'needs'), rows)}\n\n{done}\n"
+
+
+def check_changes(study: Study, chosen: Sequence[PlannedRun], redo: bool) -> None:
+    """Refuses runs that were made with other options, or deletes them if they should be repeated.
+
+    Raises:
+        UserError: names the first of them and its changes.
+    """
+    changed = {run.name: now.changes for run in chosen if (now := progress(study, run)).state == "changed"}
+    if changed and not redo:
+        first, changes = next(iter(changed.items()))
+        raise UserError(
+            f"{len(changed)} runs were made with other options, the first is {study.folder(first)}: "
+            f"{'; '.join(changes)}. Write to another --output_dir, or delete and repeat them with --redo"
+        )
+    for name in changed:
+        shutil.rmtree(study.folder(name), ignore_errors=True)
+
+
+def run_all(study: Study, chosen: Sequence[PlannedRun]) -> int:
+    """Executes every run that is not done and whose needs are done, and prints a summary.
+
+    Returns:
+        0 if all are done, 1 if one is not, 130 after Ctrl-C.
+    """
+    outcomes: dict[str, tuple[str, str]] = {}  # name -> `done`, `done before`, `failed`, `not run`; the reason
+    interrupted = False
+    try:
+        for number, run in enumerate(chosen, 1):
+            outcomes[run.name] = _outcome(study, run, f"[{number}/{len(chosen)}] {run.name}", outcomes)
+    except KeyboardInterrupt:
+        outcomes[run.name], interrupted = ("stopped", "by Ctrl-C"), True
+    rows = []
+    for name, (state, reason) in outcomes.items():
+        now = progress(study, study.runs[name])
+        rows.append([name, state, now.mrr, _time(now) if state in DONE else None, reason])
+    end = "\nstopped; the same command continues from here" if interrupted else ""
+    print_on_main(f"\n{table(('run', 'state', 'MRR on test', 'time', 'reason'), rows)}\n{end}")
+    return 130 if interrupted else 0 if all(state in DONE for state, _ in outcomes.values()) else 1
+
+
+def _outcome(study: Study, run: PlannedRun, title: str, outcomes: dict) -> tuple[str, str]:
+    state = progress(study, run).state  # another study may have changed it meanwhile
+    if state == "done":
+        return "done before", ""
+    if missing := [needed for needed in run.needs if outcomes[needed][0] not in DONE]:
+        return "not run", f"needs {missing[0]}, which is {outcomes[missing[0]][0]}"
+    verb = "resumes" if state == "stopped" else "starts"
+    print_on_main(f"{title}: {verb}; output in {study.folder(run.name) / LOG}")
+    try:
+        error = execute(study, run)
+    except BlockingIOError:
+        return "not run", "another study, or a run left over from one, holds it now"
+    if error is not None:
+        print_on_main(f"{title}: failed: {error}")
+        return "failed", error
+    now = progress(study, run)
+    mrr = "" if now.mrr is None else f", MRR {now.mrr:.3f} on test"
+    print_on_main(f"{title}: done in {_time(now)}{mrr}")
+    return "done", ""
+
+
+def _time(now: FolderState) -> str:
+    return str(timedelta(seconds=round(now.seconds)))

@@ -108,73 +108,65 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
         ("output_dir" not in content, "name an output_dir, where every run has its folder"),
     )
     axes = {axis: _entries(axis, entries, folder) for axis, entries in grid.items()}
-    once = {name: _with_recipe({"name": name, **entry}, folder) for name, entry in (content.get("once") or {}).items()}
-    runs = [_run_outside_the_grid(entry, changes) for entry in once.values()]
-    if taken := sorted(set(changes) & set(axes)):
-        raise UserError(f"set {taken[0]}: it is an axis of the grid, choose from it with --only {taken[0]}=...")
+    once = {name: _entry({"name": name, **entry}, folder) for name, entry in (content.get("once") or {}).items()}
+    runs = {}
+    for name, entry in once.items():
+        own = {key: changes.pop(key) for key in list(changes) if key.startswith(f"{name}.")}
+        own = {key.removeprefix(f"{name}."): value for key, value in own.items()}
+        options = _filled(entry["config"] | entry["options"] | own, {})
+        runs[name] = PlannedRun(name, {}, options, entry["needs"], entry["module"])
+    taken = min(set(changes) & set(axes), default=None)
+    refuse((taken, f"set {taken}: it is an axis of the grid, choose from it with --only {taken}=..."))
     for entries in itertools.product(*axes.values()):
-        runs.append(_run_of_grid(dict(zip(axes, entries, strict=True)), content.get("options") or {}, changes, once))
-    by_name = {run.name: run for run in runs}
-    for run in runs:
-        if missing := set(run.needs) - set(by_name):
-            raise UserError(f"{run.name} needs {min(missing)}, which is neither in the grid nor under once")
+        run = _run_of_grid(dict(zip(axes, entries, strict=True)), content.get("options") or {}, changes, once)
+        runs[run.name] = run
+    missing = (f"{run.name} needs {needed}" for run in runs.values() for needed in run.needs if needed not in runs)
+    first = next(missing, None)
+    refuse((first, f"{first}, which is neither in the grid nor under once"))
     return Study(
         output_dir=Path(content["output_dir"]),
         launcher=content.get("launcher") or "accelerate launch",
         keep_checkpoints=bool(content.get("keep_checkpoints")),
-        axes={axis: tuple(str(entry["name"]) for entry in entries) for axis, entries in axes.items()},
-        runs=by_name,
+        axes={axis: tuple(entry["name"] for entry in entries) for axis, entries in axes.items()},
+        runs=runs,
     )
 
 
 def _entries(axis: str, entries: object, folder: Path) -> list[dict]:
-    """The entries of an axis as mappings with a name."""
-    if not isinstance(entries, list) or not entries:
-        raise UserError(f"grid: {axis}: a list of entries is expected")
+    """The entries of an axis, each in the parts of `_entry`."""
+    refuse((not isinstance(entries, list) or not entries, f"grid: {axis}: a list of entries is expected"))
     entries = [entry if isinstance(entry, dict) else {"name": _as_text(entry, "-"), axis: entry} for entry in entries]
-    if unnamed := [entry for entry in entries if "name" not in entry]:
-        raise UserError(f"grid: {axis}: {unnamed[0]}: give it a name, which becomes a folder's name")
-    return [_with_recipe(entry, folder) for entry in entries]
+    unnamed = next((entry for entry in entries if "name" not in entry), None)
+    refuse((unnamed is not None, f"grid: {axis}: {unnamed}: give it a name, which becomes a folder's name"))
+    return [_entry(entry, folder) for entry in entries]
 
 
-def _with_recipe(entry: dict, folder: Path) -> dict:
-    """The entry; the options of its recipe take the place of the recipe's name."""
-    return entry | {"config": read_recipe(folder / entry["config"]) if "config" in entry else {}}
-
-
-def _run_outside_the_grid(entry: dict, changes: dict) -> PlannedRun:
-    """The run of an entry of `once`. Its options are removed from `changes`."""
-    prefix = f"{entry['name']}."
-    changed = {key.removeprefix(prefix): changes.pop(key) for key in list(changes) if key.startswith(prefix)}
-    options = _filled(entry["config"] | _options(entry) | changed, {})
-    return PlannedRun(entry["name"], {}, options, _needs(entry), entry.get("module"))
+def _entry(content: dict, folder: Path) -> dict:
+    """An entry in parts: its name, the options of its recipe, its own options, the runs that it needs, its module."""
+    needs = content.get("needs") or ()
+    return {
+        "name": str(content["name"]),
+        "config": read_recipe(folder / content["config"]) if "config" in content else {},
+        "options": {key: value for key, value in content.items() if key not in ENTRY_KEYS},
+        "needs": (needs,) if isinstance(needs, str) else tuple(needs),
+        "module": content.get("module"),
+    }
 
 
 def _run_of_grid(entries: dict[str, dict], shared: dict, changes: dict, once: dict) -> PlannedRun:
     """The run with these entries, one of each axis."""
-    place = {axis: str(entry["name"]) for axis, entry in entries.items()}
-    options: dict = {}
-    for part in (*(entry["config"] for entry in entries.values()), shared, *map(_options, entries.values()), changes):
-        options |= part
+    place = {axis: entry["name"] for axis, entry in entries.items()}
+    recipes, own = ([entry[part] for entry in entries.values()] for part in ("config", "options"))
+    # The last of them wins.
+    options = {key: value for part in (*recipes, shared, *own, changes) for key, value in part.items()}
     needs = tuple(
-        name if name in once else "/".join((place | {axis: name}).values())
+        needed if needed in once else "/".join((place | {axis: needed}).values())
         for axis, entry in entries.items()
-        for name in _needs(entry)
+        for needed in entry["needs"]
     )
-    modules = {entry["module"] for entry in entries.values() if "module" in entry}
-    if len(modules) > 1:
-        raise UserError(f"{'/'.join(place.values())}: it has two modules, {' and '.join(sorted(modules))}")
-    module = min(modules, default=None)
-    return PlannedRun("/".join(place.values()), place, _filled(options, place), needs, module)
-
-
-def _needs(entry: dict) -> tuple[str, ...]:
-    names = entry.get("needs") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _options(entry: dict) -> dict:
-    return {key: value for key, value in entry.items() if key not in ENTRY_KEYS}
+    name, modules = "/".join(place.values()), sorted({entry["module"] for entry in entries.values()} - {None})
+    refuse((len(modules) > 1, f"{name}: it has two modules, {' and '.join(modules)}"))
+    return PlannedRun(name, place, _filled(options, place), needs, modules[0] if modules else None)
 
 
 def _filled(options: dict, place: dict[str, str]) -> dict:

@@ -17,7 +17,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.studies import execution
 from soft_trainer.studies.grid import read_study
-from soft_trainer.studies.session import run_all
 
 # Starts the stand-in for a run as a child, as `accelerate launch` does, and fails as that does.
 LAUNCHER = """
@@ -285,7 +284,7 @@ def test_a_run_that_another_study_has_made_meanwhile_is_not_made_again(here, cap
     words = ("--only", "language=ruby,method=infonce")
     chosen = here.study().chosen(words[1])
     assert here.main(*words) == 0
-    assert run_all(here.study(), chosen) == 0
+    assert execution.run_all(here.study(), chosen) == 0
     assert capsys.readouterr().err.count("done before") == 2
     assert execution.execute(here.study(), chosen[0]) is None
     assert here.made() == ["ruby/infonce/1", "ruby/infonce/2"]
