@@ -14,10 +14,11 @@ from soft_trainer import distributed
 from soft_trainer.data.sources import load_data, load_local, needed_splits
 from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.commands import BASELINES, BaselineArguments
+from soft_trainer.options.declared import changed_options
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -72,7 +73,7 @@ def train_baseline(
     sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
     tokenizer = build_tokenizer(model_args, profile, data["train"])
     model = build_model(model_args, profile, tokenizer)
-    student, state, seconds = _train(model, tokenizer, profile, _pairs(data["train"], profile), baseline, args)
+    student, state, seconds = _train(model, tokenizer, profile, data["train"], baseline, args)
     trainer = SoftInfoNCETrainer(student, args, processing_class=tokenizer, encoder=profile)
     trainer.state = state
     trainer.save_model()
@@ -103,47 +104,49 @@ class BaselineRun(Run):
 
 def check_baseline(model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
     """Refuses what sentence-transformers' trainer does not do here."""
-    given = [field.name for field in dataclasses.fields(SoftInfoNCEOptions)]
-    given = [name for name in given if getattr(args, name) != getattr(SoftInfoNCEOptions, name)]
-    if args.train_sampling_strategy != "random":
-        given.append("train_sampling_strategy")
-    if model_args.lora_r is not None:
-        given.append("lora_r")
-    others = {field.name for field in dataclasses.fields(args)} - {*SHARED, *OF_THE_RUN}
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    for options, names in ((args, others), (data_args, ONLY_OURS)):
-        named = sorted(getattr(options, "given", frozenset()) & set(names))
-        given += [name for name in named if getattr(options, name) not in (*NOTHING, defaults.get(name))]
-    if given:
-        raise UserError(f"{given[0]}: an option of our trainer, which the baseline ignores; leave it out")
-    if model_args.from_scratch or args.world_size > 1:
-        raise UserError("the baseline trains a pretrained encoder in one process")
+    values = vars(model_args) | vars(data_args) | vars(args)
+    given = getattr(args, "given", frozenset()) & ({*ONLY_OURS, *defaults} - {*SHARED, *OF_THE_RUN})
+    ignored = [
+        *changed_options(args, SoftInfoNCEOptions),
+        *(name for name in ("train_sampling_strategy", "lora_r") if values[name] not in ("random", None)),
+        *(name for name in sorted(given) if values[name] not in (*NOTHING, defaults.get(name))),
+    ]
+    refuse(
+        (ignored, f"{''.join(ignored[:1])}: an option of our trainer, which the baseline ignores; leave it out"),
+        (model_args.from_scratch or args.world_size > 1, "the baseline trains a pretrained encoder in one process"),
+    )
 
 
-def _pairs(rows: Dataset, profile: EncoderProfile) -> Dataset:
-    """The texts of the rows as sentence-transformers' columns."""
-    return Dataset.from_dict({COLUMNS[side]: list(side_texts(rows, side, profile)) for side in SIDES})
-
-
-def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: BaselineArguments, args) -> tuple:
+def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: BaselineArguments, args) -> tuple:
     """Returns the trained model, the state of its trainer and the seconds of mining."""
     # Imported here, since a study reads these options without training.
     from sentence_transformers import (
         SentenceTransformer,
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
+        losses,
     )
 
-    settings = {"device": str(args.device)}
-    settings["model_kwargs"] = {"attn_implementation": model.config._attn_implementation}
+    pairs = Dataset.from_dict({COLUMNS[side]: list(side_texts(rows, side, profile)) for side in SIDES})
+    attention = {"attn_implementation": model.config._attn_implementation}
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
         export_encoder(model, tokenizer, profile, folder)
-        student = SentenceTransformer(folder, **settings)
-        guide = SentenceTransformer(baseline.guide_model or folder, **settings)
+        student, guide = (
+            SentenceTransformer(name, device=str(args.device), model_kwargs=attention)
+            for name in (folder, baseline.guide_model or folder)
+        )
     start = time.monotonic()
     if baseline.mined_negatives:
         pairs = _with_negatives(pairs, guide, baseline, args)
     seconds = time.monotonic() - start
+    if baseline.baseline == "gist":
+        settings = {"margin_strategy": "relative", "margin": baseline.guide_margin}
+        settings |= {"mini_batch_size": args.per_device_train_batch_size, "temperature": 1 / profile.score_scale}
+        loss = losses.CachedGISTEmbedLoss(student, guide, **settings)
+    else:
+        settings = {"hardness_mode": baseline.hardness_mode, "hardness_strength": baseline.hardness_strength}
+        loss = losses.MultipleNegativesRankingLoss(student, scale=profile.score_scale, **settings)
     prompts = {COLUMNS[side]: getattr(profile, f"{side}_prefix") for side in SIDES}
     trainer = SentenceTransformerTrainer(
         student,
@@ -156,7 +159,7 @@ def _train(model, tokenizer, profile: EncoderProfile, pairs: Dataset, baseline: 
             **{name: getattr(args, name) for name in SHARED},
         ),
         train_dataset=pairs,
-        loss=_loss(student, guide, baseline, profile.score_scale, args.per_device_train_batch_size),
+        loss=loss,
     )
     use_lines(trainer)
     trainer.train()
@@ -183,14 +186,3 @@ def _with_negatives(pairs: Dataset, guide, baseline: BaselineArguments, args) ->
             "than a batch; lower guide_margin or raise mined_ranks"
         )
     return mined
-
-
-def _loss(student, guide, baseline: BaselineArguments, scale: float, batch_size: int):
-    """The loss of sentence-transformers."""
-    from sentence_transformers import losses  # for the same reason
-
-    if baseline.baseline == "gist":
-        margin = {"margin_strategy": "relative", "margin": baseline.guide_margin}
-        return losses.CachedGISTEmbedLoss(student, guide, temperature=1 / scale, mini_batch_size=batch_size, **margin)
-    hardness = {"hardness_mode": baseline.hardness_mode, "hardness_strength": baseline.hardness_strength}
-    return losses.MultipleNegativesRankingLoss(student, scale=scale, **hardness)
