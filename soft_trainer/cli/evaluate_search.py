@@ -15,11 +15,22 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from soft_trainer.errors import refuse
 from soft_trainer.files import write_text
-from soft_trainer.search.evaluation import ask, documentation_queries, peak_memory, read_queries, summary_rows
+from soft_trainer.search.evaluation import (
+    ask,
+    documentation_queries,
+    history_queries,
+    means,
+    measure,
+    peak_memory,
+    read_queries,
+    summary_rows,
+)
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.terminal import print_on_main, table
 
@@ -49,60 +60,58 @@ def run(arguments: argparse.Namespace) -> None:
         (arguments.language and not arguments.history, "language: has no meaning without --history"),
         (arguments.truncate_dim is not None and not arguments.model, "truncate_dim: has no meaning without --model"),
     )
-    if arguments.history:
-        return _run_history(arguments)
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
-        outcomes, notices = _outcomes(arguments, scratch)
-    for notice in dict.fromkeys(notices):
-        print_on_main(notice)
-    headers = ["queries", "number", "nDCG@10", "MRR@10", "p50, ms", "p95, ms"]
-    sys.stdout.write(
-        f"{table(headers, summary_rows(outcomes), floats='.3f')}\n\npeak memory: {peak_memory():,.0f} MiB\n"
-    )
+        text, answers = (_history if arguments.history else _files)(arguments, scratch)
+    sys.stdout.write(text + "\n")
     if arguments.output:
-        rows = [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
-        with open(arguments.output, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_text(arguments.output, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
 
 
-def _run_history(arguments: argparse.Namespace) -> None:
-    """Put the newest commits of a repository to the tree before them, by words and with the model."""
-    from soft_trainer.search.history import history_queries, measure, table_rows
-
-    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
-        queries, mined = history_queries(arguments.history, arguments.language, f"{scratch}/tree")
-        choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
-        index = CodeIndex.build(f"{scratch}/tree", arguments.index_dir or f"{scratch}/index", progress=True, **choice)
-        names = {"words": True} | ({f"words and {arguments.model}": False} if arguments.model else {})
-        found = {name: measure(index, queries, mined, lexical) for name, lexical in names.items()}
-        notices = list(index.notices)
-        index.close()
-    for notice in dict.fromkeys(notices):
-        print_on_main(notice)
-    rows = sorted((row for name, own in found.items() for row in table_rows(name, own)), key=lambda row: row[0])
-    headers = ["answers", "search by", "queries", "MRR", "nDCG@10", "recall@10"]
-    sys.stdout.write(f"{table(headers, rows, floats='.3f')}\n\ntree at {mined.cut[:10]}\n")
-    if arguments.output:
-        lines = [{"query": query.query, "functions": sorted(query.functions)} for query in queries]
-        for place, line in enumerate(lines):
-            line["reciprocal_ranks"] = {name: own["functions"][place].mrr for name, own in found.items()}
-        write_text(arguments.output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+@contextmanager
+def _index(arguments: argparse.Namespace, tree: str, place: str | Path) -> Iterator[CodeIndex]:
+    """Makes the index of a tree, and prints its notices at the end."""
+    choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
+    with CodeIndex.build(tree, place, progress=True, **choice) as index:
+        yield index
+        for notice in dict.fromkeys(index.notices):
+            print_on_main(notice)
 
 
-def _outcomes(arguments: argparse.Namespace, scratch: str) -> tuple[list, list[str]]:
-    """The answers to all queries, and the notices of the indexes."""
+def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
+    """Puts queries to the indexes of trees; returns the table, and what was found for each query."""
     if arguments.folder:
         queries = documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
         trees = {"": f"{scratch}/tree"}
     else:
         queries = read_queries(arguments.queries)
         trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
-    outcomes, notices = [], []
-    places = Path(arguments.index_dir or f"{scratch}/indexes")
+    outcomes = []
     for name, tree in trees.items():
-        choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
-        index = CodeIndex.build(tree, places / (name or "tree"), progress=True, **choice)
-        outcomes += ask(index, [query for query in queries if query.tree == name], lexical=arguments.model is None)
-        notices += index.notices
-        index.close()
-    return outcomes, notices
+        with _index(arguments, tree, Path(arguments.index_dir or f"{scratch}/indexes", name or "tree")) as index:
+            outcomes += ask(index, [query for query in queries if query.tree == name], lexical=arguments.model is None)
+    headers = ["queries", "number", "nDCG@10", "MRR@10", "p50, ms", "p95, ms"]
+    text = f"{table(headers, summary_rows(outcomes), floats='.3f')}\n\npeak memory: {peak_memory():,.0f} MiB"
+    return text, [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
+
+
+def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
+    """Puts the newest commits of a repository to the tree before them, by words and with the model."""
+    queries, mined = history_queries(arguments.history, arguments.language, f"{scratch}/tree")
+    names = {"words": True} | ({f"words and {arguments.model}": False} if arguments.model else {})
+    with _index(arguments, f"{scratch}/tree", arguments.index_dir or f"{scratch}/index") as index:
+        found = {name: measure(index, queries, mined, lexical) for name, lexical in names.items()}
+    rows = [
+        [level, name, len(queries), *means(own[level], "mrr", "ndcg", "recall")]
+        for level in ("files", "functions")
+        for name, own in found.items()
+    ]
+    headers = ["answers", "search by", "queries", "MRR", "nDCG@10", "recall@10"]
+    answers = [
+        {
+            "query": query.query,
+            "functions": sorted(query.functions),
+            "reciprocal_ranks": {name: own["functions"][place].mrr for name, own in found.items()},
+        }
+        for place, query in enumerate(queries)
+    ]
+    return f"{table(headers, rows, floats='.3f')}\n\ntree at {mined.cut[:10]}", answers

@@ -1,4 +1,7 @@
-"""Measures a search: judged queries, or the documentation of a tree's own functions, put to its index."""
+"""Measures a search: by judged queries, by the documentation of a tree's own functions, or by later commits.
+
+The subject of a later commit should find the functions that the commit changes.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,19 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import read_json_lines
+from soft_trainer.mining.changes import is_mined_path
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import comment_spans, functions
+from soft_trainer.mining.history import MinedHistory, mine_history
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.repository import open_repository, reporting_missing_objects, tree_files, write_tree
 from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.mining.source_files import read_text
 from soft_trainer.search.index import CodeIndex
@@ -24,7 +31,35 @@ from soft_trainer.search.listing import list_tree
 from soft_trainer.search.pieces import language_of
 
 CUT = 10
+HISTORY_DEPTH = 100  # results that are looked at for the functions of a commit
 MAX_DOCUMENT_QUERIES = 200
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The reciprocal rank of the first right answer, nDCG@10, and the share of right answers among the first ten."""
+
+    mrr: float
+    ndcg: float
+    recall: float
+
+
+def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
+    """The measures of a ranking. Each target counts once, at its first place; repeats fill places."""
+    firsts: dict[Hashable, int] = {}
+    for place, item in enumerate(ranked, 1):
+        if item in targets:
+            firsts.setdefault(item, place)
+    near = [place for place in firsts.values() if place <= CUT]
+    ideal = sum(1 / math.log2(place + 1) for place in range(1, min(CUT, len(targets)) + 1))
+    gained = sum(1 / math.log2(place + 1) for place in near)
+    first = min(firsts.values(), default=math.inf)
+    return Measures(1 / first, gained / (ideal or 1.0), len(near) / max(len(targets), 1))
+
+
+def means(found: Sequence[Measures], *names: str) -> list[float]:
+    """The mean of each named measure."""
+    return [sum(getattr(each, name) for each in found) / len(found) for name in names]
 
 
 @dataclass(frozen=True)
@@ -39,13 +74,12 @@ class JudgedQuery:
 
 @dataclass(frozen=True)
 class QueryOutcome:
-    """The answer to a query: nDCG@10, reciprocal rank of the first right file, seconds, and the paths, best first."""
+    """The answer to a query: its measures, the seconds that it took, and the paths, best first."""
 
     judged: JudgedQuery
-    ndcg: float
-    reciprocal_rank: float
+    measures: Measures
     seconds: float
-    paths: tuple[str, ...]
+    paths: list[str]
 
 
 def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
@@ -62,55 +96,8 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
             queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
         except (KeyError, TypeError) as error:
             raise UserError(f"{place}: no judged query (repo, query, relevant): {error}") from error
-    if not queries:
-        raise UserError(f"{path}: no query in it")
+    refuse((not queries, f"{path}: no query in it"))
     return queries
-
-
-def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool = False) -> list[QueryOutcome]:
-    """Runs queries on an open index."""
-    outcomes = []
-    for judged in queries:
-        started = time.perf_counter()
-        results = index.search(judged.query, CUT, lexical=lexical)
-        seconds = time.perf_counter() - started
-        paths = tuple(result.path for result in results)
-        outcomes.append(
-            QueryOutcome(judged, ndcg(paths, judged.targets), reciprocal_rank(paths, judged.targets), seconds, paths)
-        )
-    return outcomes
-
-
-def ndcg(paths: Sequence[str], targets: frozenset[str]) -> float:
-    """nDCG@10 of ranked paths: each target counts once, at the first place that names it; repeats fill places."""
-    firsts = {path: place for place, path in reversed(list(enumerate(paths[:CUT]))) if path in targets}
-    ideal = sum(1 / math.log2(place + 2) for place in range(min(CUT, len(targets))))
-    return sum(1 / math.log2(place + 2) for place in firsts.values()) / ideal if ideal else 0.0
-
-
-def reciprocal_rank(paths: Sequence[str], targets: frozenset[str]) -> float:
-    """1 / rank of the first path that is a target, 0 without one."""
-    return next((1 / rank for rank, path in enumerate(paths, 1) if path in targets), 0.0)
-
-
-def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
-    """Rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms): all queries first, then each group."""
-    groups: dict[str, list[QueryOutcome]] = {"all": list(outcomes)}
-    for outcome in outcomes:
-        for group in outcome.judged.groups:
-            groups.setdefault(group, []).append(outcome)
-    rows = []
-    for name in ["all", *sorted(set(groups) - {"all"})]:
-        own = groups[name]
-        times = sorted(1000 * outcome.seconds for outcome in own)
-        means = [sum(values) / len(own) for values in ([o.ndcg for o in own], [o.reciprocal_rank for o in own])]
-        rows.append([name, len(own), *means, times[len(times) // 2], times[int(0.95 * (len(times) - 1))]])
-    return rows
-
-
-def peak_memory() -> float:
-    """Peak memory of the process, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def documentation_queries(folder: str, output_dir: str, count: int = MAX_DOCUMENT_QUERIES) -> list[JudgedQuery]:
@@ -132,8 +119,7 @@ def documentation_queries(folder: str, output_dir: str, count: int = MAX_DOCUMEN
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(bare)
         queries += [JudgedQuery("", text, frozenset([path]), (f"language {language}",)) for text in documents]
-    if not queries:
-        raise UserError(f"{folder}: no documented function in it to make a query of")
+    refuse((not queries, f"{folder}: no documented function in it to make a query of"))
     random.Random(0).shuffle(queries)
     return queries[:count]
 
@@ -143,13 +129,112 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
     root = parse(source, language)
     if root is None:
         return [], source
-    rows = [row for row, _ in functions(root, source, language, path)]
-    documents = [
-        " ".join(row["docstring_tokens"])
-        for row in rows
-        if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES)
-    ]
+    rows = [row for row, _ in functions(root, source, language, path) if row["docstring_tokens"]]
+    documents = [" ".join(row["docstring_tokens"]) for row in rows if not first_broken(row, DOCUMENT_RULES)]
     bare = bytearray(source)
     for start, end in comment_spans(root, language):
         bare[start:end] = bytes(letter if letter == 10 else 32 for letter in source[start:end])
     return documents, bytes(bare)
+
+
+def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool = False) -> list[QueryOutcome]:
+    """Runs queries on an open index."""
+    outcomes = []
+    for judged in queries:
+        started = time.perf_counter()
+        paths = [result.path for result in index.search(judged.query, CUT, lexical=lexical)]
+        seconds = time.perf_counter() - started
+        outcomes.append(QueryOutcome(judged, measures(paths, judged.targets), seconds, paths))
+    return outcomes
+
+
+def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
+    """Rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms): all queries first, then each group."""
+    groups: dict[str, list[QueryOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        for group in outcome.judged.groups:
+            groups[group].append(outcome)
+    rows = []
+    for name, own in [("all", outcomes), *sorted(groups.items())]:
+        times = sorted(1000 * outcome.seconds for outcome in own)
+        found = means([outcome.measures for outcome in own], "ndcg", "mrr")
+        rows.append([name, len(own), *found, times[len(times) // 2], times[int(0.95 * (len(times) - 1))]])
+    return rows
+
+
+def peak_memory() -> float:
+    """Peak memory of the process, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+@dataclass(frozen=True)
+class HistoryQuery:
+    """The query that a later commit gives, the ids of the functions that it changes, and their files."""
+
+    query: str
+    functions: frozenset[str]
+    files: frozenset[str]
+
+
+def history_queries(
+    repository: str | os.PathLike[str], language: str | None, output_dir: str | os.PathLike[str]
+) -> tuple[list[HistoryQuery], MinedHistory]:
+    """Queries from the newest commits of a repository, and the tree before the oldest of them in `output_dir`.
+
+    Args:
+        language: of the functions; by default the one with most files.
+
+    Raises:
+        UserError: as `mine_history`, or no source file in a known language.
+    """
+    mined = mine_history(repository, language or main_language(repository))
+    opened = open_repository(repository)
+    with reporting_missing_objects(repository):
+        write_tree(opened, mined.cut, output_dir)
+    targets: dict[str, set[str]] = defaultdict(set)
+    for judged in mined.relevance:
+        targets[judged["query"]].add(judged["url"])
+    queries = [
+        HistoryQuery(query, frozenset(urls), frozenset(mined.places[url][0] for url in urls))
+        for query, urls in targets.items()
+    ]
+    return queries, mined
+
+
+def main_language(repository: str | os.PathLike[str]) -> str:
+    """The language with most source files in the newest tree.
+
+    Raises:
+        UserError: no repository that can be read, or no source file in a known language.
+    """
+    opened = open_repository(repository)
+    with reporting_missing_objects(repository):
+        paths = [path for path, _ in tree_files(opened, opened[opened.head.target].tree)]
+    counts = Counter({name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES})
+    language, count = counts.most_common(1)[0]
+    known = ", ".join(SOURCE_LANGUAGES)
+    refuse((not count, f"{repository}: no source file in one of {known}; choose with --language"))
+    return language
+
+
+def measure(
+    index: CodeIndex, queries: Sequence[HistoryQuery], mined: MinedHistory, lexical: bool
+) -> dict[str, list[Measures]]:
+    """Puts the queries to an index of the tree, and returns the measures of each, by files and by functions.
+
+    A result shows the functions whose lines it has; one that shows none is a place that is lost. Repeats fill none.
+    """
+    places: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for url, (path, first, last) in mined.places.items():
+        places[path].append((first, last, url))
+    found: dict[str, list[Measures]] = {"files": [], "functions": []}
+    for query in queries:
+        files, named = [], []
+        for result in index.search(query.query, HISTORY_DEPTH, lexical=lexical):
+            start, end = result.start_line, result.end_line
+            shown = [url for first, last, url in places[result.path] if first <= end and last >= start]
+            named += shown or [(result.path, start)]
+            files.append(result.path)
+        found["files"].append(measures(dict.fromkeys(files), query.files))
+        found["functions"].append(measures(dict.fromkeys(named), query.functions))
+    return found

@@ -7,7 +7,7 @@ from git_repositories import FOLDER, Repository, function, grown
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.history import Measures, history_queries, main_language, measure, measures
+from soft_trainer.search.evaluation import Measures, history_queries, main_language, measure, measures
 
 LOG3, LOG5 = math.log2(3), math.log2(5)
 WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
@@ -58,7 +58,7 @@ def test_the_newest_commits_are_queries_to_the_tree_before_them(tmp_path):
     ],
 )  # fmt: skip
 def test_measures_by_hand(ranked, targets, expected):
-    found = measures(ranked, frozenset(targets))
+    found = measures(dict.fromkeys(ranked), frozenset(targets))
     assert [found.mrr, found.ndcg, found.recall] == pytest.approx([expected.mrr, expected.ndcg, expected.recall])
 
 
