@@ -15,7 +15,7 @@ import numpy as np
 import soft_trainer
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.search import ranking, store, vectors
-from soft_trainer.search.listing import count_reasons, maybe_vendored
+from soft_trainer.search.listing import maybe_vendored
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
@@ -38,8 +38,9 @@ class CodeIndex:
         self.folder: str = store.get_meta(database, "folder")
         self.remedy = f"`soft-trainer index {self.folder}` finishes"
         self.encoders: dict[tuple, vectors.LazyEncoder] = {}
+        self.notices: list[str] = []
         self._cached_version: tuple | None = None
-        version, self.notices = store.get_meta(database, "version"), []
+        version = store.get_meta(database, "version")
         if version not in (None, soft_trainer.__version__):
             self.notices.append(f"version {version} of soft_trainer made this index; `soft-trainer index` renews it")
 
@@ -70,37 +71,30 @@ class CodeIndex:
                 that its embeddings do not have.
         """
         real = os.path.realpath(folder)
-        if not os.path.isdir(real):
-            raise UserError(f"{folder}: no such folder; give the root of a source tree")
+        refuse((not os.path.isdir(real), f"{folder}: no such folder; give the root of a source tree"))
         target = Path(index_dir) if index_dir is not None else store.default_index_dir(real)
-        if not (target / store.DATABASE).exists():
-            _check_truncate_dim(truncate_dim, model)
         store.make_index_dir(target, real)
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
-            kept = store.get_meta(database, "folder")
-            if kept not in (None, real):
-                raise UserError(f"{target}: it is the index of {kept}; choose another index_dir")
+            kept = store.get_meta(database, "folder", real)
+            refuse((kept != real, f"{target}: it is the index of {kept}; choose another index_dir"))
+            given = {"exclude": exclude, "include": include}
+            patterns = {name: [p for p in value if p] for name, value in given.items() if value is not None}
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
-                given = {"exclude": exclude, "include": include}
-                patterns = {name: [p for p in value if p] for name, value in given.items() if value is not None}
+                store.set_meta(database, "version", soft_trainer.__version__)
                 store.set_meta(database, "patterns", store.get_meta(database, "patterns", {}) | patterns)
         index = cls(target, database)
-        index.notices.clear()  # this version makes it
         index.update(model=model, progress=progress, truncate_dim=truncate_dim)
-        with store.transaction(database):
-            store.set_meta(database, "version", soft_trainer.__version__)
         return index
 
     @classmethod
     def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
         """Opens an index that `build` made; a UserError if there is none, or if it cannot be trusted or read."""
         with _disk_errors(Path(index_dir)):
-            database = store.connect(Path(index_dir))
-            if store.get_meta(database, "folder") is None:
-                raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
-        return cls(index_dir, database)
+            index = cls(index_dir, store.connect(Path(index_dir)))
+        refuse((index.folder is None, f"{index_dir}: no index there; make one with `soft-trainer index DIR`"))
+        return index
 
     def update(
         self,
@@ -123,8 +117,8 @@ class CodeIndex:
             UserError: the folder is gone, the disk is full, the model cannot be loaded, or its embeddings have fewer
                 dimensions.
         """
-        if not os.path.isdir(self.folder):
-            raise UserError(f"{self.folder}: the indexed folder is gone; search with --no_update, or index again")
+        gone = not os.path.isdir(self.folder)
+        refuse((gone, f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"))
         with _disk_errors(self.index_dir):
             changed = bool(find_changes(self.database, self.folder)) and self._update_words(progress, wait)
         if encode:
@@ -154,13 +148,18 @@ class CodeIndex:
 
         Searches and updates of the words may go on meanwhile.
         """
-        choice = self._encoder(model, truncate_dim)
         asked = model is not None or truncate_dim is not None
-        if choice["model"] is None or not (asked or vectors.unencoded(self.database)):
+        # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
+        name = self.model if model is None else os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
+        if truncate_dim is None and name == self.model:
+            truncate_dim = self.truncate_dim
+        no_encoder = name is None and truncate_dim is not None
+        refuse((no_encoder, f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model"))
+        if name is None or not (asked or vectors.unencoded(self.database)):
             return
         with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
             if held:
-                vectors.embed_pieces(self.database, self.index_dir, self._loaded(choice), progress)
+                vectors.embed_pieces(self.database, self.index_dir, self._encoder(name, truncate_dim), progress)
                 with store.write_lock(self.index_dir):
                     tidy(self.database)
 
@@ -198,13 +197,13 @@ class CodeIndex:
             return []
         with _disk_errors(self.index_dir), self._snapshot() as snapshot:
             segments = snapshot.segments
-            if not segments.live.any():
-                raise UserError(f"nothing is indexed of {self.folder}; run `soft-trainer index {self.folder}`")
+            empty = not segments.live.any()
+            refuse((empty, f"nothing is indexed of {self.folder}; run `soft-trainer index {self.folder}`"))
             allowed = snapshot.allowed(path, language, name)
             if allowed is not None and not allowed.any():
                 return []
             similarity = None if lexical else self._similarity(query, snapshot)
-            scores = ranking.score(parsed, segments, snapshot.postings, similarity)
+            scores = ranking.score(parsed, segments, similarity)
             if not scores.matched and (similarity is None or np.nanmax(similarity) <= self._noise(snapshot)):
                 return []
             return [snapshot.result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
@@ -213,46 +212,32 @@ class CodeIndex:
         """The largest similarity of any piece to random letters, which mean nothing."""
         letters = random.Random(0)
         texts = ["".join(letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))) for _ in range(24)]
-        embeddings = self._loaded(self._kept_encoder).queries(texts)
+        embeddings = self._encoder(self.model, self.truncate_dim).queries(texts)
         return max(float(np.nanmax(snapshot.similarity(embedding))) for embedding in embeddings)
 
     @property
     def model(self) -> str | None:
         """The encoder of the embeddings, None for a lexical index."""
-        return self._kept_encoder["model"]
+        return store.get_meta(self.database, "vectors", {}).get("model")
 
     @property
     def truncate_dim(self) -> int | None:
         """The number of dimensions kept of every embedding; None for the encoder's default."""
-        return self._kept_encoder["truncate_dim"]
+        return store.get_meta(self.database, "vectors", {}).get("truncate_dim")
 
-    @property
-    def _kept_encoder(self) -> dict:
-        return vectors.encoder_of(store.get_meta(self.database, "vectors"))
-
-    def _encoder(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> dict:
-        """Name and `truncate_dim` of the encoder to use; what is None stays as the index has it."""
-        kept = self._kept_encoder
-        name = kept["model"] if model is None else _model_name(model)
-        if truncate_dim is None:
-            truncate_dim = kept["truncate_dim"] if name == kept["model"] else None
-        _check_truncate_dim(truncate_dim, name)
-        return {"model": name, "truncate_dim": truncate_dim}
-
-    def _loaded(self, encoder: dict) -> vectors.LazyEncoder:
+    def _encoder(self, model: str, truncate_dim: int | None) -> vectors.LazyEncoder:
         """The encoder of this name and `truncate_dim`, the same object each time."""
-        key = encoder["model"], encoder["truncate_dim"]
-        return self.encoders.setdefault(key, vectors.LazyEncoder(*key))
+        return self.encoders.setdefault((model, truncate_dim), vectors.LazyEncoder(model, truncate_dim))
 
     def statistics(self) -> dict:
         """Counts files, pieces, files that may be vendored, skipped files by reason, encoded pieces, bytes on disk."""
         files, pieces = self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
-        skipped = dict(count_reasons(dict(self.database.execute("SELECT path, reason FROM skipped"))))
+        query = "SELECT reason, count(*) FROM skipped GROUP BY 1 ORDER BY 2 DESC, 1"
+        skipped = dict(self.database.execute(query).fetchall())
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
-        counts = {"files": files, "pieces": pieces, "vendored": vendored, "skipped": skipped}
-        counts |= {"bytes": size, "model": self.model}
-        counts |= {"truncate_dim": self.truncate_dim} if self.truncate_dim else {}
+        counts = {"files": files, "pieces": pieces, "vendored": vendored, "skipped": skipped, "bytes": size}
+        counts |= {"model": self.model} | ({"truncate_dim": self.truncate_dim} if self.truncate_dim else {})
         return counts | ({"encoded": pieces - vectors.unencoded(self.database)} if self.model else {})
 
     def text_of(self, path: str) -> str | None:
@@ -264,8 +249,8 @@ class CodeIndex:
 
     def load_encoder(self) -> None:
         """Loads the encoder of the index, which takes seconds; a UserError if it cannot be loaded."""
-        if (state := store.get_meta(self.database, "vectors")) is not None:
-            self._loaded(vectors.encoder_of(state)).identity  # noqa: B018, which loads it
+        if self.model is not None:
+            self._encoder(self.model, self.truncate_dim).identity  # noqa: B018, which loads it
 
     def close(self) -> None:
         """Closes the database."""
@@ -300,7 +285,7 @@ class CodeIndex:
         if not state["rows"]:
             return None
         try:
-            encoder = self._loaded(vectors.encoder_of(state))
+            encoder = self._encoder(state["model"], state.get("truncate_dim"))
             embedding, identity = encoder.queries([query])[0], encoder.identity
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")
@@ -313,20 +298,6 @@ class CodeIndex:
             )
             return None
         return snapshot.similarity(embedding)
-
-
-def _check_truncate_dim(truncate_dim: int | None, model: str | os.PathLike[str] | None) -> None:
-    """Refuses dimensions without an encoder, and fewer than one."""
-    if truncate_dim is not None:
-        refuse(
-            (model is None, f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model"),
-            (truncate_dim < 1, f"truncate_dim={truncate_dim}: must be 1 or more"),
-        )
-
-
-def _model_name(model: str | os.PathLike[str]) -> str:
-    """A folder as a whole path, so that it is found from anywhere; else a name on the Hub."""
-    return os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import translate
-from functools import cached_property
+from typing import Any
 
 from soft_trainer.mining.source_files import MAX_DEPTH, SKIPPED_FOLDERS, read_regular
 
@@ -40,6 +41,7 @@ _VENDORED = frozenset(
 )
 _MAYBE_VENDORED = frozenset("external externals extern deps".split())
 
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates stand for bytes that do not decode
 Stat = tuple[int, int]  # size in bytes, time of the last change in ns
 
 
@@ -80,7 +82,7 @@ def list_tree(
 
 
 class _Walk:
-    """One pass over a tree, folder by folder, without recursion."""
+    """One pass over a tree, folder by folder, without recursion; takes the arguments of `list_tree`."""
 
     def __init__(
         self,
@@ -90,24 +92,24 @@ class _Walk:
         exclude: Sequence[str],
         include: Sequence[str],
     ):
-        self.root, self.known = root, known
+        self.root, self.known, self.skipped = root, known, skipped
         self.listing = Listing(ignores={"exclude": list(exclude), "include": list(include)})
         self.exclude, self.include = (list(map(glob_pattern, patterns)) for patterns in (exclude, include))
-        self.include_heads = [
-            re.split(r"[*?]", pattern.removeprefix("./"))[0] for pattern in include if "/" in pattern
-        ]
-        self.skipped = skipped
-        self.folders = {path.rpartition("/")[0] for path in known}
-        for folder in [*self.folders]:
-            while folder and (folder := folder.rpartition("/")[0]) not in self.folders:
-                self.folders.add(folder)
+        rooted = (pattern.removeprefix("./") for pattern in include if "/" in pattern)
+        self.include_heads = [re.split(r"[*?]", pattern)[0] for pattern in rooted]
+        self.rules: dict[str, Any] = {}  # of the ignore files, by folder
+        self.folders = {""}  # all that hold a known file
+        for path in known:
+            while (path := path.rpartition("/")[0]) not in self.folders:
+                self.folders.add(path)
 
     def run(self) -> Listing:
         """Walks the tree, folders in the order of their names."""
-        # `against` is the reason against a folder that holds included files: its other files are left out for it.
-        stack: list[tuple[str, int, tuple, str]] = [("", 0, (), "")]
+        # `ignoring`: the folders around that have an ignore file. `against`: the reason against a folder that holds
+        # included files; its other files are left out for it.
+        stack: list[tuple[str, tuple[str, ...], str]] = [("", (), "")]
         while stack:
-            folder, depth, rules, against = stack.pop()
+            folder, self.ignoring, self.against = stack.pop()
             try:
                 with os.scandir(os.path.join(self.root, folder)) as scan:
                     entries = sorted(scan, key=lambda entry: entry.name)
@@ -119,29 +121,29 @@ class _Walk:
                 if entry.name == IGNORE_FILE and entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
                     self.listing.ignores[prefix + IGNORE_FILE] = [status.st_size, status.st_mtime_ns]
-                    rules = (*rules, _Rules(self.root, prefix))
+                    self.ignoring = (*self.ignoring, prefix)
             below = []
             for entry in entries:
                 path = prefix + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    reason = against or self._reason_against_folder(path, entry.name, depth, rules)
+                    reason = self.against or self._reason_against_folder(path, entry.name)
                     if not reason or self._may_hold_included(path, reason):
-                        below.append((path, depth + 1, rules, reason))
+                        below.append((path, self.ignoring, reason))
                     else:
                         self.listing.skipped[path] = reason
                 else:
-                    self._add(path, entry, rules, against)
+                    self._add(path, entry)
             stack += reversed(below)
         return self.listing
 
-    def _reason_against_folder(self, path: str, name: str, depth: int, rules: tuple) -> str:
+    def _reason_against_folder(self, path: str, name: str) -> str:
         if path in self.skipped:
             return self.skipped[path]
         if path in self.folders and not self.include_heads:
             return ""
-        if not _is_utf8(name):
+        if _NOT_UTF8.search(name):
             return "a name that is not UTF-8"
-        if depth >= MAX_DEPTH:
+        if path.count("/") >= MAX_DEPTH:
             return "too deep"
         if _matches(path, self.exclude):
             return "excluded"
@@ -149,7 +151,7 @@ class _Walk:
             return "vendored"
         if name in SKIPPED_FOLDERS:
             return "made by a tool"
-        return "ignored" if _ignored(path + "/", rules) else ""
+        return "ignored" if self._ignored(path + "/") else ""
 
     def _may_hold_included(self, path: str, reason: str) -> bool:
         if reason not in ("vendored", "made by a tool", "ignored"):
@@ -157,7 +159,7 @@ class _Walk:
         below = path + "/"
         return any(head.startswith(below) or below.startswith(head) for head in self.include_heads if head)
 
-    def _add(self, path: str, entry: os.DirEntry, rules: tuple, against: str) -> None:
+    def _add(self, path: str, entry: os.DirEntry) -> None:
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
@@ -166,10 +168,10 @@ class _Walk:
         if not stat.S_ISREG(status.st_mode):
             self.listing.skipped[path] = "link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             return
-        included = bool(self.include) and _matches(path, self.include)
+        included = _matches(path, self.include)
         reason = ""
         if path not in self.known:
-            reason = self.skipped.get(path) or self._reason_against_file(path, entry.name, rules, against, included)
+            reason = self.skipped.get(path) or self._reason_against_file(path, entry.name, included)
         if not reason and not included and status.st_size > MAX_DATA_BYTES and path.lower().endswith(_DATA_IF_LARGE):
             reason = "data"
         if reason:
@@ -177,8 +179,8 @@ class _Walk:
         else:
             self.listing.files[path] = status.st_size, status.st_mtime_ns
 
-    def _reason_against_file(self, path: str, name: str, rules: tuple, against: str, included: bool) -> str:
-        if not _is_utf8(name):
+    def _reason_against_file(self, path: str, name: str, included: bool) -> str:
+        if _NOT_UTF8.search(name):
             return "a name that is not UTF-8"
         lower = name.lower()
         if _SECRET.match(lower) and not _HARMLESS.match(lower):
@@ -188,56 +190,32 @@ class _Walk:
         if included:
             return ""
         kind = next((kind for kind, ends in _KINDS.items() if lower.endswith(ends)), "")
-        return against or kind or ("ignored" if _ignored(path, rules) else "")
+        return self.against or kind or ("ignored" if self._ignored(path) else "")
+
+    def _ignored(self, path: str) -> bool:
+        """True if the innermost ignore file that mentions the path ignores it; `!` takes a path back."""
+        for prefix in reversed(self.ignoring):
+            if prefix not in self.rules:
+                self.rules[prefix] = _read_rules(os.path.join(self.root, prefix, IGNORE_FILE))
+            answer = self.rules[prefix].check_file(path[len(prefix) :]).include
+            if answer is not None:
+                return answer
+        return False
+
+
+def _read_rules(path: str):
+    import pathspec  # 25 ms, and a tree without new files needs no answer
+
+    source = read_regular(path, 1 << 16)
+    patterns = []
+    for line in source.decode(errors="replace").splitlines() if isinstance(source, bytes) else []:
+        with suppress(ValueError):  # git passes over a bad pattern too
+            patterns += pathspec.GitIgnoreSpec.from_lines([line]).patterns
+    return pathspec.GitIgnoreSpec(patterns)
 
 
 def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:
     return any(pattern.fullmatch(path) for pattern in patterns)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-class _Rules:
-    """The ignore file of one folder."""
-
-    def __init__(self, root: str, prefix: str):
-        self.root, self.prefix = root, prefix
-
-    def decision(self, path: str) -> bool | None:
-        """True if `path` is ignored, False if `!` takes it back, None if no line matches it."""
-        return self._spec.check_file(path[len(self.prefix) :]).include
-
-    @cached_property
-    def _spec(self):
-        import pathspec  # 25 ms, and a tree without new files needs no answer
-
-        source = read_regular(os.path.join(self.root, self.prefix, IGNORE_FILE), 1 << 16)
-        patterns = []
-        for line in source.decode(errors="replace").splitlines() if isinstance(source, bytes) else []:
-            try:
-                patterns += pathspec.GitIgnoreSpec.from_lines([line]).patterns
-            except ValueError:
-                continue  # git passes over a bad pattern too
-        return pathspec.GitIgnoreSpec(patterns)
-
-
-def _ignored(path: str, rules: tuple[_Rules, ...]) -> bool:
-    """True if the innermost ignore file that mentions the path ignores it."""
-    return next((answer for rule in reversed(rules) if (answer := rule.decision(path)) is not None), False)
-
-
-def count_reasons(skipped: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yields (reason, number of files and folders), the most common first."""
-    counts: dict[str, int] = {}
-    for reason in skipped.values():
-        counts[reason] = counts.get(reason, 0) + 1
-    yield from sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def maybe_vendored(path: str) -> bool:

@@ -8,7 +8,6 @@ has the figures, those of eleven repositories that no choice has seen among them
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import NamedTuple
@@ -45,7 +44,6 @@ FURTHER_PIECES = 0.5  # each further piece of a file counts half of the one befo
 SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
 MAX_WORDS = 64  # more words make a query slower and no better
 
-Postings = Callable[[str], tuple[np.ndarray, np.ndarray]]
 _SYMBOL = re.compile(r"[\w.:#$>\-]+(\(\))?")
 # inner capitals or underscores: no word of a sentence, but a name
 _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
@@ -88,31 +86,30 @@ class Scores(NamedTuple):
     matched: bool
 
 
-def score(query: Query, segments: Segments, postings: Postings, similarity: np.ndarray | None = None) -> Scores:
+def score(query: Query, segments: Segments, similarity: np.ndarray | None = None) -> Scores:
     """Scores all files and pieces by the words of the query and by an encoder's similarities, if there are any.
 
-    `postings` gives the numbers of the pieces that hold a term, ascending, and how often each does. `similarity` is
-    float32[pieces], NaN where a piece has no embedding.
+    `similarity` is float32[pieces], NaN where a piece has no embedding.
     """
     gather = _Gathered(segments)
     for term, weight in query.terms.items():
-        gather.add(term, weight, postings)
-    member = _member(query, postings)
-    if len(member):
-        gather.add_defined(member, DEFINED_MEMBER)
+        gather.add(term, weight)
+    member = _member(query, segments)
+    gather.add_defined(member, DEFINED_MEMBER)
     for word in query.words if not len(member) else ():
         is_symbol = query.kind == "symbol" or _NAME_ALONE.search(word)
-        gather.add_defined(postings(DEFINED + whole(word))[0], DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
+        defining, _ = segments.postings(DEFINED + whole(word))
+        gather.add_defined(defining, DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
     return gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
 
 
-def _member(query: Query, postings: Postings) -> np.ndarray:
+def _member(query: Query, segments: Segments) -> np.ndarray:
     """Finds the pieces that define the last word of a qualified name, such as `Parser.parse`, inside the others."""
     if query.kind != "symbol" or len(query.words) < 2:
         return np.zeros(0, np.int64)
     *around, name = query.words
-    named = [postings(NAME + stem(part))[0] for word in around for part in identifier_words(word)]
-    return reduce(np.intersect1d, named, postings(DEFINED + whole(name))[0])
+    named = [segments.postings(NAME + stem(part))[0] for word in around for part in identifier_words(word)]
+    return reduce(np.intersect1d, named, segments.postings(DEFINED + whole(name))[0])
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
@@ -137,16 +134,15 @@ class _Gathered:
         self.owners = segments.owners
         files, pieces = len(segments.languages), len(segments.lengths)
         self.norm, self.file_norm = _norms(segments)
-        self.text, self.file_text = np.zeros(pieces, np.float32), np.zeros(files, np.float32)
-        self.own_name, self.own_parts = np.zeros(files, np.float32), np.zeros(files, np.float32)
-        self.folders, self.defined_words = np.zeros(files, np.float32), np.zeros(files, np.float32)
-        self.defined, self.piece_defined = np.zeros(files, np.float32), np.zeros(pieces, np.float32)
-        self.piece_names, self.piece_words = np.zeros(pieces, np.float32), np.zeros(pieces, np.float32)
-        self.piece_summary = np.zeros(pieces, np.float32)
+        self.file_text, self.own_name, self.own_parts = np.zeros((3, files), np.float32)
+        self.folders, self.defined_words, self.defined = np.zeros((3, files), np.float32)
+        self.text, self.piece_words, self.piece_names = np.zeros((3, pieces), np.float32)
+        self.piece_summary, self.piece_defined = np.zeros((2, pieces), np.float32)
         self.total = 0.0
 
-    def add(self, term: str, weight: float, postings: Postings) -> None:
+    def add(self, term: str, weight: float) -> None:
         """Adds one term's contribution to the scores."""
+        postings = self.segments.postings
         pieces, counts = postings(term)
         named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
         if not len(pieces) and not len(named) and not len(own):

@@ -1,4 +1,4 @@
-"""One view of an index for a search: its arrays, postings, filters and texts."""
+"""One view of an index for a search: its arrays, embeddings, filters and texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
 from soft_trainer.search import store, vectors
 from soft_trainer.search.listing import glob_pattern
 from soft_trainer.search.results import SearchResult
@@ -18,13 +18,7 @@ from soft_trainer.search.terms import DEFINED
 from soft_trainer.search.words import whole
 
 # A filter by language finds these with it.
-_RELATED = {
-    "typescript": ("tsx",),
-    "c++": ("cpp",),
-    "c#": ("csharp",),
-    "js": ("javascript",),
-    "ts": ("typescript", "tsx"),
-}
+_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 
 
 class Snapshot:
@@ -32,7 +26,7 @@ class Snapshot:
 
     def __init__(self, database: sqlite3.Connection, index_dir: Path):
         self.database = database
-        self.segments = store.load_segments(database)
+        self.segments = store.Segments(database)
         self.languages: list[str] = store.get_meta(database, "languages", [])
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
@@ -43,19 +37,6 @@ class Snapshot:
         """The similarity of every piece to a query's embedding, float32[pieces]; NaN without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
-    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """The live pieces that hold a term, ascending, and how often each holds it."""
-        query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
-        rows = self.database.execute(query, (term,)).fetchall()
-        if not rows:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        pieces = np.concatenate([store.unpack(width, blob) for width, blob, _ in rows])
-        counts = np.frombuffer(b"".join(counts for _, _, counts in rows), np.uint8).astype(np.float32)
-        if not self.segments.live.all():
-            live = self.segments.live[self.segments.owners[pieces]]
-            pieces, counts = pieces[live], counts[live]
-        return pieces, counts
-
     def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
         """The pieces that the filters leave, bool[pieces]; None without a filter."""
         segments = self.segments
@@ -65,35 +46,20 @@ class Snapshot:
         if language is not None:
             wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
             numbers = [number for number, known in enumerate(self.languages) if known in wanted]
-            if not numbers:
-                raise UserError(f"language={language!r}: the index has {', '.join(sorted(self.languages))}")
+            refuse((not numbers, f"language={language!r}: the index has {', '.join(sorted(self.languages))}"))
             files &= np.isin(segments.languages, numbers)
         if path is not None:
-            pattern = glob_pattern(path)
-            matching = [
-                file for file, own in self.database.execute("SELECT id, path FROM files") if pattern.fullmatch(own)
-            ]
-            chosen = np.zeros(len(files), bool)
-            chosen[matching] = True
-            files &= chosen
+            pattern, rows = glob_pattern(path), self.database.execute("SELECT id, path FROM files")
+            files &= np.isin(np.arange(len(files)), [file for file, own in rows if pattern.fullmatch(own)])
         pieces = files[segments.owners]
         if name is not None:
-            pieces &= self._named(name)
+            key = DEFINED + whole(re.split(r"[.:#]+", name)[-1])
+            pattern = re.compile(".*".join(map(re.escape, key.split("*"))))
+            query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
+            terms = [term for (term,) in self.database.execute(query)] if "*" in key else [key]
+            found = [segments.postings(term)[0] for term in terms if pattern.fullmatch(term)]
+            pieces &= np.isin(np.arange(len(pieces)), np.concatenate(found) if found else [])
         return pieces
-
-    def _named(self, name: str) -> np.ndarray:
-        """The pieces that define a name, which may hold `*`."""
-        named = np.zeros(len(self.segments.lengths), bool)
-        key = DEFINED + whole(re.split(r"[.:#]+", name)[-1])
-        if "*" not in key:
-            named[self.postings(key)[0]] = True
-            return named
-        pattern = re.compile(".*".join(re.escape(part) for part in key.split("*")))
-        terms = self.database.execute("SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'").fetchall()
-        for (term,) in terms:
-            if pattern.fullmatch(term):
-                named[self.postings(term)[0]] = True
-        return named
 
     def result(self, piece: int, score: float) -> SearchResult:
         """A piece with its text."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
+import operator
 import os
 import re
 import sqlite3
@@ -41,7 +43,7 @@ CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, c
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
 CREATE TABLE vectors (file INTEGER PRIMARY KEY, digests BLOB, slots BLOB);
 """
-_ARRAYS = ("<u2", "<i4", "u1", "u1", "u1")
+_ARRAYS = {"lengths": "<u2", "owners": "<i4", "names": "u1", "languages": "u1", "traits": "u1"}
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -65,10 +67,8 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path:
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
     """Makes a private folder for an index; a UserError if it lies in the tree or cannot be made."""
-    if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
-        raise UserError(
-            f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"
-        )
+    inside = os.path.commonpath([os.path.realpath(index_dir), folder]) == folder
+    refuse((inside, f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"))
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
         index_dir.mkdir(mode=0o700, exist_ok=True)
@@ -82,10 +82,9 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 def _check_owner(index_dir: Path) -> None:
     """Raises a UserError if somebody else could have written the index."""
     database = index_dir / DATABASE
-    places = [index_dir, database] if os.path.lexists(database) else [index_dir]
-    for place in places:
-        if (place == database and place.is_symlink()) or place.stat().st_uid != os.geteuid():
-            raise UserError(f"{place}: a link or somebody else's, so it is not trusted; choose another index_dir")
+    owners = {index_dir.stat().st_uid, database.lstat().st_uid if os.path.lexists(database) else os.geteuid()}
+    why = "a link or somebody else's, so it is not trusted; choose another index_dir"
+    refuse((database.is_symlink() or owners != {os.geteuid()}, f"{index_dir}: {why}"))
 
 
 @contextmanager
@@ -106,31 +105,27 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     if not create and not path.is_file():
         raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
     _check_owner(index_dir)
-    try:
-        return _connect(path, create)
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
-            raise
-        raise UserError(f"{path}: {error}; delete {index_dir} and index again") from error
-
-
-def _connect(path: Path, create: bool) -> sqlite3.Connection:
     # A folder that may not be written has no room for SQLite's log: the file is then read as it is.
-    writable = os.access(path.parent, os.W_OK) and (create or os.access(path, os.W_OK))
+    writable = os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK))
     if create and not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
     uri = path.absolute().as_uri() + ("?mode=rw" if writable else "?mode=ro&immutable=1")
     database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
-    for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
-        database.execute(f"PRAGMA {setting}")
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    made = f"{path.parent}: format {version} of the index, and this version of soft_trainer has {FORMAT}"
-    refuse(
-        (version > FORMAT, f"{made}: a newer version made it; upgrade, or delete it and index again"),
-        (version < FORMAT and not create, f"{made}; rebuild it with `soft-trainer index DIR`"),
-    )
-    if version < FORMAT:
-        _make_tables(database)
+    try:
+        for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
+            database.execute(f"PRAGMA {setting}")
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        made = f"{index_dir}: format {version} of the index, and this version of soft_trainer has {FORMAT}"
+        refuse(
+            (version > FORMAT, f"{made}: a newer version made it; upgrade, or delete it and index again"),
+            (version < FORMAT and not create, f"{made}; rebuild it with `soft-trainer index DIR`"),
+        )
+        if version < FORMAT:
+            _make_tables(database)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+            raise
+        raise UserError(f"{path}: {error}; delete {index_dir} and index again") from error
     return database
 
 
@@ -207,18 +202,13 @@ def insert_postings(
 
 def unpack(width: int, pieces: bytes) -> np.ndarray:
     """Decodes the pieces of one term and segment, int64[n], ascending."""
-    first = int.from_bytes(pieces[:4], "little")
-    differences = np.frombuffer(pieces, _WIDTHS[width], offset=4)
-    numbers = np.empty(len(differences) + 1, np.int64)
-    numbers[0] = first
-    np.cumsum(differences, out=numbers[1:])
-    numbers[1:] += first
-    return numbers
+    first, differences = np.frombuffer(pieces, "<u4", 1), np.frombuffer(pieces, _WIDTHS[width], offset=4)
+    return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
 
 
 def compact(database: sqlite3.Connection) -> None:
     """Rewrites all live postings as one segment and renumbers files and pieces, if that saves enough."""
-    segments = load_segments(database)
+    segments = Segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
     counts, total = old[:, 2], int(old[:, 2].sum())
@@ -231,23 +221,19 @@ def compact(database: sqlite3.Connection) -> None:
     taken = np.repeat(old[:, 1] - firsts, counts) + np.arange(total)
     new_piece = np.full(len(segments.lengths), -1, np.int64)
     new_piece[taken] = np.arange(total)
-    vocabulary, term, piece, count = [], [], [], []
-    for name, width, blob, times in database.execute(
-        "SELECT term, width, pieces, counts FROM postings ORDER BY term, segment"
-    ):
-        numbers = new_piece[unpack(width, blob)]
-        live = numbers >= 0
-        if live.any():
-            if not vocabulary or vocabulary[-1] != name:
-                vocabulary.append(name)
-            piece.append(numbers[live].astype(np.int32))
-            count.append(np.frombuffer(times, np.uint8)[live])
-            term.append(np.full(len(piece[-1]), len(vocabulary) - 1, np.int32))
+    vocabulary, piece, count = [], [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
+    rows = database.execute("SELECT term, width, pieces, counts FROM postings ORDER BY term, segment")
+    for name, same in itertools.groupby(rows, operator.itemgetter(0)):
+        pieces, times = segments.joined([row[1:] for row in same])
+        if len(pieces):
+            vocabulary.append(name)
+            piece.append(new_piece[pieces].astype(np.int32))
+            count.append(times)
+    term = np.repeat(np.arange(len(vocabulary), dtype=np.int32), [len(pieces) for pieces in piece[1:]])
     for table in ("postings", "segments", "dead"):
         database.execute(f"DELETE FROM {table}")
     _renumber(database, list(zip(range(len(files)), firsts.tolist(), old[:, 0].tolist(), strict=True)))
-    joined = [np.concatenate(part) if part else np.zeros(0, np.int32) for part in (term, piece, count)]
-    insert_postings(database, 0, vocabulary, *joined)
+    insert_postings(database, 0, vocabulary, term, np.concatenate(piece), np.concatenate(count))
     owners, kept = np.repeat(np.arange(len(files)), counts), old[:, 0]
     by_piece = segments.lengths[taken], owners, segments.names[taken]
     insert_segment(database, 0, *by_piece, segments.languages[kept], segments.traits[kept])
@@ -267,23 +253,33 @@ def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: np.ndarray) -> None:
     """Writes what ranking needs: terms, file and words in the name of each piece, language and traits of each file."""
-    blobs = [array.astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS, strict=True)]
+    blobs = [array.astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
     """All segments: `lengths`, `owners`, `names` by piece; `languages`, `traits`, `live`, `firsts` by file."""
 
-    def __init__(self, rows: list[tuple], dead: list[int]):
+    def __init__(self, database: sqlite3.Connection):
+        self.database = database
+        rows = database.execute(f"SELECT {', '.join(_ARRAYS)} FROM segments ORDER BY id").fetchall()
         columns = [b"".join(row[place] for row in rows) for place in range(len(_ARRAYS))]
-        self.lengths, self.owners, self.names, self.languages, traits = map(np.frombuffer, columns, _ARRAYS)
-        self.traits = traits.reshape(len(self.languages), len(TRAITS))
+        self.lengths, self.owners, self.names, self.languages, traits = map(np.frombuffer, columns, _ARRAYS.values())
+        self.traits = traits.reshape(-1, len(TRAITS))
         self.live = np.ones(len(self.languages), bool)
-        self.live[dead] = False
+        self.live[[file for (file,) in database.execute("SELECT file FROM dead")]] = False
         self.firsts = np.searchsorted(self.owners, np.arange(len(self.languages) + 1))
 
+    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        """The live pieces that hold a term, int64, ascending, and how often each holds it, float32."""
+        query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
+        rows = self.database.execute(query, (term,)).fetchall()
+        pieces, counts = self.joined(rows) if rows else (np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        return pieces, counts.astype(np.float32)
 
-def load_segments(database: sqlite3.Connection) -> Segments:
-    """Reads all segments, a few bytes for each piece."""
-    rows = database.execute("SELECT lengths, owners, names, languages, traits FROM segments ORDER BY id").fetchall()
-    return Segments(rows, [row[0] for row in database.execute("SELECT file FROM dead")])
+    def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+        """The live pieces and their counts, uint8, in the (width, pieces, counts) of one term, a row a segment."""
+        pieces = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
+        counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
+        live = slice(None) if self.live.all() else self.live[self.owners[pieces]]
+        return pieces[live], counts[live]

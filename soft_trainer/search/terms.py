@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain, count
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from soft_trainer.search.words import source_words, stem, terms, whole, words
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME, SUMMARY = "=", "@", "/", "//", "~"
-MAX_WORDS = 400_000  # of a vocabulary, which takes about 150 MB
 MAX_COUNT = 255
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
@@ -30,112 +31,89 @@ class FileEntry:
 
     path: str
     language: str
-    traits: tuple[int, ...]
     digest: bytes
     text: bytes
-    pieces: list[list]
-    lengths: list[int]
-    name_words: list[int]
+    traits: tuple[int, ...]
+    pieces: list[list] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    name_words: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Batch:
     """Files that were read together, and their terms.
 
-    Entry i says that term `term[i]` is `count[i]` times in `piece[i]`, counted from 0 over all files. A process
-    numbers the terms as it meets them; `new_terms` are those that it had in no batch before. When its vocabulary is
-    full, it begins a new one: `reader` is the process and the number of its vocabulary.
+    Entry i says that `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`. Of the
+    other files, `skipped` has those that no person wrote, with the reason, and `touched` those that are as they were.
     """
 
-    reader: tuple[int, int]
-    files: list[FileEntry] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    new_terms: list[str] = field(default_factory=list)
-    term: np.ndarray | None = None
-    piece: np.ndarray | None = None
-    count: np.ndarray | None = None
+    files: list[FileEntry]
+    skipped: dict[str, str]
+    touched: list[str]
+    vocabulary: list[str]
+    term: np.ndarray
+    piece: np.ndarray
+    count: np.ndarray
 
 
-class Numbers(dict):
-    """Numbers of strings, in the order in which they are first looked up."""
+def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
+    """Reads files, splits them and counts their terms; `known` maps their paths to (digest, language) in the index."""
+    files, skipped, touched = [], {}, []
+    numbers = defaultdict(count().__next__)
+    term: list[int] = []
+    sizes: list[int] = []
 
-    def __missing__(self, string: str) -> int:
-        number = self[string] = len(self)
-        return number
+    @cache
+    def numbers_of(word: str) -> list[int]:
+        return [numbers[one] for one in terms(word)]
 
-
-class Reader:
-    """Reads the files of a tree in batches: splits them and counts their terms."""
-
-    def __init__(self, root: str):
-        self.root = root
-        self.vocabulary = -1
-        self._begin_vocabulary()
-
-    def _begin_vocabulary(self) -> None:
-        self.vocabulary += 1
-        self.numbers = Numbers()
-        self.numbers_of_word = _TermsOfWords(self.numbers)
-
-    def read(self, paths: list[str]) -> Batch:
-        """Reads files and skips those that no person wrote."""
-        if len(self.numbers_of_word) > MAX_WORDS:
-            self._begin_vocabulary()
-        batch, known = Batch((os.getpid(), self.vocabulary)), len(self.numbers)
-        term: list[int] = []
-        sizes: list[int] = []
-        for path in paths:
-            source = read_text(self.root, path)
-            if isinstance(source, str):
-                batch.skipped[path] = source
-                continue
-            batch.files.append(self._read(path, source, term, sizes))
-        batch.new_terms = list(islice(self.numbers, known, None))
-        # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
-        piece = np.repeat(np.arange(len(sizes)), sizes)
-        pairs, count = np.unique(np.array(term, np.int64) * len(sizes) + piece, return_counts=True)
-        batch.term, batch.piece = (part.astype(np.int32) for part in np.divmod(pairs, max(len(sizes), 1)))
-        batch.count = np.minimum(count, MAX_COUNT).astype(np.uint8)
-        return batch
-
-    def _read(self, path: str, source: bytes, term: list[int], sizes: list[int]) -> FileEntry:
-        """Reads one file; appends the terms of its pieces to `term` and their number for each piece to `sizes`."""
-        language = language_of(path, source)
-        lines = source.split(b"\n")
-        pieces, lengths, name_words = [], [], []
-        # a file without a word is found by its path
-        for place, piece in enumerate(split(source, language) or [Piece(1, 1)]):
+    for path, as_indexed in known.items():
+        source = read_text(root, path)
+        if isinstance(source, str):
+            skipped[path] = source
+            continue
+        digest, language = blake2b(source, digest_size=16).digest(), language_of(path, source)
+        if (digest, language) == as_indexed:
+            touched.append(path)
+            continue
+        entry = FileEntry(path, language, digest, zlib.compress(source, 1), _traits(path, language))
+        for piece, text, marked in _pieces(path, source, language):
             before = len(term)
-            text = b"\n".join(lines[piece.start - 1 : piece.end])
-            found = source_words(text)
-            term.extend(chain.from_iterable(map(self.numbers_of_word.__getitem__, found)))
-            lengths.append(min(len(term) - before, 65_535))
-            marked = {DEFINED + whole(name) for name in piece.defines}
-            named = [piece.name, *piece.defines] if piece.defines else []
-            marked |= {NAME + stem(part) for name in named for part in identifier_words(name)}
-            marked |= {SUMMARY + term for word in source_words(first_paragraph(text)) for term in terms(word)}
-            marked |= path_terms(path) if place == 0 else set()
-            term.extend(map(self.numbers.__getitem__, marked))
+            term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
+            entry.lengths.append(min(len(term) - before, 65_535))
+            term.extend(map(numbers.__getitem__, marked))
             sizes.append(len(term) - before)
-            pieces.append([piece.start, piece.end, piece.name])
-            name_words.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
-        own, _ = name_and_folders(path)
-        depth, parts = min(path.count("/"), 255), min(len(identifier_words(own)), 255)
-        kinds = language in TEXT_LANGUAGES, maybe_vendored(path)
-        traits = int(is_test_path(path, language)), depth, parts, *map(int, kinds)
-        digest = blake2b(source, digest_size=16).digest()
-        return FileEntry(path, language, traits, digest, zlib.compress(source, 1), pieces, lengths, name_words)
+            entry.pieces.append([piece.start, piece.end, piece.name])
+            entry.name_words.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
+        files.append(entry)
+    # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
+    pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
+    pairs, times = np.unique(pairs, return_counts=True)
+    term_of, piece_of = (part.astype(np.int32) for part in np.divmod(pairs, max(len(sizes), 1)))
+    times = np.minimum(times, MAX_COUNT).astype(np.uint8)
+    return Batch(files, skipped, touched, list(numbers), term_of, piece_of, times)
 
 
-class _TermsOfWords(dict):
-    """The numbers of each word's terms."""
+def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
+    """Yields the pieces of a file with their text and the terms of names, path and documentation."""
+    lines = source.split(b"\n")
+    marked = path_terms(path)  # of the first piece
+    for piece in split(source, language) or [Piece(1, 1)]:  # a file without a word is found by its path
+        text = b"\n".join(lines[piece.start - 1 : piece.end])
+        marked |= {DEFINED + whole(name) for name in piece.defines}
+        named = [piece.name, *piece.defines] if piece.defines else []
+        marked |= {NAME + stem(part) for name in named for part in identifier_words(name)}
+        marked |= {SUMMARY + term for word in source_words(first_paragraph(text)) for term in terms(word)}
+        yield piece, text, marked
+        marked = set()
 
-    def __init__(self, numbers: Numbers):
-        self.numbers = numbers
 
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        numbers = self[word] = tuple([self.numbers[term] for term in terms(word)])
-        return numbers
+def _traits(path: str, language: str) -> tuple[int, ...]:
+    own, _ = name_and_folders(path)
+    depth, parts = min(path.count("/"), 255), min(len(identifier_words(own)), 255)
+    flags = is_test_path(path, language), language in TEXT_LANGUAGES, maybe_vendored(path)
+    test, text, vendored = map(int, flags)
+    return test, depth, parts, text, vendored
 
 
 def path_terms(path: str) -> set[str]:

@@ -10,27 +10,33 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 
 import numpy as np
 
 from soft_trainer.search.listing import Listing, Stat, list_tree
 from soft_trainer.search.store import (
+    Segments,
     compact,
     get_meta,
     insert_postings,
     insert_segment,
-    load_segments,
     set_meta,
     transaction,
 )
-from soft_trainer.search.terms import Batch, FileEntry, Numbers, Reader
+from soft_trainer.search.terms import Batch, read_batch
+from soft_trainer.terminal import Progress
 
 BATCH_FILES = 64
 MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start
 SEGMENT_POSTINGS = 8_000_000  # held in memory (13 bytes each) before they are written
+# reasons that may have gone by the next look although the name is the same
+_UNSTABLE = {"unreadable", "link", "not a regular file"}
 
 
 @dataclass
@@ -65,11 +71,24 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     """Writes changed files, a segment at a time. Each commit leaves a consistent index."""
     with transaction(database):
         _remove(database, changes.removed)
-        _note_skipped(database, changes.listing)
-    writer = _Writer(database, changes.listing)
-    for batch in _read_all(folder, changes.changed, progress):
-        writer.add(batch)
-    writer.flush()
+        # Kept with the ignore files, so that the next listing need not match again.
+        set_meta(database, "ignores", changes.listing.ignores)
+        database.execute("DELETE FROM skipped WHERE size IS NULL")
+        by_name = [(path.encode(errors="replace").decode(), why) for path, why in changes.listing.skipped.items()]
+        database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", by_name)
+    rows = database.execute("SELECT path, digest, language FROM files").fetchall()
+    indexed = {path: (digest, language) for path, digest, language in rows}
+    vocabulary = defaultdict(count().__next__)
+    batches: list[Batch] = []
+    for batch in _read_all(folder, {path: indexed.get(path) for path in changes.changed}, progress):
+        # From here on all batches have one vocabulary.
+        batch.term = np.array([vocabulary[term] for term in batch.vocabulary], np.int32)[batch.term]
+        batch.vocabulary = []
+        batches.append(batch)
+        if sum(len(each.term) for each in batches) >= SEGMENT_POSTINGS:
+            _write(database, changes.listing.files, list(vocabulary), batches)
+            batches = []
+    _write(database, changes.listing.files, list(vocabulary), batches)
 
 
 def tidy(database: sqlite3.Connection) -> None:
@@ -80,33 +99,21 @@ def tidy(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def _read_all(folder: str, paths: list[str], progress: bool) -> Iterator[Batch]:
+def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> Iterator[Batch]:
     """Reads files in batches, in several processes if there are many."""
-    batches = [paths[start : start + BATCH_FILES] for start in range(0, len(paths), BATCH_FILES)]
-    workers = min(os.cpu_count() or 1, len(batches))
+    rows = list(files.items())
+    batches = [dict(rows[start : start + BATCH_FILES]) for start in range(0, len(rows), BATCH_FILES)]
+    workers, many = min(os.cpu_count() or 1, len(batches)), len(files) >= MIN_PARALLEL_FILES
+    run = map
     with ExitStack() as stack:
-        if len(paths) >= MIN_PARALLEL_FILES and workers > 1 and _may_fork():
-            pool = stack.enter_context(multiprocessing.get_context("fork").Pool(workers, _start_worker, (folder,)))
-            results: Iterable[Batch] = pool.imap(_read_in_worker, batches)
-        else:
-            results = map(Reader(folder).read, batches)
-        if progress and len(paths) >= MIN_PARALLEL_FILES:
-            from tqdm import tqdm  # 50 ms, which a search need not wait for
-
-            unit = f"x{BATCH_FILES} files"
-            results = tqdm(results, "Indexing", len(batches), unit=unit, disable=None, leave=False)
-        yield from results
-
-
-def _start_worker(folder: str) -> None:
-    global _reader
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl+C
-    _reader = Reader(folder)
-    gc.disable()  # reading makes no cycles, and looking for them takes 6 to 10 % of the time
-
-
-def _read_in_worker(paths: list[str]) -> Batch:
-    return _reader.read(paths)
+        if many and workers > 1 and _may_fork():
+            run = stack.enter_context(multiprocessing.get_context("fork").Pool(workers, _start_worker)).imap
+        # Its import takes 50 ms, which a search need not wait for.
+        bar = stack.enter_context(Progress("Indexing", len(files), "file")) if progress and many else None
+        for names, batch in zip(batches, run(partial(read_batch, folder), batches), strict=True):
+            if bar:
+                bar.update(len(names))
+            yield batch
 
 
 def _may_fork() -> bool:
@@ -114,92 +121,43 @@ def _may_fork() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
-class _Writer:
-    """Gathers batches and writes them as segments, with one vocabulary for all files."""
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl+C
+    gc.disable()  # reading makes no cycles, and looking for them takes 6 to 10 % of the time
 
-    def __init__(self, database: sqlite3.Connection, listing: Listing):
-        self.database, self.listing = database, listing
-        self.numbers = Numbers()
-        # of each reader: its number of a term -> the number here
-        self.translations: dict[tuple[int, int], np.ndarray] = {}
-        self.batches: list[tuple[list[FileEntry], np.ndarray, np.ndarray, np.ndarray]] = []
-        self.skipped: dict[str, str] = {}
-        self.touched: list[str] = []
-        self.postings = 0
 
-    def add(self, batch: Batch) -> None:
-        """Adds a batch. Files with unchanged content only get their new time."""
-        self.skipped |= batch.skipped
-        fresh = [self._is_new(entry) for entry in batch.files]
-        self.touched += [entry.path for entry, new in zip(batch.files, fresh, strict=True) if not new]
-        pieces = np.repeat(fresh, [len(entry.pieces) for entry in batch.files]).astype(bool)
-        kept = pieces[batch.piece] if len(pieces) else np.zeros(0, bool)
-        number = np.cumsum(pieces) - 1
-        known = self.translations.get(batch.reader)
-        if known is None:  # a process that begins a vocabulary no longer needs its last one
-            process, known = batch.reader[0], np.zeros(0, np.int32)
-            self.translations = {key: value for key, value in self.translations.items() if key[0] != process}
-        new = np.array([self.numbers[term] for term in batch.new_terms], np.int32)
-        numbers = self.translations[batch.reader] = np.concatenate([known, new])
-        files = [entry for entry, new in zip(batch.files, fresh, strict=True) if new]
-        term = numbers[batch.term[kept]]
-        piece = number[batch.piece[kept]].astype(np.int32) if len(pieces) else np.zeros(0, np.int32)
-        self.batches.append((files, term, piece, batch.count[kept]))
-        self.postings += len(term)
-        if self.postings >= SEGMENT_POSTINGS:
-            self.flush()
-
-    def _is_new(self, entry: FileEntry) -> bool:
-        row = self.database.execute("SELECT digest, language FROM files WHERE path = ?", (entry.path,)).fetchone()
-        return row != (entry.digest, entry.language)
-
-    def flush(self) -> None:
-        """Writes the gathered batches as one segment and commits."""
-        with transaction(self.database):
-            self._flush()
-        self.batches, self.skipped, self.touched, self.postings = [], {}, [], 0
-
-    def _flush(self) -> None:
-        database, files = self.database, self.listing.files
-        for path in self.touched:
-            database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*files[path], path))
-        entries = [entry for batch in self.batches for entry in batch[0]]
-        _remove(database, [*self.skipped, *(entry.path for entry in entries)])
-        rows = [(path, why, *files[path]) for path, why in self.skipped.items()]
-        database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", rows)
+def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
+    """Writes batches as one segment and commits. Files with unchanged content only get their new time."""
+    with transaction(database):
+        touched = [(*stats[path], path) for batch in batches for path in batch.touched]
+        database.executemany("UPDATE files SET size = ?, changed = ? WHERE path = ?", touched)
+        entries = [entry for batch in batches for entry in batch.files]
+        skipped = [(path, why, *stats[path]) for batch in batches for path, why in batch.skipped.items()]
+        _remove(database, [*(row[0] for row in skipped), *(entry.path for entry in entries)])
+        database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", skipped)
         if not entries:
             return
-        segments = load_segments(database)
+        segments = Segments(database)
         first_piece, first_file = len(segments.lengths), len(segments.languages)
         counts = [len(entry.pieces) for entry in entries]
-        languages = _language_numbers(database, entries)
-        number = first_piece
-        for place, entry in enumerate(entries, first_file):
-            row = (place, entry.path, *files[entry.path], entry.language, number, len(entry.pieces), entry.digest)
+        firsts = first_piece + np.cumsum([0, *counts])
+        for file, first, entry in zip(count(first_file), firsts.tolist(), entries, strict=False):
+            row = (file, entry.path, *stats[entry.path], entry.language, first, len(entry.pieces), entry.digest)
             database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             pieces = json.dumps(entry.pieces, ensure_ascii=False, separators=(",", ":"))
-            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (place, pieces, entry.text))
-            number += len(entry.pieces)
-        sizes = [sum(len(entry.pieces) for entry in batch[0]) for batch in self.batches]
-        offsets = first_piece + np.cumsum([0, *sizes])
-        term = np.concatenate([batch[1] for batch in self.batches])
-        piece = np.concatenate([batch[2] + offset for batch, offset in zip(self.batches, offsets[:-1], strict=True)])
+            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, pieces, entry.text))
+        offsets = firsts[np.cumsum([0, *(len(batch.files) for batch in batches)])]
         segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]
-        count = np.concatenate([batch[3] for batch in self.batches])
-        insert_postings(database, segment, list(self.numbers), term, piece, count)
-        lengths = np.array([length for entry in entries for length in entry.lengths])
-        names = np.array([number for entry in entries for number in entry.name_words])
+        term = np.concatenate([batch.term for batch in batches])
+        piece = np.concatenate([batch.piece + first for batch, first in zip(batches, offsets, strict=False)])
+        insert_postings(database, segment, vocabulary, term, piece, np.concatenate([batch.count for batch in batches]))
+        lengths, names = (np.concatenate([getattr(e, name) for e in entries]) for name in ("lengths", "name_words"))
         owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
-        traits = np.array([entry.traits for entry in entries])
-        insert_segment(database, segment, lengths, owners, names, languages, traits)
-
-
-def _language_numbers(database: sqlite3.Connection, entries: list[FileEntry]) -> np.ndarray:
-    """Numbers each file's language, and adds new languages to the list in the index."""
-    names = get_meta(database, "languages", [])
-    names += sorted({entry.language for entry in entries} - set(names))
-    set_meta(database, "languages", names)
-    return np.array([names.index(entry.language) for entry in entries])
+        known = get_meta(database, "languages", [])
+        known += sorted({entry.language for entry in entries} - set(known))
+        set_meta(database, "languages", known)
+        languages = np.array([known.index(entry.language) for entry in entries])
+        insert_segment(database, segment, lengths, owners, names, languages, np.array([e.traits for e in entries]))
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
@@ -209,15 +167,3 @@ def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
     database.executemany("DELETE FROM contents WHERE file = (SELECT id FROM files WHERE path = ?)", rows)
     database.executemany("DELETE FROM files WHERE path = ?", rows)
     database.executemany("DELETE FROM skipped WHERE path = ?", rows)
-
-
-def _note_skipped(database: sqlite3.Connection, listing: Listing) -> None:
-    """Keeps the ignore files and what was left out by its name, so that the next listing need not match again."""
-    set_meta(database, "ignores", listing.ignores)
-    database.execute("DELETE FROM skipped WHERE size IS NULL")
-    rows = [(path.encode(errors="replace").decode(), reason) for path, reason in listing.skipped.items()]
-    database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", rows)
-
-
-# reasons that may have gone by the next look although the name is the same
-_UNSTABLE = {"unreadable", "link", "not a regular file"}

@@ -15,7 +15,6 @@ import time
 import zlib
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,22 +35,12 @@ def embedded_text(path: str, name: str, text: str) -> str:
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
-class _Pending(NamedTuple):
-    """A file whose pieces have no embeddings yet."""
-
-    path: str
-    content: bytes
-    language: str
-    texts: list[str]
-    digests: list[bytes]
-
-
 def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> None:
     """Encodes every piece that has no embedding. What is committed stays, so the next run continues a stopped one.
 
     Other processes and threads may change the index meanwhile, but only one may encode.
     """
-    state, slots = _state_for(database, index_dir, encoder), _known_slots(database)
+    state, slots = _state_for(database, encoder), _known_slots(database)
     size, total = FIRST_TEXTS, unencoded(database)
     with Progress("Encoding" if progress else None, total, "piece") as bar:
         while group := _pending(database, min(size, COMMIT_TEXTS)):
@@ -61,7 +50,7 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEnc
                 state["rate"] = count / max(time.perf_counter() - started, 1e-3)
                 size = max(FIRST_TEXTS, round(COMMIT_SECONDS * state["rate"]))
             first = bar.done == 0
-            bar.update(sum(len(pending.texts) for pending in group))
+            bar.update(sum(len(pieces) for _, _, pieces in group))
             left = (total - bar.done) / state.get("rate", SLOW_RATE)
             if progress and first and left > LINE_SECONDS:
                 print_on_main(f"{total:,} pieces to encode take about {duration(left)}")
@@ -69,7 +58,9 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEnc
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
         state = _compacted(database, index_dir, state)
         set_meta(database, "vectors", state)
-    _remove_others(index_dir, state["number"])
+    for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
+        if path != vector_file(index_dir, state["number"]):
+            path.unlink(missing_ok=True)
 
 
 _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
@@ -82,27 +73,21 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 def seconds_to_encode(database: sqlite3.Connection) -> float:
     """Estimates how long the pieces without an embedding take, from the speed of the last ones."""
-    return unencoded(database) / (get_meta(database, "vectors") or {}).get("rate", SLOW_RATE)
+    return unencoded(database) / get_meta(database, "vectors", {}).get("rate", SLOW_RATE)
 
 
-def _state_for(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder) -> dict:
+def _state_for(database: sqlite3.Connection, encoder: LazyEncoder) -> dict:
     """The state of the index's embeddings. It starts empty if another encoder made them, or other dimensions."""
-    state = get_meta(database, "vectors")
+    state = get_meta(database, "vectors", {})
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
-    if state is None or {key: state.get(key) for key in kept} != kept:
-        number = (state or {}).get("number", 0) + 1
+    if {key: state.get(key) for key in kept} != kept:
         example = encoder.codes(["def example(): pass"], ["python"])
+        number = state.get("number", 0) + 1
         state = kept | {"dimension": example.shape[1], "scale": _scale(example), "rows": 0, "number": number}
         with transaction(database):
             database.execute("DELETE FROM vectors")
             set_meta(database, "vectors", state)
-    _remove_others(index_dir, state["number"])
     return state
-
-
-def encoder_of(state: dict | None) -> dict:
-    """Name and `truncate_dim` of the encoder of an index's embeddings; None for both without embeddings."""
-    return {key: (state or {}).get(key) for key in ("model", "truncate_dim")}
 
 
 def _scale(embeddings: np.ndarray) -> float:
@@ -116,13 +101,6 @@ def vector_file(index_dir: Path, number: int) -> Path:
     return index_dir / f"vectors-{number:06d}.f16"
 
 
-def _remove_others(index_dir: Path, number: int) -> None:
-    """Removes files of embeddings that no transaction names any more. A reader keeps its file until the end."""
-    for path in index_dir.glob("vectors-*.f16"):
-        if path != vector_file(index_dir, number):
-            path.unlink(missing_ok=True)
-
-
 def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
     """Maps the digest of every encoded text to its row, including texts of files that have changed or gone."""
     slots = {}
@@ -132,51 +110,41 @@ def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
     return slots
 
 
-def _pending(database: sqlite3.Connection, count: int) -> list[_Pending]:
-    """The next files without embeddings, as many as have `count` pieces."""
+def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
+    """The next files without embeddings, as many as have `count` pieces: path, content, (digest, text, language)."""
     query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
-    group: list[_Pending] = []
-    for path, content, language, pieces, text in database.execute(f"{query} ORDER BY id"):
-        lines = zlib.decompress(text).decode(errors="replace").split("\n")
-        texts = [
-            embedded_text(path, name, "\n".join(lines[start - 1 : end])) for start, end, name in json.loads(pieces)
-        ]
-        digests = [blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest() for text in texts]
-        group.append(_Pending(path, content, language, texts, digests))
-        count -= len(texts)
+    group = []
+    for path, content, language, places, blob in database.execute(f"{query} ORDER BY id"):
+        lines = zlib.decompress(blob).decode(errors="replace").split("\n")
+        pieces = []
+        for start, end, name in json.loads(places):
+            text = embedded_text(path, name, "\n".join(lines[start - 1 : end]))
+            digest = blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest()
+            pieces.append((digest, text, language))
+        group.append((path, content, pieces))
+        count -= len(pieces)
         if count <= 0:
             break
     return group
 
 
 def _commit(
-    database: sqlite3.Connection,
-    index_dir: Path,
-    encoder: LazyEncoder,
-    state: dict,
-    slots: dict,
-    group: list[_Pending],
+    database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, state: dict, slots: dict, group: list[tuple]
 ) -> int:
-    """Encodes the texts of `group` that are new, appends them to the file, and names them in one transaction.
-
-    Returns how many were new.
-    """
-    new = {
-        digest: (text, pending.language)
-        for pending in group
-        for digest, text in zip(pending.digests, pending.texts, strict=True)
-        if digest not in slots
-    }
+    """Encodes what is new in a group, writes its rows, and names them in one transaction. Returns how many are new."""
+    pieces = (piece for _, _, own in group for piece in own)
+    new = {digest: (text, language) for digest, text, language in pieces if digest not in slots}
     if new:
         texts, languages = zip(*new.values(), strict=True)
         vectors = (state["scale"] * encoder.codes(list(texts), list(languages))).astype("<f2")
         slots |= {digest: state["rows"] + place for place, digest in enumerate(new)}
         _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
         state["rows"] += len(vectors)
-    rows = [
-        (b"".join(p.digests), np.array([slots[d] for d in p.digests], "<i4").tobytes(), p.path, p.content)
-        for p in group
-    ]
+    rows = []
+    for path, content, own in group:
+        digests = [digest for digest, _, _ in own]
+        numbers = np.array([slots[digest] for digest in digests], "<i4")
+        rows.append((b"".join(digests), numbers.tobytes(), path, content))
     with transaction(database):
         # A file that has changed or gone meanwhile has no such row any more.
         database.executemany(

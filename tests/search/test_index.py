@@ -75,8 +75,8 @@ def test_secrets_and_ignored_files_are_not_found(index):
 def test_update_reads_only_what_changed(index, tree, monkeypatch):
     assert index.update() is False
     read = []
-    original = updating.Reader.read
-    monkeypatch.setattr(updating.Reader, "read", lambda self, names: read.extend(names) or original(self, names))
+    original = updating.read_batch
+    monkeypatch.setattr(updating, "read_batch", lambda root, known: read.extend(known) or original(root, known))
     write_tree(
         tree, {"src/shop/dates.py": "def parse_time(text):\n    return text\n", "new.py": "def brand_new(): pass\n"}
     )

@@ -4,8 +4,7 @@ import pytest
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, updating
-from soft_trainer.search import terms as terms_of_files
-from soft_trainer.search.terms import Reader
+from soft_trainer.search.terms import read_batch
 from soft_trainer.search.words import WORD, source_words, stem, terms
 
 
@@ -60,31 +59,25 @@ def test_words_of_a_source_are_those_of_its_text(source):
     assert source_words(source) == WORD.findall(source.decode(errors="replace"))
 
 
-def test_a_reader_counts_terms_and_names_each_of_them_once(tmp_path):
-    (tmp_path / "a.py").write_text("def parse():\n    return go(go(go(1)))\n")
-    (tmp_path / "b.py").write_text("def parse():\n    return stop(go)\n")
-    reader = Reader(str(tmp_path))
-    first, second = reader.read(["a.py"]), reader.read(["b.py"])
-    vocabulary = first.new_terms + second.new_terms
-    assert len(set(vocabulary)) == len(vocabulary) and "go" in first.new_terms and "stop" in second.new_terms
-    counts = [dict(zip((vocabulary[n] for n in b.term), b.count.tolist(), strict=True)) for b in (first, second)]
-    assert [(c["go"], c.get("stop"), c["=parse"]) for c in counts] == [(3, None, 1), (1, 1, 1)]
+def test_terms_are_counted_up_to_255(tmp_path):
+    write_tree(tmp_path, {"a.py": "def parse():\n    return go(go(go(1)))\n", "b.py": "x = 1\n", "c.txt": "go " * 300})
+    batch = read_batch(str(tmp_path), dict.fromkeys(["a.py", "b.py", "c.txt"]))
+    assert len(set(batch.vocabulary)) == len(batch.vocabulary)
+    counts = {
+        (batch.vocabulary[term], piece): count
+        for term, piece, count in zip(batch.term.tolist(), batch.piece.tolist(), batch.count.tolist(), strict=True)
+    }
+    assert [counts.get(("go", piece)) for piece in range(3)] == [3, None, 255]
+    assert counts["=parse", 0] == 1 and ("=parse", 1) not in counts
 
 
-def test_a_term_is_counted_up_to_255(tmp_path):
-    (tmp_path / "a.py").write_text(("go " * 30 + "\n") * 20)
-    batch = Reader(str(tmp_path)).read(["a.py"])
-    assert batch.count[batch.term == batch.new_terms.index("go")].tolist() == [255]
-
-
-def test_a_full_vocabulary_changes_no_posting(tmp_path, monkeypatch):
+def test_batches_and_segments_of_any_size_give_the_same_postings(tmp_path, monkeypatch):
     files = {f"m{n}.py": f"def name_{n}(x):\n    return shared_{n % 3}(x, word_{n})\n" for n in range(12)}
     tree = write_tree(tmp_path / "tree", files)
-    monkeypatch.setattr(updating, "BATCH_FILES", 2)
     postings = []
-    for most in (400_000, 5):
-        monkeypatch.setattr(terms_of_files, "MAX_WORDS", most)
-        index = CodeIndex.build(tree, tmp_path / str(most))
-        postings.append(index.database.execute("SELECT * FROM postings ORDER BY term, segment").fetchall())
-        index.close()
-    assert postings[0] == postings[1] and len(postings[0]) > 20
+    for size, most in ((64, 8_000_000), (2, 8_000_000), (2, 30)):
+        monkeypatch.setattr(updating, "BATCH_FILES", size)
+        monkeypatch.setattr(updating, "SEGMENT_POSTINGS", most)
+        with CodeIndex.build(tree, tmp_path / f"{size} {most}") as index:
+            postings.append(index.database.execute("SELECT * FROM postings ORDER BY term, segment").fetchall())
+    assert postings[0] == postings[1] == postings[2] and len(postings[0]) > 20
