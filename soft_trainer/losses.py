@@ -15,6 +15,7 @@ corrects printed statements.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -72,7 +73,8 @@ def info_nce(
     scores: Tensor, positives: Tensor | None = None, *, negatives: Tensor | None = None, also: Tensor | None = None
 ) -> Tensor:
     """Computes InfoNCE (Eq. 1): the mean over queries of the cross-entropy of the positive column."""
-    return _mean(_info_nce, scores, positives, negatives, also)
+    rows = _Rows(scores, positives, negatives, also)
+    return rows.mean(rows.info_nce())
 
 
 def soft_info_nce(
@@ -85,13 +87,12 @@ def soft_info_nce(
             of 0 drops the column from the denominator, with zero gradient. With `also`, weights that depend on the
             positive are Tensor[R, N], a row for each pair of `expand_positives`.
     """
-    scores, positives = _prepare(scores, positives)
-    if also is None:
-        return _soft_info_nce(scores, positives, weights).mean()
-    pairs = expand_positives(positives, also)
-    weights = weights if len(weights) == len(pairs.queries) else pairs.rows(weights)
-    weights = weights.masked_fill(pairs.left_out, 0.0)
-    return pairs.mean(_soft_info_nce(pairs.rows(scores), pairs.positives, weights))
+    rows = _Rows(scores, positives, None, also)
+    weights = weights if len(weights) == len(rows.scores) else rows.of(weights)
+    if also is not None:
+        weights = weights.masked_fill(rows.pairs.left_out, 0.0)
+    log_weights = weights.to(rows.scores.dtype).log().scatter(1, rows.column, 0.0)
+    return rows.mean(F.cross_entropy(rows.scores + log_weights, rows.positives, reduction="none"))
 
 
 def weighted_info_nce(
@@ -108,7 +109,9 @@ def weighted_info_nce(
     y is 1 on the positive and, on the negatives, the softmax of `similarity / temperature`, similarity Tensor[B, N];
     p is the softmax of `scores` over all N columns.
     """
-    return _mean(_weighted_info_nce, scores, positives, negatives, also, similarity, temperature)
+    rows = _Rows(scores, positives, negatives, also)
+    labels = rows.soft_labels(similarity, temperature)
+    return rows.mean(-(labels * rows.log_softmax(rows.valid)).sum(1))
 
 
 def binary_cross_entropy(
@@ -125,7 +128,11 @@ def binary_cross_entropy(
     y and p are those of `weighted_info_nce`. log(1 - p) is computed from log p, without cancellation for p near 0
     or 1.
     """
-    return _mean(_binary_cross_entropy, scores, positives, negatives, also, similarity, temperature)
+    rows = _Rows(scores, positives, negatives, also)
+    labels, valid = rows.soft_labels(similarity, temperature), rows.valid
+    log_not_p = _log_of_the_rest(rows.scores.masked_fill(~valid, -torch.inf)).masked_fill(labels == 1, 0.0)
+    entropies = -(labels * rows.log_softmax(valid) + (1 - labels) * log_not_p).masked_fill(~valid, 0.0)
+    return rows.mean(entropies.sum(1) / valid.sum(1))
 
 
 def kl_regularized_info_nce(
@@ -144,8 +151,9 @@ def kl_regularized_info_nce(
     The mean is over queries. y is the softmax of `similarity / temperature` and p' that of `scores`, both over the
     negatives only.
     """
-    options = (similarity, temperature, infonce_weight, kl_weight)
-    return _mean(_kl_regularized_info_nce, scores, positives, negatives, also, *options)
+    rows = _Rows(scores, positives, negatives, also)
+    divergence = rows.kl_divergence(similarity, temperature)
+    return rows.mean(infonce_weight * rows.info_nce() + kl_weight * divergence)
 
 
 def kl_divergence(
@@ -162,7 +170,8 @@ def kl_divergence(
     It is 0 for a query whose negatives get the same distribution from the model as from the estimator, and for a query
     with fewer than two negatives.
     """
-    return _mean(_kl_divergence, scores, positives, negatives, also, similarity, temperature)
+    rows = _Rows(scores, positives, negatives, also)
+    return rows.mean(rows.kl_divergence(similarity, temperature))
 
 
 def order_loss(
@@ -188,108 +197,72 @@ def order_loss(
     """
     if not 0 < scale < math.inf:
         raise ValueError(f"scale={scale:g}: must be above 0")
-    scores, positives = _prepare(scores, positives)
-    valid = torch.ones_like(scores, dtype=torch.bool) if negatives is None else negatives
-    valid = valid.scatter(1, positives.unsqueeze(1), False)
+    rows = _Rows(scores, positives, negatives, None)
     # Invalid columns get the largest similarity, so they come last and are never the less similar one of a pair.
-    ordered, order = similarity.detach().masked_fill(~valid, torch.inf).sort(dim=1)
-    logits = scale * scores.gather(1, order)
+    ordered, order = similarity.detach().masked_fill(~rows.valid_negatives, torch.inf).sort(dim=1)
+    logits = scale * rows.scores.gather(1, order)
     less_similar = torch.searchsorted(ordered, ordered)  # the number of columns that are less similar
     running = logits.logcumsumexp(1).gather(1, (less_similar - 1).clamp_min(0))
-    terms = (running - logits).masked_fill((less_similar == 0) | ~valid.gather(1, order), -torch.inf)
+    no_pair = (less_similar == 0) | ~rows.valid_negatives.gather(1, order)
+    terms = (running - logits).masked_fill(no_pair, -torch.inf)
     return F.pad(terms, (1, 0)).logsumexp(1).mean()
 
 
-def _mean(loss, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None, *options):
-    """Averages a loss over queries; `options` that are tensors have a row for each query."""
-    scores, positives = _prepare(scores, positives)
-    if also is None:
-        return loss(scores, positives, negatives, *options).mean()
-    pairs = expand_positives(positives, also)
-    options = (pairs.rows(option) if isinstance(option, Tensor) else option for option in options)
-    return pairs.mean(loss(pairs.rows(scores), pairs.positives, pairs.negatives(negatives), *options))
+class _Rows:
+    """The rows of a loss and what the losses share: a row for each query, with `also` one for each right answer."""
+
+    def __init__(self, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None):
+        positives = torch.arange(len(scores), device=scores.device) if positives is None else positives
+        self.pairs = None if also is None else expand_positives(positives, also)
+        self.scores = self.of(scores if scores.dtype == torch.float64 else scores.float())
+        self.positives = positives if self.pairs is None else self.pairs.positives
+        self.negatives = negatives if self.pairs is None else self.pairs.negatives(negatives)
+        self.column = self.positives.unsqueeze(1)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Returns each row's value, given each query's."""
+        return values if self.pairs is None else self.pairs.rows(values)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """Averages the rows' losses, so that every query counts the same."""
+        return losses.mean() if self.pairs is None else self.pairs.mean(losses)
+
+    @functools.cached_property
+    def valid(self) -> Tensor:
+        """The negatives that count, and the positive, as a mask of columns."""
+        if self.negatives is None:
+            return torch.ones_like(self.scores, dtype=torch.bool)
+        return self.negatives.scatter(1, self.column, True)
+
+    @functools.cached_property
+    def valid_negatives(self) -> Tensor:
+        """The negatives that count, as a mask of columns."""
+        return self.valid.scatter(1, self.column, False)
+
+    def log_softmax(self, columns: Tensor) -> Tensor:
+        """Computes log p over the given columns, 0 elsewhere."""
+        return self.scores.masked_fill(~columns, -torch.inf).log_softmax(1).masked_fill(~columns, 0.0)
+
+    def soft_labels(self, similarity: Tensor, temperature: float) -> Tensor:
+        """Computes y: 1 on the positive, the softmax of `similarity / temperature` on valid negatives, 0 elsewhere."""
+        logits = self.of(similarity).to(self.scores.dtype) / temperature
+        shares = logits.masked_fill(~self.valid_negatives, -torch.inf).softmax(1)
+        # The softmax of a query without negatives is over nothing, which is NaN; its labels are all 0.
+        return shares.masked_fill(~self.valid_negatives, 0.0).scatter(1, self.column, 1.0)
+
+    def info_nce(self) -> Tensor:
+        """Computes the cross-entropy of the positive column."""
+        scores = self.scores if self.negatives is None else self.scores.masked_fill(~self.valid, -torch.inf)
+        return F.cross_entropy(scores, self.positives, reduction="none")
+
+    def kl_divergence(self, similarity: Tensor, temperature: float) -> Tensor:
+        """Computes KL(y || p'), both over the negatives only."""
+        labels, only = self.soft_labels(similarity, temperature), self.valid_negatives
+        return (torch.xlogy(labels, labels) - labels * self.log_softmax(only)).masked_fill(~only, 0.0).sum(1)
 
 
-def _info_nce(scores: Tensor, positives: Tensor, negatives: Tensor | None) -> Tensor:
-    if negatives is not None:
-        scores = scores.masked_fill(~_valid_columns(negatives, positives), -torch.inf)
-    return F.cross_entropy(scores, positives, reduction="none")
-
-
-def _soft_info_nce(scores: Tensor, positives: Tensor, weights: Tensor) -> Tensor:
-    log_weights = weights.to(scores.dtype).log().scatter(1, positives.unsqueeze(1), 0.0)
-    return F.cross_entropy(scores + log_weights, positives, reduction="none")
-
-
-def _weighted_info_nce(
-    scores: Tensor, positives: Tensor, negatives: Tensor | None, similarity: Tensor, temperature: float
-) -> Tensor:
-    valid = _valid_columns(negatives, positives, scores)
-    labels = _soft_labels(similarity, temperature, positives, valid, scores.dtype)
-    log_p = scores.masked_fill(~valid, -torch.inf).log_softmax(1)
-    return -(labels * log_p.masked_fill(~valid, 0.0)).sum(1)
-
-
-def _binary_cross_entropy(
-    scores: Tensor, positives: Tensor, negatives: Tensor | None, similarity: Tensor, temperature: float
-) -> Tensor:
-    valid = _valid_columns(negatives, positives, scores)
-    labels = _soft_labels(similarity, temperature, positives, valid, scores.dtype)
-    log_p = scores.masked_fill(~valid, -torch.inf).log_softmax(1).masked_fill(~valid, 0.0)
-    log_not_p = _log_of_the_rest(scores, valid).masked_fill(labels == 1, 0.0)
-    entropies = -(labels * log_p + (1 - labels) * log_not_p).masked_fill(~valid, 0.0)
-    return entropies.sum(1) / valid.sum(1)
-
-
-def _kl_regularized_info_nce(
-    scores: Tensor,
-    positives: Tensor,
-    negatives: Tensor | None,
-    similarity: Tensor,
-    temperature: float,
-    infonce_weight: float,
-    kl_weight: float,
-) -> Tensor:
-    divergence = _kl_divergence(scores, positives, negatives, similarity, temperature)
-    return infonce_weight * _info_nce(scores, positives, negatives) + kl_weight * divergence
-
-
-def _kl_divergence(
-    scores: Tensor, positives: Tensor, negatives: Tensor | None, similarity: Tensor, temperature: float
-) -> Tensor:
-    valid = _valid_columns(negatives, positives, scores)
-    labels = _soft_labels(similarity, temperature, positives, valid, scores.dtype)
-    only = valid.scatter(1, positives.unsqueeze(1), False)
-    log_p = scores.masked_fill(~only, -torch.inf).log_softmax(1).masked_fill(~only, 0.0)
-    return (torch.xlogy(labels, labels) - labels * log_p).masked_fill(~only, 0.0).sum(1)
-
-
-def _prepare(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns scores in float32 or higher, and the column of each query's own code."""
-    if positives is None:
-        positives = torch.arange(len(scores), device=scores.device)
-    return scores if scores.dtype == torch.float64 else scores.float(), positives
-
-
-def _valid_columns(negatives: Tensor | None, positives: Tensor, scores: Tensor | None = None) -> Tensor:
-    """Marks the negatives that count, and the positive: BoolTensor[B, N]."""
-    if negatives is None:
-        return torch.ones_like(scores, dtype=torch.bool)
-    return negatives.scatter(1, positives.unsqueeze(1), True)
-
-
-def _soft_labels(similarity: Tensor, temperature: float, positives: Tensor, valid: Tensor, dtype) -> Tensor:
-    """Computes y: 1 on the positive, the softmax of `similarity / temperature` on valid negatives, 0 elsewhere."""
-    column = positives.unsqueeze(1)
-    only = valid.scatter(1, column, False)
-    logits = (similarity.to(dtype) / temperature).masked_fill(~only, -torch.inf)
-    # The softmax of a query without negatives is over nothing, which is NaN; its labels are all 0.
-    return logits.softmax(1).masked_fill(~only, 0.0).scatter(1, column, 1.0)
-
-
-def _log_of_the_rest(scores: Tensor, valid: Tensor) -> Tensor:
+def _log_of_the_rest(scores: Tensor) -> Tensor:
     """Computes log(1 - p_j): logsumexp over the other columns minus logsumexp over all of them."""
-    scores = scores.masked_fill(~valid, -torch.inf)
     total = scores.logsumexp(1, keepdim=True)
     # Only the largest p can round to 1; the others are at most 1/2, where log1p is exact.
     largest = scores.argmax(1, keepdim=True)
