@@ -37,8 +37,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.options.refused import check_options
     from soft_trainer.record import check_output_dir, default_output_dir
-    from soft_trainer.training.building import build_profile
-    from soft_trainer.training.default_recipe import take_default_recipe
+    from soft_trainer.training.building import build_profile, take_default_recipe
 
     # ---- Options and local rows, before the Hub is asked for anything ----
     check_options(args)
@@ -99,9 +98,9 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
 
 def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | None) -> None:
     """Measures the encoder, trains it unless only measuring was asked for, measures it again, and reports."""
-    from soft_trainer.training.stopping import explaining_interruption
+    from soft_trainer.training.checkpoints import explaining_interruption
 
-    with explaining_interruption(trainer.args):
+    with explaining_interruption(trainer):
         run.measure("untrained", data_args.lexical and not trainer.args.do_train)
         if trainer.args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)

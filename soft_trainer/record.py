@@ -272,12 +272,12 @@ def _estimator_settings(data: DataArguments, trainer: SoftInfoNCETrainer) -> dic
 
 def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
     """Returns batches and length of the training, and its time, evaluations included, if it ran in one piece."""
-    args, state = trainer.args, trainer.state
+    args, state, strategy = trainer.args, trainer.state, trainer.plan.train_sampling_strategy
     settings = {
         "pairs in a batch, per process": args.per_device_train_batch_size,
         "processes": args.world_size,
         "codes that each query meets": trainer.plan.global_batch_size,
-        **({} if trainer.plan.strategy == "random" else {"batches": trainer.plan.strategy}),
+        **({} if strategy == "random" else {"batches": strategy}),
         **trainer.plan.effective_batches,
         "precision": trainer.precision,
         **adapter_settings(trainer.model),

@@ -28,8 +28,8 @@ from soft_trainer.options.declared import check_values
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.options.training import SimCSETrainingArguments
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.progress import use_lines
-from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
+from soft_trainer.training.checkpoints import stoppable
+from soft_trainer.training.messages import use_lines
 
 MEASURES = ("alignment", "uniformity")
 
@@ -137,16 +137,9 @@ def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> N
     publisher = Publisher(args) if args.push_to_hub and on_main else None
     set_seed(args.seed)
     trainer, tokenizer = build_trainer(arguments, args)
-    termination = SaveOnTermination()
-    trainer.add_callback(termination)
     use_lines(trainer)
-    checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    try:
-        with explaining_interruption(args):
-            result = trainer.train(resume_from_checkpoint=checkpoint)
-    finally:
-        termination.release()
-    termination.exit_if_terminated(args, trainer.state.global_step)
+    with stoppable(trainer):
+        result = trainer.train(last_checkpoint(args.resume_from_checkpoint, args.output_dir))
     if trainer.state.global_step not in (entry["step"] for entry in trainer.measured):
         trainer.evaluate()
     trainer.save_state()

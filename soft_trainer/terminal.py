@@ -102,10 +102,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name: suggests the closest known one, or --help."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
+def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all") -> str:
+    """Returns the end of a message about an unknown name: suggests the closest known one, or says `otherwise`."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; {otherwise}"
 
 
 # A file where a folder is expected, a folder where a file is expected, or a place that the user may not write to.

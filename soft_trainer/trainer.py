@@ -22,17 +22,16 @@ from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
-from soft_trainer.data.global_batches import EpochDataLoader, data_seed, training_sampler
+from soft_trainer.data.global_batches import EpochDataLoader, training_sampler
 from soft_trainer.data.sources import as_row_sets, as_rows, corpus_for
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder
 from soft_trainer.encoders.encoding import embed_sharded, encode, prompt_length
 from soft_trainer.encoders.loading import Encoder
-from soft_trainer.encoders.matryoshka import check_dims, shorten
+from soft_trainer.encoders.matryoshka import shorten
 from soft_trainer.encoders.pooling import comparable, score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profile, resolve_profile
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
-from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
@@ -44,16 +43,14 @@ from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training import preflight
-from soft_trainer.training.adapters import check_adapter, check_checkpoint, load_checkpoint_adapter
-from soft_trainer.training.banner import banner, warnings_of
-from soft_trainer.training.checkpoints import save_encoder, whole_checkpoint
+from soft_trainer.training.adapters import check_checkpoint, load_checkpoint_adapter
+from soft_trainer.training.checkpoints import save_encoder, stoppable, whole_checkpoint
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.guard_sets import GuardSets, as_guard_sets
+from soft_trainer.training.guard_sets import GuardSets
 from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
-from soft_trainer.training.merging import MergeAtEnd, check_merging
-from soft_trainer.training.progress import use_lines
-from soft_trainer.training.stopping import SaveOnTermination, explaining_interruption
+from soft_trainer.training.merging import MergeAtEnd
+from soft_trainer.training.messages import banner, use_lines, warnings_of
 from soft_trainer.weights import Weigher
 
 Corpora = Dataset | dict[str, Dataset] | None
@@ -87,7 +84,6 @@ class SoftInfoNCETrainer(Trainer):
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
-    _overflows: OverflowCounter | None = None
     _is_saving_checkpoint = False  # a checkpoint holds the adapter itself, so that a resumed run is exact
 
     def __init__(
@@ -126,14 +122,13 @@ class SoftInfoNCETrainer(Trainer):
         self.codebase, self.estimator_callback = as_row_sets(codebase, "codebase"), callback
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
         prepare_tokenizer(processing_class, self.encoder)
-        self._own_collator, self._cache_dir = data_collator is None, cache_dir
+        self._own_collator, self.cache_dir = data_collator is None, cache_dir
         self._prepared: PreparedRows | None = None
         self._duplicates_masked, self._guard = 0, None
-        self.guards, self.merging = GuardSets(as_guard_sets(guards, as_rows), self.predict), MergeAtEnd()
-        self._overflows = OverflowCounter(self.accelerator.scaler) if self.accelerator.scaler else None
-        self._termination = SaveOnTermination()
-        for own in filter(None, (self._overflows, self._termination)):
-            self.add_callback(own)
+        self.guards, self.merging = GuardSets(guards, self.predict), MergeAtEnd()
+        self._overflows = OverflowCounter(lambda: self.accelerator.scaler) if self.accelerator.scaler else None
+        if self._overflows is not None:
+            self.add_callback(self._overflows)
         use_lines(self, lambda: self._guard.mean_loss())
         self._bind_estimator()
         self.resolve()
@@ -152,12 +147,6 @@ class SoftInfoNCETrainer(Trainer):
             self._bind_estimator()
             self.resolve()
 
-    def create_accelerator_and_postprocess(self) -> None:
-        """Makes the accelerator, which a search of hyperparameters does for every trial."""
-        super().create_accelerator_and_postprocess()
-        if self._overflows is not None:
-            self._overflows.scaler = self.accelerator.scaler
-
     # ---- Settings ----
 
     def resolve(self) -> None:
@@ -168,15 +157,7 @@ class SoftInfoNCETrainer(Trainer):
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
         self.weigher = Weigher(self.plan.loss, self.estimator)
-        preflight.check_collator(self.plan, None if self._own_collator else self.data_collator, self.prompt_lengths)
-        check_merging(self.args, bool(self.guards.sets), self.eval_dataset is not None)
-        if self.compute_metrics is None:
-            preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
-        check_model(self.model, self.encoder)
-        check_dims(self.plan.dims, self.model.config.hidden_size)
-        if self.train_dataset is not None:
-            preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_dataset)
-            check_adapter(self.model, self.args)
+        preflight.check_trainer(self)
 
     @property
     def loss_settings(self) -> LossSettings:
@@ -214,11 +195,10 @@ class SoftInfoNCETrainer(Trainer):
 
     def prepare_rows(self) -> PreparedRows:
         """Reads or mines own negatives, finds neighbours and fits the estimator if they need it."""
-        rows, callback, seed = self.train_dataset, self.estimator_callback, data_seed(self.args)
-        fit = None if callback is None else callback.fit
+        callback = self.estimator_callback
         if callback is not None:
             callback.begin()
-        self._prepared = prepare_rows(self.plan, rows, self.encoder, self.estimator, fit, seed, self._cache_dir)
+        self._prepared = prepare_rows(self)
         if callback is not None:
             callback.prepare(self._prepared.rows)
         return self._prepared
@@ -366,12 +346,8 @@ class SoftInfoNCETrainer(Trainer):
             KeyboardInterrupt: Ctrl-C; the message says what is kept and how to continue.
         """
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        try:
-            with explaining_interruption(self.args, lambda: f" at step {self.state.global_step}"):
-                output = super().train(self._checkpoint, *args, **kwargs)
-        finally:
-            self._termination.release()
-        self._termination.exit_if_terminated(self.args, self.state.global_step)
+        with stoppable(self):
+            output = super().train(self._checkpoint, *args, **kwargs)
         self._guard.check()
         self.merging.finish(self)
         return output
@@ -385,7 +361,6 @@ class SoftInfoNCETrainer(Trainer):
         self._bind_estimator()
         self.resolve()
         preflight.check_evaluation(self)
-        self.guards.check()
         check_checkpoint(self.model, self._checkpoint)
         if self._checkpoint and self.estimator_callback is not None:
             self.estimator_callback.check_resumed(self.state.global_step)

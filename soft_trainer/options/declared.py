@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
 
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
@@ -38,8 +38,9 @@ class ReadIf:
 
 @dataclass(frozen=True)
 class Declared:
-    """The arguments of `option` other than the default and the help text; see there."""
+    """The arguments of `option` other than the help text; see there."""
 
+    default: object = None
     choices: tuple[str, ...] = ()
     least: float | None = None
     above: float | None = None
@@ -52,13 +53,11 @@ class Declared:
     @property
     def range(self) -> str:
         """The numbers that the option takes, in words."""
-        start = f"above {self.above}" if self.least is None else str(self.least)
-        if self.least is None and self.above is None:
-            return "a finite number"
-        end = f"to {self.most}" if self.most is not None else f"to below {self.below}"
-        if self.most is not None or self.below is not None:
-            return f"from {start} {end}"
-        return start if self.least is None else f"{start} or more"
+        if self.least is None:
+            return "a finite number" if self.above is None else f"above {self.above}"
+        if self.most is None and self.below is None:
+            return f"{self.least} or more"
+        return f"from {self.least} to {f'below {self.below}' if self.most is None else self.most}"
 
     def check(self, name: str, value) -> None:
         """Refuses a value that the option does not take. None always means the default.
@@ -66,20 +65,18 @@ class Declared:
         Raises:
             UserError: names the values that it takes.
         """
-        if value is None:
-            return
-        if self.choices and isinstance(value, str) and value not in self.choices:
-            raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}")
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
         if isinstance(value, str):
-            if limits or self.of_estimator is not None:
-                raise UserError(f"{name}={value!r}: a number is expected, not text")
-            return
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if not (finite and all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())):
-            shown = f"{value:g}" if isinstance(value, float) else value
-            raise UserError(f"{name}={shown}: must be {self.range}")
+            chosen, number = value in self.choices, bool(limits) or self.of_estimator is not None
+            refuse(
+                (self.choices and not chosen, f"{name}={value!r}: use one of {', '.join(self.choices)}"),
+                (number, f"{name}={value!r}: a number is expected, not text"),
+            )
+        elif value is not None:
+            fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
+            finite, shown = (math.isfinite(value), f"{value:g}") if isinstance(value, float) else (True, value)
+            refuse((not (finite and fits), f"{name}={shown}: must be {self.range}"))
 
 
 class Help(str):
@@ -101,7 +98,7 @@ def option(default, help: str, *, prefix: str = "", **declared):
             option that changes what is printed, kept or how fast, but not the result.
     """
     text = Help(f"{prefix}{help}{'' if declared.get('of_estimator') is None else DEFAULT_OF_ESTIMATOR}")
-    text.declared = Declared(**declared)
+    text.declared = Declared(default, **declared)
     return dataclasses.field(default=default, metadata={"help": text})
 
 
@@ -121,22 +118,20 @@ def check_values(options) -> None:
         declared.check(name, getattr(options, name))
 
 
-def changed_options(options, kind=None) -> dict[str, object]:
-    """Returns the declared options of `kind` (all when None) whose values in `options` differ from their defaults."""
-    kind = options if kind is None else kind
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    values = {name: getattr(options, name) for name in declared_options(kind)}
-    return {name: value for name, value in values.items() if value != defaults[name]}
+def changed_options(options) -> dict[str, object]:
+    """Returns the declared options whose values differ from their defaults."""
+    declared = declared_options(options)
+    return {name: getattr(options, name) for name in declared if getattr(options, name) != declared[name].default}
 
 
 def unread_options(options: Sequence, values: Values) -> list[str]:
     """Returns a line for each option that was given and has no effect, given the other options of the run."""
+    changed = {name: value for part in options for name, value in changed_options(part).items()}
+    conditions = {name: each.read_if for part in options for name, each in declared_options(part).items()}
     return [
-        f"warning: {name}={value} has no effect: {declared.read_if.otherwise}"
-        for part in options
-        for declared_by in (declared_options(part),)
-        for name, value in changed_options(part).items()
-        if (declared := declared_by[name]).read_if and not declared.read_if.holds(values)
+        f"warning: {name}={value} has no effect: {conditions[name].otherwise}"
+        for name, value in changed.items()
+        if conditions[name] and not conditions[name].holds(values)
     ]
 
 
@@ -145,10 +140,9 @@ def effective_options(kind, values: Values) -> dict[str, object]:
 
     An option that every run reads is left out at its default; one that only some runs read is named.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     effective = {}
     for name, declared in declared_options(kind).items():
         value, read_if = getattr(values, name), declared.read_if
-        if value is not None and (read_if.holds(values) if read_if else value != defaults[name]):
+        if value is not None and (read_if.holds(values) if read_if else value != declared.default):
             effective[name] = value
     return effective

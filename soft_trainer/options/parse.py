@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
@@ -44,27 +44,32 @@ def parse(
         short_help(dataclass_types, description=description, prog=prog).print_help()
         sys.exit(0)
     parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
-    known = {option.lstrip("-") for option in parser._option_string_actions}
-    recipe = _take_config(argv)
+    actions = {name.lstrip("-"): action for name, action in parser._option_string_actions.items()}
+    config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    config.add_argument("--config")
+    config.error = _raise
+    named, argv = config.parse_known_args(argv)
+    recipe = named.config
     options = read_recipe(recipe_path(recipe)) if recipe else dict(options or {})
-    for key in options:
-        if key not in known:
-            raise UserError(f"{f'{recipe}: ' if recipe else ''}unknown option {key!r}{nearest(str(key), known)}")
-    options = {key: _as_one_text(parser, key, value) for key, value in options.items()}
+    for key, value in options.items():
+        if key not in actions:
+            raise UserError(f"{f'{recipe}: ' if recipe else ''}unknown option {key!r}{nearest(key, actions)}")
+        if isinstance(value, list) and actions[key].nargs is None:  # the option takes one text
+            options[key] = ",".join(map(_word, value))
+    argv = [*as_argv(options), *argv]
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(
-            [*as_argv(options), *argv], return_remaining_strings=True, look_for_args_file=False
+            argv, return_remaining_strings=True, look_for_args_file=False
         )
     except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
-    if rest:
-        word = rest[0].split("=")[0]
-        if not word.startswith("-"):
-            raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
-        raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), known)}")
-    words = (word for word in (*as_argv(options), *argv) if word.startswith("--"))
+    word = rest[0].split("=")[0] if rest else ""
+    refuse(
+        (word.startswith("-"), f"unknown option {word}{nearest(word.lstrip('-'), actions)}"),
+        (rest, f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart"),
+    )
     # The parser takes --learning-rate for --learning_rate.
-    given = frozenset(word.removeprefix("--").split("=")[0].replace("-", "_") for word in words)
+    given = frozenset(w.removeprefix("--").split("=")[0].replace("-", "_") for w in argv if w.startswith("--"))
     for instance in parsed:
         instance.given = given
     return tuple(parsed[: len(dataclass_types)])
@@ -143,19 +148,6 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
     return parser
 
 
-def _take_config(argv: list[str]) -> str | None:
-    """Removes `--config FILE` from `argv` and returns FILE."""
-    for place, word in enumerate(argv):
-        if word == "--config":
-            if place + 1 == len(argv):
-                raise UserError("--config: name a YAML file")
-            del argv[place]
-            return argv.pop(place)
-        if word.startswith("--config="):
-            return argv.pop(place).partition("=")[2]
-    return None
-
-
 def as_argv(options: dict) -> list[str]:
     """Returns options as they are written on the command line; None is left out."""
     argv = []
@@ -163,12 +155,6 @@ def as_argv(options: dict) -> list[str]:
         if value is not None:
             argv += [f"--{key}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
     return argv
-
-
-def _as_one_text(parser: argparse.ArgumentParser, key: str, value):
-    """Returns a list joined by commas for an option that takes one text; any other value as it is."""
-    takes_one = parser._option_string_actions[f"--{key}"].nargs is None
-    return ",".join(map(_word, value)) if isinstance(value, list) and takes_one else value
 
 
 def _word(value) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import multiprocessing
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,59 +15,41 @@ from transformers.training_args import OptimizerNames, ParallelMode
 
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.options.declared import Declared
+from soft_trainer.terminal import nearest
 
-
-@dataclass(frozen=True)
-class WithoutMeaning:
-    """An option that changes nothing here.
-
-    Args:
-        default: the value that is accepted without a word.
-        reason: why it has no meaning, or the alternative.
-    """
-
-    default: object
-    reason: str
-
-
-# Arguments of `Trainer.__init__`.
-REFUSED_ARGUMENTS = {
-    "compute_loss_func": "choose a loss with args.loss, or override compute_loss",
-    "preprocess_logits_for_metrics": "there are no logits; compute_metrics gets ranks and the top codes",
-}
+# Option -> the value that is accepted without a word, and why it has no meaning, or the alternative.
 # Refused, because the result would not be the one that the option promises.
 REFUSED = {
-    "label_smoothing_factor": WithoutMeaning(0.0, "Soft-InfoNCE's weights soften the loss"),
-    "fp16_full_eval": WithoutMeaning(False, "evaluation runs in the precision of training"),
-    "bf16_full_eval": WithoutMeaning(False, "evaluation runs in the precision of training, use bf16"),
-    "batch_eval_metrics": WithoutMeaning(False, "metrics are computed over all queries at once"),
-    "include_for_metrics": WithoutMeaning([], "compute_metrics gets ranks and the top codes"),
-    "use_liger_kernel": WithoutMeaning(False, "its kernels are for models that generate text"),
-    "enable_jit_checkpoint": WithoutMeaning(False, "every run saves a checkpoint on SIGTERM already"),
-    "dataloader_in_order": WithoutMeaning(True, "all processes must take the same batches at the same step"),
-    "ddp_static_graph": WithoutMeaning(None, "the number of forward passes changes from batch to batch"),
+    "label_smoothing_factor": (0.0, "Soft-InfoNCE's weights soften the loss"),
+    "fp16_full_eval": (False, "evaluation runs in the precision of training"),
+    "bf16_full_eval": (False, "evaluation runs in the precision of training, use bf16"),
+    "batch_eval_metrics": (False, "metrics are computed over all queries at once"),
+    "include_for_metrics": ([], "compute_metrics gets ranks and the top codes"),
+    "use_liger_kernel": (False, "its kernels are for models that generate text"),
+    "enable_jit_checkpoint": (False, "every run saves a checkpoint on SIGTERM already"),
+    "dataloader_in_order": (True, "all processes must take the same batches at the same step"),
+    "ddp_static_graph": (None, "the number of forward passes changes from batch to batch"),
 }
 REFUSED_OF_ACCELERATOR = {
-    "split_batches": WithoutMeaning(False, "each process takes its share of a global batch"),
-    "dispatch_batches": WithoutMeaning(None, "each process makes its own batches"),
-    "even_batches": WithoutMeaning(True, "a short last batch stays short, or dataloader_drop_last leaves it out"),
-    "use_seedable_sampler": WithoutMeaning(True, "seed and epoch alone decide the batches"),
+    "split_batches": (False, "each process takes its share of a global batch"),
+    "dispatch_batches": (None, "each process makes its own batches"),
+    "even_batches": (True, "a short last batch stays short, or dataloader_drop_last leaves it out"),
+    "use_seedable_sampler": (True, "seed and epoch alone decide the batches"),
 }
 # Named in a warning, because the result is the same.
 IGNORED = {
-    "prediction_loss_only": WithoutMeaning(False, "evaluation ranks codes"),
-    "eval_accumulation_steps": WithoutMeaning(None, "only the ranks of an evaluation are kept"),
-    "eval_do_concat_batches": WithoutMeaning(True, "an evaluation ranks all queries at once"),
-    "eval_use_gather_object": WithoutMeaning(False, "ranks are gathered as tensors"),
-    "label_names": WithoutMeaning(None, "a query's label is its own code"),
-    "length_column_name": WithoutMeaning("length", "group_by_length counts the tokens itself"),
-    "average_tokens_across_devices": WithoutMeaning(True, "the loss is a mean over queries, not over tokens"),
-    "liger_kernel_config": WithoutMeaning(None, "use_liger_kernel is refused"),
+    "prediction_loss_only": (False, "evaluation ranks codes"),
+    "eval_accumulation_steps": (None, "only the ranks of an evaluation are kept"),
+    "eval_do_concat_batches": (True, "an evaluation ranks all queries at once"),
+    "eval_use_gather_object": (False, "ranks are gathered as tensors"),
+    "label_names": (None, "a query's label is its own code"),
+    "length_column_name": ("length", "group_by_length counts the tokens itself"),
+    "average_tokens_across_devices": (True, "the loss is a mean over queries, not over tokens"),
+    "liger_kernel_config": (None, "use_liger_kernel is refused"),
 }
 # Kinds of parallelism whose processes share a batch.
 SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
 FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that watch a metric, which falls unless told otherwise
-
 
 # Ranges of options that `TrainingArguments` does not check, or not in time.
 ANY = Declared(least=0)
@@ -94,66 +76,53 @@ def check_options(args: TrainingArguments) -> None:
     """
     for name, declared in RANGES.items():
         declared.check(name, getattr(args, name, None))
-    _check_steps(args)
-    _check_output_dir(args)
-    _check_without_meaning(args)
+    if args.max_steps != -1:
+        COUNT.check("max_steps", args.max_steps)
+    for kind in ("logging", "eval", "save"):
+        if getattr(args, f"{kind}_strategy") == "steps":
+            Declared(above=0).check(f"{kind}_steps", getattr(args, f"{kind}_steps"))
+    refuse(*_without_meaning(args))
     _check_together(args)
-    _check_reports(args)
     _check_optimizer(args)
 
 
 def ignored_options(args: TrainingArguments) -> list[str]:
     """Returns a line for every option that was set and changes nothing."""
     return [
-        f"warning: {name} has no effect on this training: {option.reason}"
-        for name, option in IGNORED.items()
-        if getattr(args, name, option.default) not in (option.default, None)
+        f"warning: {name} has no effect on this training: {reason}"
+        for name, (default, reason) in IGNORED.items()
+        if getattr(args, name, default) not in (default, None)
     ]
 
 
-def _check_steps(args) -> None:
-    """Refuses numbers of steps that nothing could count."""
-    if args.max_steps != -1:
-        COUNT.check("max_steps", args.max_steps)
-    for kind in ("logging", "eval", "save"):
-        if getattr(args, f"{kind}_strategy") == "steps":
-            Declared(above=0).check(f"{kind}_steps", getattr(args, f"{kind}_steps"))
-
-
-def _check_output_dir(args) -> None:
-    """Refuses an output folder that cannot be written."""
-    if args.output_dir is None:
-        return
-    folder = Path(args.output_dir).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    refuse(
-        (not there.is_dir(), f"output_dir={args.output_dir}: {there} is a file, not a folder"),
-        (not os.access(there, os.W_OK), f"output_dir={args.output_dir}: {there} cannot be written"),
-    )
-
-
-def _check_without_meaning(args) -> None:
-    """Refuses options of `REFUSED`."""
+def _without_meaning(args) -> Iterator[tuple[bool, str]]:
+    """Yields a case for each option of `REFUSED`."""
     accelerator = getattr(args, "accelerator_config", None)
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
-        for name, option in options.items():
-            value = getattr(owner, name, option.default)
-            if value != option.default and (value or option.default):
-                raise UserError(f"{prefix}{name}={value}: has no meaning for this training; {option.reason}")
-    sizes = [getattr(getattr(args, "parallelism_config", None), name, None) or 1 for name in SHARED_BATCH]
-    refuse(
-        (
-            max(sizes) > 1,
-            "parallelism_config: processes that share a batch (tensor, context or sequence parallelism) are not "
-            "supported; use data parallelism, FSDP or DeepSpeed",
-        )
-    )
+        for name, (default, reason) in options.items():
+            value = getattr(owner, name, default)
+            wrong = value != default and (value or default)
+            yield wrong, f"{prefix}{name}={value}: has no meaning for this training; {reason}"
 
 
 def _check_together(args) -> None:
-    """Refuses options that contradict each other or the machine."""
+    """Refuses options that contradict each other, the machine or what is installed."""
     cached = getattr(args, "gradient_cache_chunk_size", None) is not None
+    parallelism, folder = getattr(args, "parallelism_config", None), Path(args.output_dir or ".").absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    all_loggers = f"use {', '.join(INTEGRATION_TO_CALLBACK)} or none"
+    loggers = ("flyte", *get_available_reporting_integrations())  # the one that transformers does not list
     refuse(
+        (not there.is_dir(), f"output_dir={args.output_dir}: {there} is a file, not a folder"),
+        (
+            args.output_dir and not os.access(there, os.W_OK),
+            f"output_dir={args.output_dir}: {there} cannot be written",
+        ),
+        (
+            any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH),
+            "parallelism_config: processes that share a batch (tensor, context or sequence parallelism) are not "
+            "supported; use data parallelism, FSDP or DeepSpeed",
+        ),
         (
             cached and args.deepspeed_plugin is not None,
             "gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP",
@@ -184,46 +153,43 @@ def _check_together(args) -> None:
             args.mixed_precision == "fp16" and args.device.type == "cpu",  # also when the launcher chose it
             "fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU",
         ),
+        *(
+            (name not in known, f"report_to={name!r}: {problem}")
+            for name in args.report_to or ()
+            for known, problem in (
+                (INTEGRATION_TO_CALLBACK, f"unknown{nearest(name, INTEGRATION_TO_CALLBACK, all_loggers)}"),
+                (loggers, "its package is not installed; install it, or use --report_to none"),
+            )
+        ),
     )
-
-
-def _check_reports(args) -> None:
-    """Refuses a logger that is unknown or not installed."""
-    available = get_available_reporting_integrations()
-    for name in args.report_to or ():
-        if name not in INTEGRATION_TO_CALLBACK:
-            nearest = difflib.get_close_matches(str(name), INTEGRATION_TO_CALLBACK, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"use {', '.join(INTEGRATION_TO_CALLBACK)} or none"
-            raise UserError(f"report_to={name!r}: unknown; {hint}")
-        if name not in (*available, "flyte"):  # the one integration that transformers does not list
-            raise UserError(f"report_to={name!r}: its package is not installed; install it, or use --report_to none")
 
 
 def _check_optimizer(args) -> None:
     """Refuses an optimizer or a schedule that cannot be made from its options, by making it for one parameter."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    try:
+    with _naming(f"optim={OptimizerNames(args.optim).value}"):
         if args.optim_target_modules is None:  # such an optimizer looks for them in the model
             kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
             if kind.__module__.startswith("torch.optim"):
                 optimizer = kind(parameters, **settings)
-    except (ImportError, ValueError, TypeError) as error:
-        raise UserError(f"optim={OptimizerNames(args.optim).value}: {_one_line(error)}") from error
     name, settings = SchedulerType(args.lr_scheduler_type).value, args.lr_scheduler_kwargs
+    mode, better = ("max", "larger") if args.greater_is_better else ("min", "smaller")
     if not isinstance(settings, dict | None):
         raise UserError(f"lr_scheduler_kwargs={settings!r}: expected is a mapping such as '{{\"num_cycles\": 2}}'")
-    mode = "max" if args.greater_is_better else "min"
     if name in FALLING and (settings or {}).get("mode", "min") != mode:
         raise UserError(
-            f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when "
-            f'{"larger" if args.greater_is_better else "smaller"}; set --lr_scheduler_kwargs \'{{"mode": "{mode}"}}\''
+            f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when {better}; set "
+            f'--lr_scheduler_kwargs \'{{"mode": "{mode}"}}\''
         )
-    try:
+    with _naming(f"lr_scheduler_type={name}, lr_scheduler_kwargs={settings}"):
         get_scheduler(args.lr_scheduler_type, optimizer, args.get_warmup_steps(10), 10, settings)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"lr_scheduler_type={name}, lr_scheduler_kwargs={settings}: {_one_line(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+@contextmanager
+def _naming(options: str) -> Iterator[None]:
+    """Names the options that an error comes from."""
+    try:
+        yield
+    except (ImportError, ValueError, TypeError) as error:
+        raise UserError(f"{options}: {' '.join(str(error).split())}") from error

@@ -29,8 +29,7 @@ class Plan:
     Args:
         loss: the loss with its settings, those of the estimator filled in.
         options: the options of batches and negatives, as they were when the plan was made.
-        strategy: `train_sampling_strategy`.
-        negative_ranks: the first rank of own negatives that may be drawn and the first that may not; None for no end.
+        train_sampling_strategy: how rows are put into batches.
         dims: the numbers of first dimensions that are trained as embeddings, the largest first; () for all at once.
         batch_size: the rows of a batch of one process.
         processes: the number of processes.
@@ -39,8 +38,7 @@ class Plan:
 
     loss: LossSettings
     options: SoftInfoNCEOptions
-    strategy: str
-    negative_ranks: tuple[int, int | None]
+    train_sampling_strategy: str
     dims: tuple[int, ...]
     batch_size: int
     processes: int
@@ -70,11 +68,6 @@ class Plan:
         """
         return unread_options([args], Values(self.loss, self.options, self, SimpleNamespace(guard=guard)))
 
-    @property
-    def train_sampling_strategy(self) -> str:
-        """The strategy by the name of its option, which conditions of options read."""
-        return self.strategy
-
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
     """Checks the options of a training and fills in what they leave open.
@@ -89,27 +82,33 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     """
     check_options(args)
     check_values(args)
-    options = options_of(args)
+    own = isinstance(args, SoftInfoNCEOptions)
+    options = SoftInfoNCEOptions(**{f.name: getattr(args, f.name) for f in fields(SoftInfoNCEOptions) if own})
     loss = resolve_loss(options, estimator)
-    _check_batches(options, args.train_sampling_strategy, estimator)
-    gathers = args.world_size > 1 and options.gather_negatives is not False
-    size = args.per_device_train_batch_size if batch_size is None else batch_size
+    parse_ranks(options.negative_ranks)
+    similar = args.train_sampling_strategy == "similar" and options.similar_by == "estimator"
+    name, source = "no estimator" if estimator is None else type(estimator).__name__, options.negatives
+    refuse(
+        (
+            similar and not getattr(estimator, "finds_neighbours", False),
+            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
+            "trained_model or initial_model, or --similar_by bm25",
+        ),
+        (
+            source is not None and not options.negatives_per_query,
+            "negatives: say how many of them each query gets, with --negatives_per_query",
+        ),
+        (source not in (None, COLUMN) and not Path(source).exists(), f"negatives={source}: no such file"),
+    )
     return Plan(
         loss,
         options,
         args.train_sampling_strategy,
-        parse_ranks(options.negative_ranks),
         parse_dims(options.matryoshka_dims),
-        size,
+        args.per_device_train_batch_size if batch_size is None else batch_size,
         args.world_size,
-        gathers,
+        gathers=args.world_size > 1 and options.gather_negatives is not False,
     )
-
-
-def options_of(args) -> SoftInfoNCEOptions:
-    """Returns a copy of the options of loss, batches and negatives; their defaults for plain `TrainingArguments`."""
-    given = isinstance(args, SoftInfoNCEOptions)
-    return SoftInfoNCEOptions(**{f.name: getattr(args, f.name) for f in fields(SoftInfoNCEOptions)} if given else {})
 
 
 def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
@@ -174,29 +173,8 @@ def check_codes(loss: LossSettings, codes: int) -> None:
     Raises:
         UserError: names the number that works.
     """
-    if codes < loss.smallest_batch:
-        settings = f"loss={loss.loss}, cancel={loss.cancel}"
-        if loss.uses_weights and loss.weighting == "eq4":
-            settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
-        raise UserError(
-            f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is "
-            f"{loss.smallest_batch}"
-        )
-
-
-def _check_batches(options: SoftInfoNCEOptions, strategy: str, estimator) -> None:
-    """Refuses similar batches and own negatives that could not be made."""
-    name = "no estimator" if estimator is None else type(estimator).__name__
-    by_estimator, source = strategy == "similar" and options.similar_by == "estimator", options.negatives
-    refuse(
-        (
-            by_estimator and not getattr(estimator, "finds_neighbours", False),
-            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
-            "trained_model or initial_model, or --similar_by bm25",
-        ),
-        (
-            source is not None and not options.negatives_per_query,
-            "negatives: say how many of them each query gets, with --negatives_per_query",
-        ),
-        (source not in (None, COLUMN) and not Path(source).exists(), f"negatives={source}: no such file"),
-    )
+    settings, least = f"loss={loss.loss}, cancel={loss.cancel}", loss.smallest_batch
+    if loss.uses_weights and loss.weighting == "eq4":
+        settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
+    message = f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is {least}"
+    refuse((codes < least, message))

@@ -25,7 +25,11 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             self.do_train = self.do_eval = self.do_predict = True
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
-            _check_json(name, getattr(self, name, None))
+            value = getattr(self, name, None)
+            try:
+                json.loads(value if isinstance(value, str) and value.startswith("{") else "{}")
+            except ValueError as error:
+                raise UserError(f"{name}={value}: not valid JSON: {error}") from error
         folder = self.output_dir
         super().__post_init__()
         self.output_dir = folder  # stays None, so that the script can fill it in
@@ -36,12 +40,3 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 @dataclass
 class SimCSETrainingArguments(SimCSETrainingOptions, TrainingArguments):
     """`transformers.TrainingArguments` with the defaults of the published run and twenty evaluations."""
-
-
-def _check_json(name: str, value) -> None:
-    """Refuses a text that begins like a JSON mapping but is not valid JSON."""
-    if isinstance(value, str) and value.startswith("{"):
-        try:
-            json.loads(value)
-        except ValueError as error:
-            raise UserError(f"{name}={value}: not valid JSON: {error}") from error

@@ -25,7 +25,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.record import Run, check_output_dir, default_output_dir
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.building import build_model, build_profile, build_tokenizer
-from soft_trainer.training.progress import use_lines
+from soft_trainer.training.messages import use_lines
 
 COLUMNS = {"query": "anchor", "code": "positive"}
 # Options of training that sentence-transformers' trainer gets as they are.

@@ -1,4 +1,4 @@
-"""The encoder that a run asked for: profile, tokenizer and model."""
+"""The encoder that a run asked for: profile, tokenizer and model, and the defaults that go with it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,25 @@ from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.lora import base_of, reading_base
 from soft_trainer.encoders.positions import check_lengths
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import published_name, reading
+from soft_trainer.encoders.repository import published_name, reading, repository_file
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
 from soft_trainer.encoders.transformer import load_config
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
+from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.recipes import RECIPES, read_recipe
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.terminal import print_on_main
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
+RECIPE = "hard_batches.yaml"
+# Whoever names one of these has chosen the batches and the weights.
+CHOICES = {"estimator", "estimator_model", "train_sampling_strategy", "bm25_idf", "bm25_scope", "bm25_document_column"}
+CHOICES |= {"mixture_shares", "mixture_temperatures", *SoftInfoNCEOptions.__dataclass_fields__}
+# These change how a batch is computed, which dimensions are trained or what is added to the loss, and leave the
+# choice open.
+CHOICES -= {"chunk_by_length", "gradient_cache_chunk_size", "gather_negatives", "matryoshka_dims"}
+CHOICES -= {"distill_weight", "distill_temperature"}
 
 
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
@@ -29,10 +41,13 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         UserError: a value that a profile does not take, or a model that cannot be loaded.
     """
     if arguments.from_scratch:
-        if arguments.model_name_or_path:
-            raise UserError("from_scratch and model_name_or_path: give only one of them")
-        if arguments.dtype or arguments.attn_implementation:
-            raise UserError("dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch")
+        refuse(
+            (arguments.model_name_or_path, "from_scratch and model_name_or_path: give only one of them"),
+            (
+                arguments.dtype or arguments.attn_implementation,
+                "dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch",
+            ),
+        )
         parse_size(arguments.from_scratch)
         profile = resolve_profile("", name=arguments.profile or "auto")
     else:
@@ -76,13 +91,6 @@ def pretrained_config(arguments: ModelArguments):
         return load_config(*base, arguments.trust_remote_code)
 
 
-def hidden_size(arguments: ModelArguments) -> int:
-    """Returns the dimensions of the embeddings, before the model is loaded."""
-    if arguments.from_scratch:
-        return parse_size(arguments.from_scratch)[0]
-    return pretrained_config(arguments).hidden_size
-
-
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
     """Loads the pretrained model, with a new adapter if the arguments ask for one, or makes one with random weights.
 
@@ -114,3 +122,28 @@ def model_label(arguments: ModelArguments) -> str:
     if arguments.from_scratch:
         return f"{arguments.profile or 'scratch'}-{arguments.from_scratch}"
     return published_name(model_name(arguments)).rsplit("/", 1)[-1]
+
+
+def take_default_recipe(
+    model_args: ModelArguments, data_args: DataArguments, args: SoftInfoNCETrainingArguments, profile: EncoderProfile
+) -> None:
+    """Sets the options of `recipes/hard_batches.yaml` that nobody gave, where it is known to help, and says so.
+
+    That is for a pretrained encoder with the files of sentence-transformers and cosine scores: it finds similar rows
+    and weighs them before training. All other encoders, and runs that name their batches or weights, keep theirs.
+    """
+    given, groups = getattr(data_args, "given", None), args.per_device_train_batch_size * args.world_size
+    if given is None or given & CHOICES or model_args.from_scratch or not args.do_train:
+        return
+    if profile.score_function != "cosine" or groups < 2 * args.group_size:
+        return
+    if repository_file(model_name(model_args), "modules.json", model_args.model_revision) is None:
+        return
+    changed = []
+    for name, value in read_recipe(RECIPES / RECIPE).items():
+        target = next((target for target in (data_args, args) if hasattr(target, name)), None)
+        if target is not None and name not in given:
+            setattr(target, name, value)
+            changed.append(f"--{name} {value}")
+    options = " ".join(changed)
+    print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")

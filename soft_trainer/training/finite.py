@@ -94,13 +94,13 @@ class OverflowCounter(TrainerCallback):
     other time. It is read one step late, so that no step waits for the device.
 
     Args:
-        scaler: the `GradScaler` of the run.
+        scaler: returns the `GradScaler`; a search of hyperparameters makes another for every trial.
     """
 
     MOST = 20  # from its start at 2^16 the scale is then below 1: smaller gradients would not help
 
     def __init__(self, scaler):
-        self.scaler, self.count = scaler, 0
+        self._scaler, self.count = scaler, 0
         self._in_a_row, self._before, self._pending = 0, None, None
 
     def on_optimizer_step(self, args, state, control, **kwargs):
@@ -111,7 +111,7 @@ class OverflowCounter(TrainerCallback):
         """
         if self._pending is not None:
             self._compare(float(self._pending), state.global_step)
-        self._pending = DelayedNumber(self.scaler._get_scale_async())
+        self._pending = DelayedNumber(self._scaler()._get_scale_async())
 
     def _compare(self, scale: float, step: int) -> None:
         fell, self._before = self._before is not None and scale < self._before, scale

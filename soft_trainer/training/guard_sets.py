@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
-from datasets import Dataset
 
 from soft_trainer.data.codesearchnet import target_rows
+from soft_trainer.data.sources import as_rows
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking
@@ -20,18 +20,20 @@ class GuardSets:
     """The guard sets of a training, and their rankings before and after it.
 
     Args:
-        sets: large ones are sampled: 500 queries, with their codes among 2,000.
+        guards: `{name: (queries, corpus)}`. Large ones are sampled: 500 queries, with their codes among 2,000.
         predict: `SoftInfoNCETrainer.predict`.
+
+    Raises:
+        UserError: rows that are no data set.
     """
 
-    def __init__(self, sets: Iterable[EvaluationSet], predict: Callable[..., RetrievalOutput]):
-        self.sets, self._predict = tuple(map(sampled, sets)), predict
+    def __init__(self, guards: Mapping[str, tuple] | None, predict: Callable[..., RetrievalOutput]):
+        self.sets = tuple(
+            sampled(EvaluationSet(name, *(as_rows(rows, f"guards[{name!r}]") for rows in pair)))
+            for name, pair in (guards or {}).items()
+        )
+        self._predict = predict
         self._outputs: dict[str, dict[str, RetrievalOutput]] = {}
-
-    def check(self) -> None:
-        """Raises UserError for a query whose url is not in its corpus."""
-        for each in self.sets:
-            target_rows(each.queries, each.codebase, f"guards[{each.name!r}]")
 
     def measure(self) -> dict[str, float]:
         """Returns the MRR of every set with the encoder as it is now."""
@@ -104,15 +106,3 @@ def sampled(evaluation_set: EvaluationSet, queries: int = QUERIES, codes: int = 
         f"{len(corpus):,} codes, drawn at random"
     )
     return EvaluationSet(evaluation_set.name, rows, corpus.select(kept))
-
-
-def as_guard_sets(guards: Mapping[str, tuple[Dataset, Dataset]] | None, as_rows: Callable) -> list[EvaluationSet]:
-    """Returns `{name: (queries, corpus)}` as evaluation sets.
-
-    Raises:
-        UserError: rows that are no data set.
-    """
-    return [
-        EvaluationSet(name, *(as_rows(rows, f"guards[{name!r}]") for rows in pair))
-        for name, pair in (guards or {}).items()
-    ]

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 
-from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import OwnNegatives, text_ids_of, with_code_only
+from soft_trainer.data.global_batches import data_seed
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
 from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, exact_neighbours
 from soft_trainer.data.tokens import SIDES, side_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.mixture import MixtureEstimator
@@ -46,42 +46,39 @@ class PreparedRows:
     similar: Mapping | None = None
 
 
-def prepare_rows(
-    plan: Plan,
-    dataset: Dataset,
-    profile: EncoderProfile,
-    estimator,
-    fit: Callable[[Dataset], None] | None,
-    seed: int,
-    cache_dir: str | Path | None = DEFAULT_FOLDER,
-) -> PreparedRows:
-    """Reads or mines own negatives and finds neighbours, as the plan says.
-
-    Args:
-        estimator: of the weights, or None.
-        fit: fits the estimator on rows; called if negatives or neighbours come from it.
-        seed: of the draws of own negatives.
-        cache_dir: the folder that keeps the neighbours by BM25 if the estimator has none; None keeps nothing.
+def prepare_rows(trainer) -> PreparedRows:
+    """Reads or mines own negatives and finds neighbours, as the trainer's plan says; the estimator is fitted for it.
 
     Raises:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
     """
-    options, similar = plan.options, plan.strategy == "similar"
-    negatives = read_negatives(options, dataset, profile)
+    plan, options, dataset, profile = trainer.plan, trainer.plan.options, trainer.train_dataset, trainer.encoder
+    estimator, similar = trainer.estimator, plan.train_sampling_strategy == "similar"
+    negatives, own_negatives = read_negatives(options, dataset, profile), None
     rows, ids = with_codes(dataset, negatives.code_only if negatives is not None else (), profile)
     if plan.loss.needs_similarity:
         check_code_only(estimator, len(rows) - len(dataset))
     mines = options.negatives_per_query > 0 and negatives is None
-    if fit is not None and (mines or (similar and options.similar_by == "estimator")):
-        fit(rows)
+    if estimator is not None and (mines or (similar and options.similar_by == "estimator")):
+        trainer.estimator_callback.fit(rows)
     if mines:
-        count = max(options.negative_candidates, options.negatives_per_query, plan.negative_ranks[1] or 0)
+        count = max(options.negative_candidates, options.negatives_per_query, choice_of(options).ranks[1] or 0)
         negatives = mined_negatives(estimator, count, len(dataset), ids)
+    if negatives is not None:
+        choice = choice_of(options)
+        left = limited(negatives, choice)
+        counts = left.counts
+        print_on_main(
+            f"own negatives: {counts.mean():.1f} candidates a row, {int((counts == 0).sum()):,} of {len(counts):,} "
+            f"rows have none; up to {choice.number} are drawn for each query in each epoch"
+        )
+        meet_all = options.negatives_meet == "all"
+        own_negatives = OwnNegatives(left, choice, data_seed(trainer.args), meet_all=meet_all)
     return PreparedRows(
         rows,
         ids if options.duplicates != "ignore" else None,
-        _chosen(options, negatives, seed) if negatives is not None else None,
-        _similar(options, dataset, profile, estimator, ids, cache_dir) if similar else None,
+        own_negatives,
+        _similar(trainer, ids) if similar else None,
     )
 
 
@@ -94,12 +91,9 @@ def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: Encod
     source, column = options.negatives, COLUMN_NAME in dataset.column_names
     if not options.negatives_per_query or (source is None and not column):
         return None
-    texts = training_texts(dataset, profile)
-    if source is not None and source != COLUMN:
-        return load_negatives(source, texts)
-    if not column:
-        raise UserError(f"negatives={source}: the training rows have no column {COLUMN_NAME!r}")
-    return column_negatives(dataset[COLUMN_NAME][:], texts)
+    refuse((source == COLUMN and not column, f"negatives={source}: the training rows have no column {COLUMN_NAME!r}"))
+    texts, from_file = training_texts(dataset, profile), source not in (None, COLUMN)
+    return load_negatives(source, texts) if from_file else column_negatives(dataset[COLUMN_NAME][:], texts)
 
 
 def check_negatives(plan: Plan, dataset: Dataset, profile: EncoderProfile, estimator) -> None:
@@ -156,11 +150,9 @@ def with_codes(
     ids = text_ids_of(dataset, profile)
     if not len(code_only):
         return dataset, ids
-    first = dataset[0]
-    added = []
+    empty, added = {"language": dataset[0].get("language"), "docstring": "", "docstring_tokens": []}, []
     for row in code_only:
-        values = {"code": row["code"], "original_string": row["code"], "code_tokens": row["code"].split()}
-        values |= {"language": first.get("language"), "docstring": "", "docstring_tokens": []} | dict(row)
+        values = empty | {"original_string": row["code"], "code_tokens": row["code"].split()} | dict(row)
         added.append({name: values.get(name) for name in dataset.column_names})
     further = Dataset.from_list(added, features=dataset.features)
     return concatenate_datasets([dataset, further]), with_code_only(ids, list(side_texts(further, "code", profile)))
@@ -196,32 +188,17 @@ def mined_negatives(
     def score(block: np.ndarray) -> torch.Tensor:
         return checked_similarity(estimator, torch.from_numpy(block), everything).clone()  # it may keep the tensor
 
-    neighbours = cached_neighbours(
-        None, "", lambda: exact_neighbours(score, np.arange(rows), codes, count, texts, progress)
-    )
-    return from_neighbours(neighbours, ids["code"], code_only)
+    find = functools.partial(exact_neighbours, score, np.arange(rows), codes, count, texts, progress)
+    return from_neighbours(cached_neighbours(None, "", find), ids["code"], code_only)
 
 
-def _chosen(options: SoftInfoNCEOptions, negatives: Negatives, seed: int) -> OwnNegatives:
-    """Returns the candidates within the limits, with a line that says how many they are."""
-    choice = choice_of(options)
-    left = limited(negatives, choice)
-    counts = left.counts
-    print_on_main(
-        f"own negatives: {counts.mean():.1f} candidates a row, {int((counts == 0).sum()):,} of {len(counts):,} rows "
-        f"have none; up to {choice.number} are drawn for each query in each epoch"
-    )
-    return OwnNegatives(left, choice, seed, meet_all=options.negatives_meet == "all")
-
-
-def _similar(
-    options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile, estimator, ids: Mapping, cache_dir
-) -> dict[str, object]:
+def _similar(trainer, ids: Mapping) -> dict[str, object]:
     """Returns the arguments of `similar_batches`."""
+    options, dataset, estimator = trainer.plan.options, trainer.train_dataset, trainer.estimator
     count, rows = max(options.neighbours, options.group_size, options.nearest_apart + 1), len(dataset)
     if options.similar_by == "bm25":
-        cache_dir = getattr(estimator, "cache_dir", cache_dir)
-        estimator = BM25Estimator(text_column(dataset, profile.query_columns, "query"), cache_dir=cache_dir)
+        cache_dir = getattr(estimator, "cache_dir", trainer.cache_dir)
+        estimator = BM25Estimator(text_column(dataset, trainer.encoder.query_columns, "query"), cache_dir=cache_dir)
         estimator.fit(dataset)
     neighbours = estimator.neighbours(count, progress="Finding neighbours", rows=rows, codes=rows)
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 from datasets import DatasetDict
@@ -11,23 +10,33 @@ from transformers import PreTrainedModel
 from soft_trainer.data.codesearchnet import by_language, target_rows
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
+from soft_trainer.encoders.lora import import_peft, saved_adapter
 from soft_trainer.encoders.matryoshka import check_dims
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.encoders.tokenizers import add_padding_token
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.encoders.transformer import check_model
+from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.refused import FALLING, REFUSED_ARGUMENTS
+from soft_trainer.options.refused import FALLING
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.training.adapters import check_lora_options
-from soft_trainer.training.building import hidden_size, model_name
+from soft_trainer.terminal import nearest
+from soft_trainer.training.adapters import check_adapter
+from soft_trainer.training.building import model_name, pretrained_config
 from soft_trainer.training.hard_batches import COLUMN_NAME, check_negatives
 from soft_trainer.training.merging import AUTO, check_merging
+
+# Arguments of `Trainer.__init__` that are refused, and the alternatives.
+REFUSED_ARGUMENTS = {
+    "compute_loss_func": "choose a loss with args.loss, or override compute_loss",
+    "preprocess_logits_for_metrics": "there are no logits; compute_metrics gets ranks and the top codes",
+}
 
 
 def check_before_loading(
@@ -43,23 +52,36 @@ def check_before_loading(
     Raises:
         UserError: the setting that cannot work, and values that do.
     """
-    plan = resolve(args, estimator)
-    name = None if model_args.from_scratch else model_name(model_args)
-    check_lora_options(model_args, args.merge_lora, name, model_args.model_revision)
+    plan, scratch, new = resolve(args, estimator), model_args.from_scratch, model_args.lora_r is not None
+    name = None if scratch else model_name(model_args)
+    saved = saved_adapter(name, model_args.model_revision) if name else None
+    if new:
+        import_peft()
     dims = plan.dims or profile.matryoshka_dims
-    size = hidden_size(model_args) if dims else 0
+    size = 0
+    if dims:
+        size = parse_size(scratch)[0] if scratch else pretrained_config(model_args).hidden_size
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], by_language(data.get("valid"), data_args.languages))
     check_merging(args, bool(data_args.guard), "valid" in data)
     reads_encoder = any(isinstance(member, InitialModelEstimator) for member in members_of(estimator))
     refuse(
+        (new and scratch, "lora_r: an encoder from scratch has no weights worth freezing; leave it out"),
+        (
+            new and saved,
+            f"lora_r: {name} is an adapter, which is trained on as it is; leave the options of LoRA out",
+        ),
+        (
+            args.merge_lora and not (new or saved),
+            "merge_lora: there is no adapter to merge; set --lora_r, 16 for example",
+        ),
         (
             data_args.early_stopping_patience is not None and args.eval_strategy == "no",
             "early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example",
         ),
         (
-            model_args.from_scratch and reads_encoder,
-            f"estimator=initial_model: with --from_scratch {model_args.from_scratch} the encoder starts at random, "
+            scratch and reads_encoder,
+            f"estimator=initial_model: with --from_scratch {scratch} the encoder starts at random, "
             "and so would the weights; use bm25, simcse or trained_model",
         ),
     )
@@ -74,28 +96,28 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
     Raises:
         UserError: names what is missing, and the size of a batch that works.
     """
-    languages = languages_of(train_dataset) if plan.strategy == "one_language" else ()
-    size = plan.batch_size * plan.processes
-    drop_last, strategy = args.dataloader_drop_last, plan.strategy
+    strategy, size = plan.train_sampling_strategy, plan.batch_size * plan.processes
+    languages, drop_last = languages_of(train_dataset) if strategy == "one_language" else (), args.dataloader_drop_last
     GlobalBatchSampler(len(train_dataset), size, strategy=strategy, drop_last=drop_last, languages=languages)
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(train_dataset)
     mines = plan.options.negatives_per_query and plan.options.negatives is None
-    if mines and estimator is None and COLUMN_NAME not in train_dataset.column_names:
-        raise UserError(
+    refuse(
+        (
+            mines and estimator is None and COLUMN_NAME not in train_dataset.column_names,
             "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a "
-            "column 'negatives'"
+            "column 'negatives'",
         )
+    )
 
 
-def check_metric(args, dims: Iterable[int], eval_dataset, names: Iterable[str] = METRICS) -> None:
+def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     """Refuses a `metric_for_best_model` that evaluation does not measure.
 
     Args:
         dims: the numbers of first dimensions that are measured, too.
         eval_dataset: the rows of evaluation, or a dict of them, whose sets are measured apart.
-        names: the metrics of an evaluation.
 
     Raises:
         UserError: names the nearest metric.
@@ -103,20 +125,52 @@ def check_metric(args, dims: Iterable[int], eval_dataset, names: Iterable[str] =
     metric = args.metric_for_best_model
     if metric is None or args.eval_strategy == "no":
         return
-    keys = eval_dataset if isinstance(eval_dataset, Mapping) else ()
-    names = [*names, *map(shorter_metric, dims)]
-    measured = [f"{prefix}{name}" for prefix in ("", *(f"{key}_" for key in keys)) for name in names]
-    if metric in ("loss", "eval_loss"):
-        if args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING:
-            raise UserError(f"metric_for_best_model='loss': evaluation measures retrieval, use {measured[0]!r}")
-        return
-    name = metric.removeprefix("eval_")
-    if name not in measured:
-        nearest = difflib.get_close_matches(name, measured, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(measured)}"
-        raise UserError(f"metric_for_best_model={metric!r}: evaluation does not measure it; {hint}")
-    if name.endswith((*METRICS, *shorter_titles(measured))) and not args.greater_is_better:
-        raise UserError(f"greater_is_better=False: {name} is better when larger")
+    keys, name = eval_dataset if isinstance(eval_dataset, Mapping) else (), metric.removeprefix("eval_")
+    names, prefixes = [*METRICS, *map(shorter_metric, dims)], ["", *(f"{key}_" for key in keys)]
+    measured = [f"{prefix}{each}" for prefix in prefixes for each in names]
+    reads = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING
+    larger, hint = name.endswith((*METRICS, *shorter_titles(measured))), f"use one of {', '.join(measured)}"
+    refuse(
+        (
+            name == "loss" and reads,
+            f"metric_for_best_model='loss': evaluation measures retrieval, use {measured[0]!r}",
+        ),
+        (
+            name not in ("loss", *measured),
+            f"metric_for_best_model={metric!r}: evaluation does not measure it{nearest(name, measured, hint)}",
+        ),
+        (larger and not args.greater_is_better, f"greater_is_better=False: {name} is better when larger"),
+    )
+
+
+def check_trainer(trainer) -> None:
+    """Checks the plan of a trainer against its rows, its encoder and its collator, which learns the prompts' lengths.
+
+    Raises:
+        UserError: settings that cannot work.
+    """
+    plan, args, collator, prompts = trainer.plan, trainer.args, trainer.data_collator, trainer.prompt_lengths
+    if isinstance(collator, PairCollator):
+        collator.prompt_lengths = prompts
+    else:
+        refuse(
+            (
+                plan.options.negatives_per_query,
+                "data_collator: collates pairs, so it cannot be used with negatives_per_query",
+            ),
+            (
+                any(prompts.values()),
+                "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it",
+            ),
+        )
+    check_merging(args, bool(trainer.guards.sets), trainer.eval_dataset is not None)
+    if trainer.compute_metrics is None:
+        check_metric(args, trainer.evaluated_dims, trainer.eval_dataset)
+    check_model(trainer.model, trainer.encoder)
+    check_dims(plan.dims, trainer.model.config.hidden_size)
+    if trainer.train_dataset is not None:
+        check_rows_of(plan, args, trainer.estimator, trainer.train_dataset)
+        check_adapter(trainer.model, args)
 
 
 def check_evaluation(trainer) -> None:
@@ -126,11 +180,12 @@ def check_evaluation(trainer) -> None:
         UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
     """
     args, sets = trainer.args, trainer.eval_dataset
+    for each in trainer.guards.sets:
+        target_rows(each.queries, each.codebase, f"guards[{each.name!r}]")
     chooses = getattr(args, "merge_ratio", None) == AUTO
     if args.eval_strategy == "no" and not args.eval_on_start and not chooses:
         return
-    if sets is None:
-        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
+    refuse((sets is None, "eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)"))
     for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
         name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
         target_rows(queries, trainer.corpus_of(key), name)
@@ -161,22 +216,3 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
         ),
     )
     add_padding_token(processing_class)
-
-
-def check_collator(plan: Plan, data_collator, prompt_lengths: Mapping[str, int]) -> None:
-    """Refuses a user's collator where it would have to know more than pairs; one of ours learns the prompts' lengths.
-
-    Raises:
-        UserError: own negatives, or prompts that are left out of the pooling.
-    """
-    if isinstance(data_collator, PairCollator):
-        data_collator.prompt_lengths = dict(prompt_lengths)
-    elif data_collator is not None:
-        prompts = any(prompt_lengths.values())
-        refuse(
-            (
-                plan.options.negatives_per_query,
-                "data_collator: collates pairs, so it cannot be used with negatives_per_query",
-            ),
-            (prompts, "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it"),
-        )

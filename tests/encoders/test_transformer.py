@@ -30,7 +30,7 @@ from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.training.banner import warnings_of
+from soft_trainer.training.messages import warnings_of
 
 TEXTS = ["read a file", "x"]
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

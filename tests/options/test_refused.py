@@ -16,13 +16,8 @@ from refusals import refused
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from soft_trainer.options.refused import (
-    IGNORED,
-    REFUSED,
-    REFUSED_ARGUMENTS,
-    REFUSED_OF_ACCELERATOR,
-    check_options,
-)
+from soft_trainer.options.refused import IGNORED, REFUSED, REFUSED_OF_ACCELERATOR, check_options
+from soft_trainer.training.preflight import REFUSED_ARGUMENTS
 
 TESTS = Path(__file__).parents[1]
 READ = Version("5.23")  # the tables were written with this version at hand
@@ -180,7 +175,7 @@ OTHER_VALUES = {
 def test_an_option_that_promises_another_result_is_refused(trainer_of, name, plain):
     if not hasattr(TrainingArguments, name) and name not in {f.name for f in dataclasses.fields(TrainingArguments)}:
         pytest.skip("this version of transformers does not have it")
-    with refused(f"{name}=", REFUSED[name].reason):
+    with refused(f"{name}=", REFUSED[name][1]):
         trainer_of(plain=plain, **{name: OTHER_VALUES.get(name, True)})
 
 
@@ -197,7 +192,7 @@ def test_an_option_without_effect_is_named_when_training_starts(trainer_of, caps
         pytest.skip("this version of transformers does not have it")
     trainer_of(max_steps=1, **{name: OTHER_VALUES.get(name, True)}).train()
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"warning: {name} ")]
-    assert IGNORED[name].reason in line
+    assert IGNORED[name][1] in line
 
 
 @pytest.mark.slow

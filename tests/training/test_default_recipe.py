@@ -7,8 +7,7 @@ from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.training.building import build_profile
-from soft_trainer.training.default_recipe import take_default_recipe
+from soft_trainer.training.building import build_profile, take_default_recipe
 
 CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}

@@ -14,7 +14,7 @@ class Training:
         self.weight = torch.nn.Parameter(torch.ones(3))
         self.optimizer = torch.optim.AdamW([self.weight], fused=fused)
         self.scaler = torch.amp.GradScaler("cpu")
-        self.counter, self.state = OverflowCounter(self.scaler), TrainerState()
+        self.counter, self.state = OverflowCounter(lambda: self.scaler), TrainerState()
 
     def step(self, factor: float) -> None:
         self.scaler.scale((self.weight * factor).sum()).backward()

@@ -241,7 +241,7 @@ def test_an_interrupted_run_of_the_script_ends_with_the_same_adapter(script, dat
 
 
 def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, trainer_of):
-    from soft_trainer.training.banner import warnings_of
+    from soft_trainer.training.messages import warnings_of
 
     model = adapted()
     assert not warnings_of(trainer_of(arguments={"model": model}))

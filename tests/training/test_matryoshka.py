@@ -14,7 +14,7 @@ from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.losses import soft_info_nce
-from soft_trainer.training.banner import warnings_of
+from soft_trainer.training.messages import warnings_of
 
 DIMS = {"matryoshka_dims": "32,16,4"}
 

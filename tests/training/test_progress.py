@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from soft_trainer import terminal
-from soft_trainer.training import progress
+from soft_trainer.training import messages
 
 LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s a step), {}"
 
@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monkeypatch, capsys, accumulated):
-    monkeypatch.setattr(progress, "time", Clock())
+    monkeypatch.setattr(messages, "time", Clock())
     options = {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "disable_tqdm": None}
     trainer = trainer_of(**options, gradient_accumulation_steps=accumulated)
     trainer.train()
@@ -42,7 +42,7 @@ def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monk
 
 
 def test_a_terminal_keeps_its_bar(trainer_of, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "shows_bars", lambda: True)
+    monkeypatch.setattr(messages, "shows_bars", lambda: True)
     trainer_of(max_steps=1, disable_tqdm=False).train()
     output = capsys.readouterr().err
     assert "1/1" in output and "step 1 of 1" not in output
