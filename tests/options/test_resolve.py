@@ -5,13 +5,12 @@ import dataclasses
 import pytest
 
 from soft_trainer import BM25Estimator
-from soft_trainer.data.global_batches import STRATEGIES as SAMPLERS
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import declared_options
-from soft_trainer.options.fields import STRATEGIES, LossOptions
+from soft_trainer.options.fields import LossOptions
 from soft_trainer.options.resolve import parse_ranks, resolve, resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
@@ -58,9 +57,8 @@ def test_what_is_left_open_is_the_estimators(options, estimator, expected):
     assert {name: loss[name] for name in expected} == expected
 
 
-def test_every_setting_of_the_loss_is_an_option_and_strategies_have_one_list():
+def test_every_setting_of_the_loss_is_an_option():
     assert declared_options(LossOptions).keys() == {field.name for field in dataclasses.fields(LossSettings)}
-    assert STRATEGIES == tuple(SAMPLERS)
 
 
 @pytest.mark.parametrize(("text", "ranks"), [(None, (0, None)), ("5,50", (5, 50)), (",3", (0, 3)), ("4,", (4, None))])

@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from soft_trainer import BM25Estimator
 from soft_trainer.data.batches import Batch
 from soft_trainer.data.collator import ChunkCost, PairCollator
-from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import CANCELLATIONS, LOSSES
+from soft_trainer.options.fields import CANCELLATIONS, LOSSES, STRATEGIES
 from soft_trainer.training.gradient_cache import cached_backward
 
 STEPS = 3

@@ -10,8 +10,8 @@ import worker
 from safetensors.torch import load_file
 
 from soft_trainer.data import chunks
-from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.fields import STRATEGIES
 
 WORKER = Path(worker.__file__)
 LIMIT = 300  # seconds for a case

@@ -15,9 +15,9 @@ from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
-from soft_trainer.data.global_batches import STRATEGIES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.training.finite import DelayedNumber, NotFiniteError
 
 
