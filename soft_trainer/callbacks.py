@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from soft_trainer.encoders.loading import Encoder
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, members_of
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.terminal import print_on_main
 
 
 class EstimatorCallback(TrainerCallback):
     """Fits the estimator of the weights before training, and logs statistics of the weights.
 
-    `SoftInfoNCETrainer` finds it among its callbacks and binds it. A subclass may refit or reschedule the estimator
+    `SoftInfoNCETrainer` finds it among its callbacks and calls `fit`. A subclass may refit or reschedule the estimator
     later, in any event of a callback. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
 
     Args:
@@ -35,52 +32,14 @@ class EstimatorCallback(TrainerCallback):
     def __init__(self, estimator):
         self.estimator = estimator
         self.histogram: dict[str, list] | None = None
-        self._dataset, self._fitted = None, False
         self._last: dict | None = None
 
-    def bind(self, dataset, encoder: Encoder | None = None) -> None:
-        """Receives the rows that the estimator is fitted on, and the run's encoder. A row's number is its position."""
-        self._dataset = dataset
-        if encoder is not None and isinstance(self.estimator, Estimator):
-            self.estimator.bind(encoder)
-
-    @property
-    def needs_initial_model(self) -> bool:
-        """True if the estimator, or a member of a mixture, must be fitted before a checkpoint is loaded."""
-        return any(isinstance(member, InitialModelEstimator) for member in members_of(self.estimator))
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Fits the estimator on the training rows, unless `fit` was called for this training."""
-        if not self._fitted:
-            self.fit()
-
-    def begin(self) -> None:
-        """Begins a new training, for which the estimator is fitted once, even if `Trainer` has to restart it."""
-        self._fitted = False
-
-    def prepare(self, rows) -> None:
-        """Receives a training's rows; an estimator of the initial model is fitted before a checkpoint is loaded."""
-        self._dataset = rows
-        if self.needs_initial_model and not self._fitted:
-            self.fit()
-
-    def check_resumed(self, trained_steps: int) -> None:
-        """Refuses to resume with an encoder that this process has trained: it is not the initial model any more.
-
-        Raises:
-            UserError: the estimator needs the initial model.
-        """
-        if trained_steps and self.needs_initial_model:
-            raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
-
-    def fit(self, rows=None) -> None:
-        """Fits the estimator on `rows`, the bound ones when None."""
-        self._dataset = self._dataset if rows is None else rows
-        self._fitted = True
+    def fit(self, rows) -> None:
+        """Fits the estimator on `rows`. A row's number is its position."""
         start = time.perf_counter()
-        self.estimator.fit(self._dataset)
+        self.estimator.fit(rows)
         name = type(self.estimator).__name__
-        print_on_main(f"{name} fitted on {len(self._dataset):,} rows in {time.perf_counter() - start:.1f} s")
+        print_on_main(f"{name} fitted on {len(rows):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
         """Keeps the weights and scores of a step, Tensor[B, N], for the log, without waiting for the device."""

@@ -89,11 +89,7 @@ def from_main(value):
 
 def any_process(flag: bool) -> bool:
     """True if `flag` is true on any process."""
-    if not _is_distributed():
-        return flag
-    count = torch.tensor([float(flag)], device=device())
-    dist.all_reduce(count)
-    return bool(count.item())
+    return any(gather_numbers(int(flag)))
 
 
 def gather_numbers(number: int) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.terminal import print_on_main
 
 MARKER = "complete.json"
@@ -88,24 +88,20 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object (names file and row).
     """
     opener = gzip.open if str(path).endswith(".gz") else open
+    place = path
     try:
         with opener(path, "rt", encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
+                place = f"{path}, row {number}"
                 if line.strip():
-                    place = f"{path}, row {number}"
-                    yield place, _json_object(line, place)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
-
-
-def _json_object(line: str, place: str) -> dict:
-    try:
-        value = json.loads(line)
+                    value = json.loads(line)
+                    kind = type(value).__name__
+                    refuse((not isinstance(value, dict), f"{place}: expected a JSON object, not {kind}"))
+                    yield place, value
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
-    return value
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
 
 
 @contextmanager
@@ -186,12 +182,10 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
         if checkpoint is None:
             print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
         return checkpoint
-    if not Path(wanted).is_dir():
-        raise UserError(
-            f"resume_from_checkpoint={wanted}: no such folder; `last` takes the newest checkpoint of the output folder"
-        )
-    if not Path(wanted, "trainer_state.json").is_file():
-        raise UserError(
-            f"resume_from_checkpoint={wanted}: it has no trainer_state.json, so it is no checkpoint of a training"
-        )
+    named, folder = f"resume_from_checkpoint={wanted}", Path(wanted)
+    no_state = not (folder / "trainer_state.json").is_file()
+    refuse(
+        (not folder.is_dir(), f"{named}: no such folder; `last` takes the newest checkpoint of the output folder"),
+        (no_state, f"{named}: it has no trainer_state.json, so it is no checkpoint of a training"),
+    )
     return str(wanted)

@@ -33,6 +33,7 @@ from soft_trainer.encoders.pooling import comparable, score
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profile, resolve_profile
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator
 from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets
@@ -43,7 +44,7 @@ from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training import preflight
-from soft_trainer.training.adapters import check_checkpoint, load_checkpoint_adapter
+from soft_trainer.training.adapters import load_checkpoint_adapter
 from soft_trainer.training.checkpoints import save_encoder, stoppable, whole_checkpoint
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
@@ -134,10 +135,9 @@ class SoftInfoNCETrainer(Trainer):
         self.resolve()
 
     def _bind_estimator(self) -> None:
-        """Shows the estimator the training rows and the encoder, which its default settings may depend on."""
-        if self.estimator_callback is not None:
-            encoder = Encoder(self.model, self.processing_class, self.encoder)
-            self.estimator_callback.bind(self.train_dataset, encoder)
+        """Shows the estimator the encoder, which its default settings may depend on."""
+        if isinstance(self.estimator, Estimator):
+            self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
     def add_callback(self, callback) -> None:
         """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
@@ -194,13 +194,8 @@ class SoftInfoNCETrainer(Trainer):
         return EpochDataLoader.for_training(batches, sampler, self.args)
 
     def prepare_rows(self) -> PreparedRows:
-        """Reads or mines own negatives, finds neighbours and fits the estimator if they need it."""
-        callback = self.estimator_callback
-        if callback is not None:
-            callback.begin()
+        """Fits the estimator, before a checkpoint is loaded, reads or mines own negatives, and finds neighbours."""
         self._prepared = prepare_rows(self)
-        if callback is not None:
-            callback.prepare(self._prepared.rows)
         return self._prepared
 
     def _train_batches(self) -> TrainBatches:
@@ -360,10 +355,7 @@ class SoftInfoNCETrainer(Trainer):
         super()._hp_search_setup(trial)
         self._bind_estimator()
         self.resolve()
-        preflight.check_evaluation(self)
-        check_checkpoint(self.model, self._checkpoint)
-        if self._checkpoint and self.estimator_callback is not None:
-            self.estimator_callback.check_resumed(self.state.global_step)
+        preflight.check_training(self, self._checkpoint)
         self.merging.begin(self, resumed=self._checkpoint is not None)
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()

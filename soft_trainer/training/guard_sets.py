@@ -37,7 +37,7 @@ class GuardSets:
 
     def measure(self) -> dict[str, float]:
         """Returns the MRR of every set with the encoder as it is now."""
-        return self._mrr(self._ranked())
+        return {each.name: mrr_of(each, self._ranked(each)) for each in self.sets}
 
     def outputs(self, system: str) -> dict[str, RetrievalOutput]:
         """Returns the rankings of every set before ("untrained") or after ("trained") training.
@@ -45,12 +45,13 @@ class GuardSets:
         The first call for a system ranks with the encoder as it is then; `forget` allows another.
         """
         if system not in self._outputs:
-            self._outputs[system] = self._ranked()
+            self._outputs[system] = {each.name: self._ranked(each) for each in self.sets}
         return self._outputs[system]
 
     def mrr(self, system: str) -> dict[str, float]:
         """Returns the MRR of every set before or after training."""
-        return self._mrr(self.outputs(system))
+        outputs = self.outputs(system)
+        return {each.name: mrr_of(each, outputs[each.name]) for each in self.sets}
 
     def forget(self, system: str) -> None:
         """Forgets the rankings of a system."""
@@ -68,11 +69,8 @@ class GuardSets:
                     "auto, or --distill_weight 0.3 with --estimator initial_model, or a lower --learning_rate"
                 )
 
-    def _ranked(self) -> dict[str, RetrievalOutput]:
-        return {each.name: self._predict(each.queries, each.codebase, each.name) for each in self.sets}
-
-    def _mrr(self, outputs: Mapping[str, RetrievalOutput]) -> dict[str, float]:
-        return {each.name: mrr_of(each, outputs[each.name]) for each in self.sets}
+    def _ranked(self, each: EvaluationSet) -> RetrievalOutput:
+        return self._predict(each.queries, each.codebase, each.name)
 
 
 def mrr_of(evaluation_set: EvaluationSet, output: RetrievalOutput) -> float:

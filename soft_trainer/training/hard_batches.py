@@ -47,7 +47,7 @@ class PreparedRows:
 
 
 def prepare_rows(trainer) -> PreparedRows:
-    """Reads or mines own negatives and finds neighbours, as the trainer's plan says; the estimator is fitted for it.
+    """Fits the estimator, reads or mines own negatives and finds neighbours, as the trainer's plan says.
 
     Raises:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
@@ -59,7 +59,7 @@ def prepare_rows(trainer) -> PreparedRows:
     if plan.loss.needs_similarity:
         check_code_only(estimator, len(rows) - len(dataset))
     mines = options.negatives_per_query > 0 and negatives is None
-    if estimator is not None and (mines or (similar and options.similar_by == "estimator")):
+    if estimator is not None:
         trainer.estimator_callback.fit(rows)
     if mines:
         count = max(options.negative_candidates, options.negatives_per_query, choice_of(options).ranks[1] or 0)

@@ -27,7 +27,7 @@ from soft_trainer.options.refused import FALLING
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
-from soft_trainer.training.adapters import check_adapter
+from soft_trainer.training.adapters import check_adapter, check_checkpoint
 from soft_trainer.training.building import model_name, pretrained_config
 from soft_trainer.training.hard_batches import COLUMN_NAME, check_negatives
 from soft_trainer.training.merging import AUTO, check_merging
@@ -64,7 +64,6 @@ def check_before_loading(
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], by_language(data.get("valid"), data_args.languages))
     check_merging(args, bool(data_args.guard), "valid" in data)
-    reads_encoder = any(isinstance(member, InitialModelEstimator) for member in members_of(estimator))
     refuse(
         (new and scratch, "lora_r: an encoder from scratch has no weights worth freezing; leave it out"),
         (
@@ -80,7 +79,7 @@ def check_before_loading(
             "early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example",
         ),
         (
-            scratch and reads_encoder,
+            scratch and _reads_initial_model(estimator),
             f"estimator=initial_model: with --from_scratch {scratch} the encoder starts at random, "
             "and so would the weights; use bm25, simcse or trained_model",
         ),
@@ -173,13 +172,21 @@ def check_trainer(trainer) -> None:
         check_adapter(trainer.model, args)
 
 
-def check_evaluation(trainer) -> None:
-    """Refuses evaluations that cannot be made during training, or at its end to choose a merge ratio.
+def check_training(trainer, checkpoint: str | None) -> None:
+    """Refuses a checkpoint that does not fit, and evaluations that cannot be made in or after the training.
 
     Raises:
-        UserError: no evaluation rows, no corpus for them, or a query whose url is not in it.
+        UserError: no evaluation rows, no corpus for them, or a query whose url is not in it; a checkpoint with another
+            adapter, or one to resume from where the estimator needs the encoder as it was before.
     """
-    args, sets = trainer.args, trainer.eval_dataset
+    args, sets, trained = trainer.args, trainer.eval_dataset, trainer.state.global_step > 0
+    refuse(
+        (
+            checkpoint and trained and _reads_initial_model(trainer.estimator),
+            "estimator=initial_model: this trainer has trained the encoder; resume with a new trainer",
+        )
+    )
+    check_checkpoint(trainer.model, checkpoint)
     for each in trainer.guards.sets:
         target_rows(each.queries, each.codebase, f"guards[{each.name!r}]")
     chooses = getattr(args, "merge_ratio", None) == AUTO
@@ -216,3 +223,7 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
         ),
     )
     add_padding_token(processing_class)
+
+
+def _reads_initial_model(estimator) -> bool:
+    return any(isinstance(member, InitialModelEstimator) for member in members_of(estimator))

@@ -81,9 +81,6 @@ def trainer_step(encoder_folder, long_profile, tmp_path):
             encoder=long_profile,
             callbacks=[EstimatorCallback(estimator)] if estimator else [],
         )
-        trainer.prepare_rows()
-        if estimator:
-            trainer.estimator_callback.on_train_begin(None, None, None)
         batch = next(iter(trainer.get_train_dataloader()))
         value = trainer.compute_loss(trainer.model, batch)
         value.backward()

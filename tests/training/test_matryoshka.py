@@ -68,7 +68,6 @@ def test_shortened_embeddings_are_normalised_anew_where_the_profile_normalises()
 def test_the_loss_is_the_sum_over_the_dimensions_with_shared_weights(trainer_of, dataset):
     trainer = trainer_of(**DIMS)
     trainer.model.eval()
-    trainer.estimator_callback.fit()
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     with torch.no_grad():
         loss = trainer.compute_loss(trainer.model, batch)
