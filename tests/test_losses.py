@@ -14,35 +14,33 @@ from soft_trainer.weights import negative_weights, positive_aware_weights
 ORACLE = json.loads((Path(__file__).parent / "oracle_losses.json").read_text())["cases"]
 
 
-def soft(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5):
+def soft(scores, similarity, positives=None, negatives=None, also=None, alpha=1.3, beta=0.7, temperature=0.5):
+    if also is not None:  # a right answer is no negative
+        negatives = ~also if negatives is None else negatives & ~also
     options = {"positives": positives, "negatives": negatives, "too_few": "uniform"}
-    return losses.soft_info_nce(scores, negative_weights(similarity, alpha, beta, temperature, **options), positives)
+    weights = negative_weights(similarity, alpha, beta, temperature, **options)
+    return losses.soft_info_nce(scores, weights, positives, also=also)
 
 
-def info(scores, similarity, positives=None, negatives=None, **_):
-    return losses.info_nce(scores, positives, negatives=negatives)
+def info(scores, similarity, positives=None, negatives=None, also=None, **_):
+    return losses.info_nce(scores, positives, negatives=negatives, also=also)
 
 
-def weighted(scores, similarity, positives=None, negatives=None, temperature=0.5, **_):
-    return losses.weighted_info_nce(scores, similarity, temperature, positives, negatives=negatives)
+def weighted(scores, similarity, positives=None, negatives=None, also=None, temperature=0.5, **_):
+    return losses.weighted_info_nce(scores, similarity, temperature, positives, negatives=negatives, also=also)
 
 
-def bce(scores, similarity, positives=None, negatives=None, temperature=0.5, **_):
-    return losses.binary_cross_entropy(scores, similarity, temperature, positives, negatives=negatives)
+def bce(scores, similarity, positives=None, negatives=None, also=None, temperature=0.5, **_):
+    return losses.binary_cross_entropy(scores, similarity, temperature, positives, negatives=negatives, also=also)
 
 
-def kl(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5):
+def kl(scores, similarity, positives=None, negatives=None, also=None, alpha=1.3, beta=0.7, temperature=0.5):
     # The published code weights InfoNCE by beta and the divergence by alpha; the paper's text does the opposite.
-    return losses.kl_regularized_info_nce(scores, similarity, temperature, beta, alpha, positives, negatives=negatives)
+    settings = temperature, beta, alpha, positives
+    return losses.kl_regularized_info_nce(scores, similarity, *settings, negatives=negatives, also=also)
 
 
-LOSSES = {
-    "info_nce": info,
-    "soft_info_nce": soft,
-    "weighted_info_nce": weighted,
-    "bce": bce,
-    "kl_regularization": kl,
-}
+LOSSES = {"info_nce": info, "soft_info_nce": soft, "weighted_info_nce": weighted, "bce": bce, "kl_regularization": kl}
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
 
@@ -223,30 +221,6 @@ def test_binary_cross_entropy_where_p_is_one(dtype):
     torch.testing.assert_close(gradient, torch.tensor([[-1.25, 2.0, -0.75]], dtype=dtype) / 3)
 
 
-def soft_with_also(scores, similarity, positives=None, negatives=None, also=None):
-    """Soft-InfoNCE whose weights come from the negatives that are not right answers."""
-    kept = (torch.ones_like(also) if negatives is None else negatives) & ~also
-    weights = negative_weights(similarity, 1.3, 0.7, 0.5, positives=positives, negatives=kept, too_few="uniform")
-    return losses.soft_info_nce(scores, weights, positives, also=also)
-
-
-WITH_ALSO = {
-    "info_nce": lambda scores, similarity, positives, negatives, also: losses.info_nce(
-        scores, positives, negatives=negatives, also=also
-    ),
-    "soft_info_nce": soft_with_also,
-    "weighted_info_nce": lambda scores, similarity, positives, negatives, also: losses.weighted_info_nce(
-        scores, similarity, 0.5, positives, negatives=negatives, also=also
-    ),
-    "bce": lambda scores, similarity, positives, negatives, also: losses.binary_cross_entropy(
-        scores, similarity, 0.5, positives, negatives=negatives, also=also
-    ),
-    "kl_regularization": lambda scores, similarity, positives, negatives, also: losses.kl_regularized_info_nce(
-        scores, similarity, 0.5, 0.7, 1.3, positives, negatives=negatives, also=also
-    ),
-}
-every_loss_with_also = pytest.mark.parametrize("name", WITH_ALSO)
-
 POSITIVES = torch.tensor([2, 0, 5, 7])
 # The first query has two further right answers, the second none, the third names its own code again.
 ALSO = torch.zeros(4, 9, dtype=torch.bool).index_put(
@@ -272,26 +246,26 @@ def loop_over_right_answers(loss, scores, similarity, positives, negatives, also
     return sum(means) / len(means)
 
 
-@every_loss_with_also
+@every_loss
 @pytest.mark.parametrize("masked", [False, True])
-def test_several_right_answers_against_a_plain_loop(name, masked):
+def test_several_right_answers_against_a_plain_loop(loss, masked):
     scores, similarity = batch(4, 9)
     # A mask may leave a right answer out of the negatives, as the mask of duplicates does.
     negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(5)) < 0.6 if masked else None
     scores.requires_grad_()
-    value = WITH_ALSO[name](scores, similarity, POSITIVES, negatives, ALSO)
-    expected = loop_over_right_answers(LOSSES[name], scores, similarity, POSITIVES, negatives, ALSO)
+    value = loss(scores, similarity, POSITIVES, negatives, ALSO)
+    expected = loop_over_right_answers(loss, scores, similarity, POSITIVES, negatives, ALSO)
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(loss, scores)[0] for loss in (value, expected)]
+    gradients = [torch.autograd.grad(each, scores)[0] for each in (value, expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
-    assert torch.autograd.gradcheck(lambda s: WITH_ALSO[name](s, similarity, POSITIVES, negatives, ALSO), scores)
+    assert torch.autograd.gradcheck(lambda s: loss(s, similarity, POSITIVES, negatives, ALSO), scores)
 
 
-@every_loss_with_also
-def test_no_further_right_answer_changes_nothing(name):
+@every_loss
+def test_no_further_right_answer_changes_nothing(loss):
     scores, similarity = batch(4, 9)
-    value = WITH_ALSO[name](scores, similarity, POSITIVES, None, torch.zeros(4, 9, dtype=torch.bool))
-    torch.testing.assert_close(value, LOSSES[name](scores, similarity, POSITIVES), rtol=0, atol=1e-14)
+    value = loss(scores, similarity, POSITIVES, None, torch.zeros(4, 9, dtype=torch.bool))
+    torch.testing.assert_close(value, loss(scores, similarity, POSITIVES), rtol=0, atol=1e-14)
 
 
 def test_weights_that_depend_on_the_right_answer_have_a_row_for_each_pair():

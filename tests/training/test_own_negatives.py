@@ -1,0 +1,254 @@
+"""Negatives of the rows' own through the trainer: mined, in a column or in a file, and which queries meet them."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch.nn.functional import normalize
+from trainings import SameLength, batches_of, fitted
+
+from soft_trainer import BM25Estimator, losses
+from soft_trainer.data.global_batches import GlobalRows
+from soft_trainer.data.negative_files import write_negatives
+from soft_trainer.data.negatives import Negatives
+from soft_trainer.data.tokens import SIDES
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.training.hard_batches import training_texts
+
+OWN = {"negatives_per_query": 2, "negative_candidates": 6}
+
+
+def bm25():
+    return BM25Estimator(document_column="code_tokens")
+
+
+def initial():
+    return InitialModelEstimator(cache_dir=None)
+
+
+def with_column(rows, values) -> Dataset:
+    return Dataset.from_list([row | {"negatives": value} for row, value in zip(rows, values, strict=True)])
+
+
+def met_by(batch, query: int) -> set[int]:
+    """Returns the rows of the codes that a query meets."""
+    return set(batch.code_rows[batch.negatives[query].numpy()].tolist())
+
+
+def check_loss(trainer, batch):
+    """Checks that the loss of a step is Soft-InfoNCE of the texts that the batch names."""
+    trainer.model.eval()
+    with torch.no_grad():
+        loss = trainer.compute_loss(trainer.model, batch)
+        tokens, collator = trainer._train_batches().tokens, trainer.data_collator
+        queries = trainer.embeddings(trainer.model, collator.side([tokens["query"][int(r)] for r in batch.rows]))
+        codes = trainer.embeddings(trainer.model, collator.side([tokens["code"][int(r)] for r in batch.code_rows]))
+    similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
+    weights = trainer.loss_settings.weights(similarity, batch.positives, batch.negatives)
+    assert (weights > 0).sum() == len(batch.rows) + batch.negatives.sum() - batch.negatives.diagonal().sum()
+    scores = 20 * normalize(queries) @ normalize(codes).T
+    expected = losses.soft_info_nce(scores.double(), weights.double())
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+# ---- Mined ----
+
+
+def test_mined_negatives_are_the_nearest_codes_and_meet_their_own_query(make_trainer):
+    trainer = fitted(make_trainer(initial(), negatives_per_query=2, negative_temperature=0.0))
+    similarity = trainer.estimator.similarity(range(24), range(24)).fill_diagonal_(-torch.inf)
+    nearest_two = similarity.argsort(1, descending=True)[:, :2].tolist()
+    for batch in batches_of(trainer):
+        number = len(batch.rows)
+        assert batch.code_rows[:number].tolist() == batch.rows.tolist() and len(batch.code_rows) > number
+        assert batch.negatives[:, :number].all()  # no duplicates here
+        for query, row in enumerate(batch.rows):
+            assert met_by(batch, query) == {*batch.rows, *nearest_two[row]}
+
+
+@pytest.mark.slow
+def test_an_estimator_without_vectors_mines_by_comparing_all_pairs_but_makes_no_clusters(make_trainer):
+    with pytest.raises(UserError, match="SameLength has no vectors"):
+        make_trainer(SameLength(), train_sampling_strategy="similar")
+    trainer = make_trainer(SameLength(), **OWN)
+    negatives = trainer.prepare_rows().own_negatives.negatives
+    lengths = trainer.estimator.lengths
+    for row in range(24):
+        away = (lengths - lengths[row]).abs()
+        away[row] = torch.inf
+        own = slice(negatives.starts[row], negatives.starts[row + 1])
+        assert away[negatives.codes[own]].sort().values.tolist() == away.sort().values[:6].tolist()
+    trainer.train()
+
+
+def test_own_negatives_may_meet_all_queries(make_trainer):
+    batch = batches_of(make_trainer(initial(), **OWN, negatives_meet="all"))[0]
+    assert len(batch.code_rows) > 8 and (batch.negatives is None or batch.negatives.all())
+
+
+def test_draws_change_with_the_epoch_alone_also_in_data_workers(make_trainer):
+    drawn = []
+    for workers in (0, 1):
+        trainer = fitted(make_trainer(initial(), **OWN, dataloader_num_workers=workers))
+        drawn.append([[b.code_rows.tolist() for b in batches_of(trainer, epoch)] for epoch in range(2)])
+    assert drawn[0] == drawn[1]
+    batches = trainer._train_batches()
+    drawn = [batches.__getitems__(GlobalRows(range(8), epoch)).code_rows.tolist() for epoch in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+# ---- In a column or a file ----
+
+
+def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, rows, tokenizer):
+    further = "def unrelated(thing): return thing.fly()"
+    values = [[rows[5]["url"], further], None, [], [rows[0]["url"]], *[[further]] * 4]
+    trainer = fitted(make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=2))
+    [batch] = batches_of(trainer)
+    assert batch.code_rows.tolist()[8:] == [8]  # urls of rows of the batch add no column
+    assert [bool(batch.negatives[place, 8]) for place in np.argsort(batch.rows)] == [True, *[False] * 3, *[True] * 4]
+    tokens = trainer._train_batches().tokens["code"][8]
+    assert further.replace(" ", "") in tokenizer.decode(tokens).replace(" ", "")
+    check_loss(trainer, batch)
+
+
+def test_a_file_of_negatives_is_read(make_trainer, dataset, profile, tmp_path):
+    codes = np.array([(row + 12) % 24 for row in range(23)] + [24])
+    further = [{"code": "def further(): pass", "url": "https://example.org/x"}]
+    scores, own = np.full(24, 0.5, np.float32), np.ones(24, np.float32)
+    negatives = Negatives(np.arange(0, 25), codes, scores, own, further)
+    write_negatives(tmp_path / "negatives.jsonl.gz", negatives, training_texts(dataset, profile), "test")
+    options = {"negatives": str(tmp_path / "negatives.jsonl.gz"), "negatives_per_query": 1}
+    trainer = fitted(make_trainer(bm25(), **options))
+    for batch in batches_of(trainer):
+        for query, row in enumerate(batch.rows):
+            assert met_by(batch, query) == {*batch.rows, codes[row]}
+    check_loss(trainer, batch)
+    with pytest.raises(UserError, match="made for other rows"):
+        make_trainer(bm25(), dataset.select(range(1, 24)), **options).train()
+
+
+def test_a_duplicate_that_a_query_does_not_meet_is_no_right_answer(make_trainer, rows):
+    # Row 1's own negative is row 9, which has the query of row 0. Row 0 does not meet it.
+    twin = rows[9] | {"docstring": rows[0]["docstring"], "docstring_tokens": rows[0]["docstring_tokens"]}
+    chosen = with_column([*rows[:9], twin], [None, [twin["url"]], *[None] * 8])
+    options = {"negatives_per_query": 1, "duplicates": "positives", "alpha": 0.5}
+    own, everybody = (
+        make_trainer(bm25(), chosen, negatives_meet=meet, **options)._train_batches().__getitems__([0, 1, 2])
+        for meet in ("own", "all")
+    )
+    assert own.code_rows.tolist() == [0, 1, 2, 9]
+    assert own.negatives[:, 3].tolist() == [False, True, False]
+    assert own.also is None and own.duplicates == 0
+    assert everybody.also.nonzero().tolist() == [[0, 3]]
+
+
+def test_other_strategies_leave_code_only_rows_alone(make_trainer, rows):
+    column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
+    for strategy in ("no_duplicates", "group_by_length", "one_language", "similar"):
+        options = {"per_device_train_batch_size": 4, "negatives_per_query": 1, "alpha": 0.5, "group_size": 2}
+        batches = batches_of(make_trainer(bm25(), column, train_sampling_strategy=strategy, **options))
+        assert sorted(row for batch in batches for row in batch.rows) == list(range(8))
+        assert all(batch.code_rows[-1] == 8 for batch in batches)
+
+
+# ---- On two processes ----
+
+
+@pytest.mark.parametrize("gather", [True, False])
+@pytest.mark.parametrize("meet", ["own", "all"])
+def test_two_processes_have_the_columns_of_one(make_trainer, gather, meet):
+    trainer = make_trainer(initial(), **OWN, weighting="positive_aware", negatives_meet=meet)
+    rows, whole = list(range(3, 12)), fitted(trainer)._train_batches()
+    shares = []
+    for rank in range(2):
+        share = copy.copy(whole)
+        share.rank, share.world_size, share.gather = rank, 2, gather
+        shares.append(share.__getitems__(rows))
+    alone = [whole.__getitems__(rows)] if gather else [whole.__getitems__(rows[:5]), whole.__getitems__(rows[5:])]
+
+    def met(batch) -> dict:
+        shape = len(batch.rows), len(batch.code_rows)
+        mask = np.ones(shape, bool) if batch.negatives is None else batch.negatives.numpy()
+        weights = batch.loss_inputs["weights"]
+        return {
+            row: {
+                int(code): (mask[query, column], pytest.approx(weights[query, column].item(), abs=1e-6))
+                for column, code in enumerate(batch.code_rows)
+            }
+            for query, row in enumerate(batch.rows.tolist())
+        }
+
+    assert met(shares[0]) | met(shares[1]) == {row: codes for batch in alone for row, codes in met(batch).items()}
+    for batch in shares:
+        start = batch.code_sizes[0] if gather and batch is shares[1] else 0
+        assert batch.positives.tolist() == list(range(start, start + len(batch.rows)))
+        assert batch.code_rows[batch.positives].tolist() == batch.rows.tolist()
+    for side in SIDES:  # as many forward passes on each process
+        assert len({len(getattr(batch, side).chunks) for batch in shares}) == 1
+    assert sum(shares[0].code_sizes) == (len(shares[0].code_rows) if gather else sum(len(b.code_rows) for b in shares))
+
+
+# ---- Bad input ----
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"negatives_per_query": 1, "negative_max_score": -1000.0}, "none of .* is left by negative_max_score"),
+        ({"negatives_per_query": 24}, "negatives_per_query=24: no row has more than"),
+    ],
+)
+def test_what_the_rows_do_not_allow_is_refused_before_the_first_step(make_trainer, options, says):
+    with pytest.raises(UserError, match=says):
+        make_trainer(initial(), **options).train()
+
+
+def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
+    values = [*[None] * 5, ["https://example.org/nowhere"], *[None] * 2]
+    with pytest.raises(UserError, match="row 6: .*https://example.org/nowhere"):
+        make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=1).train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [BM25Estimator, lambda: MixtureEstimator([BM25Estimator(), bm25()])])
+def test_codes_without_a_query_need_an_estimator_that_reads_codes(make_trainer, rows, estimator):
+    column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
+    options = {"negatives_per_query": 1, "num_train_epochs": 1}
+    with pytest.raises(UserError, match=r"not training rows \(1 of them\) have no query, but BM25Estimator"):
+        make_trainer(estimator(), column, **options).train()
+    make_trainer(estimator(), column, loss="info_nce", **options).train()
+    make_trainer(MixtureEstimator([bm25(), initial()]), column, **options).train()
+
+
+# ---- The script ----
+
+
+@pytest.mark.slow
+def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_path):
+    further = "def further(x): return x.away()"
+    train = [row | {"negatives": further if number % 2 else [rows[0]["url"]]} for number, row in enumerate(rows[:8])]
+    common = {"data_dir": write_folder(train=train), "language": "python", "use_cpu": True, "max_steps": 1}
+    common |= {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "lexical": False}
+    common |= {"per_device_train_batch_size": 8, "model_card": False, "output_dir": tmp_path / "run", "examples": 0}
+    weights = {"weighting": "positive_aware", "margin": 0.5, "duplicates": "positives"}
+    code, said = script(**common, **weights, bm25_document_column="code_tokens", negatives_per_query=1)
+    assert code == 0, said
+    assert any(line.startswith("own negatives: 0.9 candidates a row, 1 of 8 rows") for line in said)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["options"]["negatives_per_query"] == record["training"]["negatives_per_query"] == 1
+    assert record["training"]["duplicates"] == "positives"
+    names = ("loss", "weighting", "margin", "temperature")
+    assert [record["loss"][name] for name in names] == ["soft_info_nce", "positive_aware", 0.5, 1.0]
+    assert "alpha" not in record["loss"]
+    for options, says in (
+        ({"negatives_per_query": 1}, "not training rows"),
+        ({"negatives_per_query": 3, "bm25_document_column": "code_tokens"}, "no row has more than 1"),
+    ):
+        code, said = script(**common, **options, overwrite=True)
+        assert code == 2 and says in said[-1] and not any("training" in line for line in said[:-1])

@@ -1,0 +1,49 @@
+"""Trainings as tests make and compare them."""
+
+import copy
+
+import torch
+
+
+def still(model):
+    """Returns a copy of an encoder in float64 and without dropout, so that all ways of a computation agree."""
+    model = copy.deepcopy(model).double()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def losses_of(trainer) -> list[float]:
+    """Returns the logged losses."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def check_weights(found, expected, atol: float = 0.0) -> None:
+    """Compares weights by name; to the bit without a tolerance."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=atol, rtol=0, msg=name)
+
+
+def fitted(trainer):
+    """Returns the trainer as it is when a training begins."""
+    trainer.prepare_rows()
+    return trainer
+
+
+def batches_of(trainer, epoch: int = 0) -> list:
+    """Returns the batches of an epoch."""
+    loader = trainer.get_train_dataloader()
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+class SameLength:
+    """An estimator of ones own: queries of like length are similar."""
+
+    def fit(self, dataset):
+        self.lengths = torch.tensor([float(len(tokens)) for tokens in dataset["docstring_tokens"]])
+
+    def similarity(self, query_rows, code_rows):
+        return -(self.lengths[query_rows][:, None] - self.lengths[code_rows][None, :]).abs()
