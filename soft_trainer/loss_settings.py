@@ -12,6 +12,7 @@ from soft_trainer import losses
 from soft_trainer.weights import (
     cancel_above_ratio,
     cancel_top_k,
+    checked_similarity,
     negative_weights,
     positive_aware_weights,
     smallest_batch,
@@ -144,6 +145,27 @@ class LossSettings:
             loss = loss + self.distill_weight * divergence
         return loss
 
+    def weigh(
+        self, estimator, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Computes what `loss_inputs` returns from training rows, on the device of `positives`.
+
+        Args:
+            estimator: an object with `similarity(query_rows, code_rows)`.
+            query_rows, code_rows: int64[B] and int64[N].
+            positives: LongTensor[B], column of each query's own code.
+            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
+
+        Returns:
+            Keyword arguments for `__call__`, Tensor[B, N] in float32: float64 would double what a data worker sends,
+            and some devices do not support it.
+        """
+        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
+        similarity = checked_similarity(estimator, *rows).to(positives.device)
+        with torch.no_grad():
+            inputs = self.loss_inputs(similarity, positives, negatives)
+        return {name: tensor.float() for name, tensor in inputs.items()}
+
     def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
         """Computes the weights (or similarities) that the loss needs, before the scores are known.
 
@@ -176,13 +198,5 @@ class LossSettings:
         """Computes w_ij, Tensor[B, N]; a query with too few negatives for Eq. 4 (a short batch) gets weights of 1."""
         if self.weighting == "positive_aware":
             return positive_aware_weights(similarity, self.margin, self.temperature, positives, negatives)
-        return negative_weights(
-            similarity,
-            self.alpha,
-            self.beta,
-            self.temperature,
-            self.floor,
-            positives,
-            negatives,
-            too_few="uniform",
-        )
+        settings = self.alpha, self.beta, self.temperature, self.floor
+        return negative_weights(similarity, *settings, positives, negatives, too_few="uniform")

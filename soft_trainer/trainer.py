@@ -7,6 +7,7 @@ Every process runs all of it on its share: of a global batch, of the texts to en
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 
@@ -52,7 +53,6 @@ from soft_trainer.training.guard_sets import GuardSets
 from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
 from soft_trainer.training.merging import MergeAtEnd
 from soft_trainer.training.messages import banner, use_lines, warnings_of
-from soft_trainer.weights import Weigher
 
 Corpora = Dataset | dict[str, Dataset] | None
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
@@ -156,7 +156,7 @@ class SoftInfoNCETrainer(Trainer):
             UserError: settings that cannot work.
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
-        self.weigher = Weigher(self.plan.loss, self.estimator)
+        self.weigher = functools.partial(self.plan.loss.weigh, self.estimator)
         preflight.check_trainer(self)
 
     @property

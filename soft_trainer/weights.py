@@ -4,43 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Weigher:
-    """Turns rows of the training set into the weights (or similarities) of a batch.
-
-    Data workers and the training step use the same object. It can be pickled if the estimator can.
-
-    Args:
-        loss_settings: a `LossSettings`, whose `loss_inputs` turns similarities into weights.
-        estimator: an object with `similarity(query_rows, code_rows)`.
-    """
-
-    loss_settings: object
-    estimator: object
-
-    def __call__(self, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
-        """Computes `weights` or `similarity` of B queries against N codes, on the device of `positives`.
-
-        Args:
-            query_rows, code_rows: training rows, int64[B] and int64[N].
-            positives: LongTensor[B], column of each query's own code.
-            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
-
-        Returns:
-            Keyword arguments for `LossSettings.__call__`, Tensor[B, N] in float32: float64 would double what a
-            worker sends, and some devices do not support it.
-        """
-        rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
-        similarity = checked_similarity(self.estimator, *rows).to(positives.device)
-        with torch.no_grad():
-            inputs = self.loss_settings.loss_inputs(similarity, positives, negatives)
-        return {name: tensor.float() for name, tensor in inputs.items()}
 
 
 def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:

@@ -273,3 +273,15 @@ def trainer_of(model, dataset, tokenizer, profile, tmp_path):
         return (kind or SoftInfoNCETrainer)(**given | (arguments or {}))
 
     return make
+
+
+@pytest.fixture
+def train(trainer_of):
+    """Makes a trainer as `trainer_of` does, trains, and returns it."""
+
+    def run(**options):
+        trainer = trainer_of(**options)
+        trainer.train()
+        return trainer
+
+    return run

@@ -89,19 +89,11 @@ def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "argv, words",
-    [
-        (["--langauge", "ruby"], ["--langauge", "'language'"]),
-        (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
-        (["--language", "perl", "--from_scratch", "32x1"], ["'perl'", "ruby, python, java, javascript, php, go"]),
-    ],
-)
-def test_an_error_is_one_line_and_exit_code_2(tmp_path, argv, words):
-    found = start(*argv, folder=tmp_path)
+def test_an_error_is_one_line_and_exit_code_2(tmp_path):
+    found = start("--langauge", "ruby", folder=tmp_path)
     assert found.returncode == 2 and found.stdout == ""
     [line] = found.stderr.splitlines()
-    assert line.startswith("error: ") and all(word in line for word in words)
+    assert line.startswith("error: ") and "--langauge" in line and "'language'" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,17 +261,9 @@ def test_the_default_output_folder_says_what_was_trained(script, data_dir, tmp_p
 
 @pytest.mark.slow
 def test_evaluation_each_epoch_keeps_the_best_model_and_can_stop_early(script, data_dir, tmp_path):
-    options = TINY | {
-        "data_dir": data_dir,
-        "output_dir": tmp_path / "out",
-        "eval_strategy": "epoch",
-        "load_best_model_at_end": "true",
-        "early_stopping_patience": 1,
-        "num_train_epochs": 20,
-        "learning_rate": 1e-9,
-        "lexical": "false",
-    }
-    code, lines = script(**options)
+    options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "num_train_epochs": 20, "lexical": "false"}
+    options |= {"eval_strategy": "epoch", "load_best_model_at_end": "true", "early_stopping_patience": 1}
+    code, lines = script(**options | {"learning_rate": 1e-9})
     assert code == 0, lines
     state = json.loads((tmp_path / "out/trainer_state.json").read_text())
     evaluated = [entry["eval_mrr"] for entry in state["log_history"] if "eval_mrr" in entry]
@@ -290,25 +274,7 @@ def test_evaluation_each_epoch_keeps_the_best_model_and_can_stop_early(script, d
 
 
 @pytest.mark.slow
-def test_several_languages_train_together_and_are_measured_apart(script, folder, tmp_path):
-    for language in ("ruby", "go"):
-        for split in ("train", "valid", "test", "codebase"):
-            own = rows_of(folder, split)
-            changed = [row | {"url": f"{language}/{row['url']}", "language": language} for row in own]
-            (tmp_path / language).mkdir(exist_ok=True)
-            write(tmp_path / language, split, changed)
-    options = {"language": "ruby,go", "data_dir": tmp_path / "{language}", "train_sampling_strategy": "one_language"}
-    code, _ = script(**(TINY | options), max_steps=2, do_eval="false", do_train="true", do_predict="true")
-    assert code == 0
-    (found,) = (tmp_path / "outputs").glob("*/run.json")
-    record = json.loads(found.read_text())
-    assert record["languages"] == ["ruby", "go"]
-    assert set(record["results"]) == {"test-ruby", "test-go"}
-    assert record["results"]["test-go"]["trained"]["pool_size"] == 24
-
-
-@pytest.mark.slow
-def test_the_metric_that_chooses_is_the_mean_of_those_that_are_reported(script, folder, tmp_path):
+def test_several_languages_train_together_are_measured_apart_and_their_mean_chooses(script, folder, tmp_path):
     for language in ("ruby", "go"):
         (tmp_path / language).mkdir()
         for split in ("train", "valid", "test", "codebase"):
@@ -319,11 +285,15 @@ def test_the_metric_that_chooses_is_the_mean_of_those_that_are_reported(script, 
             changed = [row | {"url": f"{language}/{row['url']}", "language": language} for row in own]
             write(tmp_path / language, split, changed)
     options = TINY | {"language": "ruby,go", "data_dir": tmp_path / "{language}", "output_dir": tmp_path / "out"}
-    options |= {"eval_strategy": "epoch", "load_best_model_at_end": "true", "do_predict": "false", "do_eval": "true"}
-    code, lines = script(**options, do_train="true", lexical="false")
+    options |= {"train_sampling_strategy": "one_language", "eval_strategy": "epoch", "load_best_model_at_end": "true"}
+    code, lines = script(**options, lexical="false")
     assert code == 0, lines
     state = json.loads((tmp_path / "out/trainer_state.json").read_text())
-    results = json.loads((tmp_path / "out/run.json").read_text())["results"]
+    record = json.loads((tmp_path / "out/run.json").read_text())
+    results = record["results"]
+    assert record["languages"] == ["ruby", "go"]
+    assert set(results) == {"valid-ruby", "valid-go", "test-ruby", "test-go"}
+    assert results["test-ruby"]["trained"]["pool_size"] == 24
     reported = [results[f"valid-{language}"]["trained"] for language in ("ruby", "go")]
     assert [metrics["pool_size"] for metrics in reported] == [24, 16]
     assert state["best_metric"] == pytest.approx(sum(metrics["mrr"] for metrics in reported) / 2, abs=1e-9)

@@ -30,7 +30,6 @@ from soft_trainer.sentence_transformers.estimator import SentenceTransformerEsti
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.hard_batches import check_code_only
-from soft_trainer.weights import Weigher
 
 # Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
 OPTIONS = (*(field.name for field in fields(LossSettings)), "duplicates", "negatives_meet")
@@ -168,8 +167,8 @@ class SoftInfoNCELoss(nn.Module):
         )
         inputs = {}
         if self.loss_settings.needs_similarity:
-            weigher = Weigher(self.loss_settings, self.estimator)
-            inputs = weigher(columns.rows[block], columns.code_rows, positives, negatives)
+            rows = columns.rows[block], columns.code_rows
+            inputs = self.loss_settings.weigh(self.estimator, *rows, positives, negatives)
         loss = self.loss_settings(self._scores(queries, codes), positives, negatives=negatives, also=also, **inputs)
         # Gradients are averaged over processes: with this factor they are those of one process on the global batch.
         return loss * (len(queries) * len(sizes) / sum(sizes))

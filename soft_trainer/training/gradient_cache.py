@@ -15,8 +15,6 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.batches import Batch
-from soft_trainer.data.collator import Side
-from soft_trainer.data.tokens import SIDES
 
 Encode = Callable[[dict], Tensor]
 
@@ -63,39 +61,22 @@ def cached_backward(
     Returns:
         The loss, a scalar without graph.
     """
-    sides = {side: getattr(batch, side) for side in SIDES}
-    embedded = {side: _embed(encode, inputs) for side, inputs in sides.items()}
-    leaves = {side: embeddings.requires_grad_() for side, (embeddings, _) in embedded.items()}
-    queries, local_codes = (leaves[side][sides[side].order] for side in SIDES)
-    codes = distributed.gather_with_gradient(local_codes, batch.code_sizes) if gathers else local_codes
+    chunks, parts, states = [*batch.query.chunks, *batch.code.chunks], [], []
+    with torch.no_grad():
+        for chunk in chunks:
+            states.append(RandomState(chunk["input_ids"].device))
+            parts.append(encode(chunk).requires_grad_())
+    first = len(batch.query.chunks)
+    queries = torch.cat(parts[:first])[batch.query.order]
+    codes = torch.cat(parts[first:])[batch.code.order]
+    codes = distributed.gather_with_gradient(codes, batch.code_sizes) if gathers else codes
     total = loss_in_blocks(queries, codes, loss_of, backward, block_size)
-    chunks = [
-        (chunk, state, gradient)
-        for side, (_, states) in embedded.items()
-        for chunk, state, gradient in zip(
-            sides[side].chunks,
-            states,
-            leaves[side].grad.split([len(chunk["input_ids"]) for chunk in sides[side].chunks]),
-            strict=True,
-        )
-    ]
-    for place, (chunk, state, gradient) in enumerate(chunks):
-        last = place == len(chunks) - 1
-        with contextlib.nullcontext() if last else no_sync(), state.again():
+    for place, (chunk, part, state) in enumerate(zip(chunks, parts, states, strict=True), 1):
+        with contextlib.nullcontext() if place == len(chunks) else no_sync(), state.again():
             embeddings = encode(chunk)
             # The gradient carries the scale of the loss already, so it is not scaled again.
-            embeddings.backward(gradient.to(embeddings.dtype))
+            embeddings.backward(part.grad.to(embeddings.dtype))
     return total
-
-
-def _embed(encode: Encode, side: Side) -> tuple[Tensor, list[RandomState]]:
-    """Returns embeddings of every chunk without a graph, and the random state that each began with."""
-    parts, states = [], []
-    with torch.no_grad():
-        for chunk in side.chunks:
-            states.append(RandomState(chunk["input_ids"].device))
-            parts.append(encode(chunk))
-    return torch.cat(parts), states
 
 
 def loss_in_blocks(

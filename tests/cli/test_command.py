@@ -1,7 +1,6 @@
 """The program `soft-trainer`: its commands, its errors for wrong ones, and how fast it starts."""
 
 import errno
-import gc
 import importlib
 import json
 import os
@@ -30,7 +29,6 @@ def in_a_process(code: str) -> str:
 
 def error_of(words: list[str], monkeypatch, capsys) -> str:
     """The one line that a command prints before it exits with code 2."""
-    monkeypatch.setattr(gc, "disable", lambda: None)  # the process of the tests lives on
     monkeypatch.setattr(sys, "argv", ["soft-trainer", *words])
     with pytest.raises(SystemExit) as stopped:
         main()

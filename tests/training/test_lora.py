@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from trainings import check_weights, still
 
 from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter, save_adapter
 from soft_trainer.encoders.loading import load_encoder, load_model
@@ -48,26 +49,11 @@ def train(trainer_of, adapted):
     return run
 
 
-def check_equal(first, second, **tolerance):
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        if tolerance:
-            torch.testing.assert_close(second[name], tensor, **tolerance, msg=name)
-        else:
-            assert torch.equal(second[name], tensor), name
-
-
 def test_only_the_adapter_learns(train, base, profile):
     trainer = train(weight_decay=0.1)
-    before = load_model(base, profile).state_dict()
-    weights = trainer.model.state_dict()
-    for name, tensor in before.items():
-        assert torch.equal(
-            weights.get(
-                name, weights.get(name.replace("query.", "query.base_layer.").replace("value.", "value.base_layer."))
-            ),
-            tensor,
-        ), name
+    weights = {name.replace("base_layer.", ""): tensor for name, tensor in trainer.model.state_dict().items()}
+    for name, tensor in load_model(base, profile).state_dict().items():
+        assert torch.equal(weights[name], tensor), name
     for name, tensor in adapter_state(trainer.model).items():
         assert tensor.any(), name
     assert sum(len(group["params"]) for group in trainer.optimizer.param_groups) == len(adapter_state(trainer.model))
@@ -80,42 +66,29 @@ def test_a_resumed_run_is_exact_to_the_bit(train, adapted, tmp_path):
     checkpoint = tmp_path / "out" / "checkpoint-2"
     assert (checkpoint / "adapter_config.json").is_file() and not (checkpoint / "model.safetensors").exists()
     resumed = train(model=adapted(seed=7), resume=str(checkpoint), **options)
-    check_equal(adapter_state(whole.model), adapter_state(resumed.model))
+    check_weights(adapter_state(whole.model), adapter_state(resumed.model))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"gradient_cache_chunk_size": 3}, {"gradient_checkpointing": True}], ids=str)
 def test_less_memory_changes_no_gradient(train, adapted, options):
-    models = [adapted(lora_dropout=0.0) for _ in range(2)]
-    for module in (*models[0].modules(), *models[1].modules()):
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    models = [still(adapted(lora_dropout=0.0)) for _ in range(2)]
     expected, trainer = (
         train(each, max_steps=2, optim="sgd", **more) for each, more in zip(models, ({}, options), strict=True)
     )
     assert any(tensor.any() for name, tensor in adapter_state(trainer.model).items() if "lora_B" in name)
-    check_equal(adapter_state(expected.model), adapter_state(trainer.model), atol=1e-5, rtol=0)
+    check_weights(adapter_state(trainer.model), adapter_state(expected.model), atol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_best_model_is_loaded_at_the_end(train, tmp_path):
-    trainer = train(
-        max_steps=4,
-        learning_rate=1.0,
-        save_strategy="steps",
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_total_limit=None,
-        load_best_model_at_end=True,
-    )
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = train(max_steps=4, learning_rate=1.0, save_total_limit=None, load_best_model_at_end=True, **options)
     best = Path(trainer.state.best_model_checkpoint)
     assert best.parent == tmp_path / "out"
     saved = load_file(best / "adapter_model.safetensors")
-    check_equal(
-        {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()},
-        adapter_state(trainer.model),
-    )
+    saved = {name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}
+    check_weights(adapter_state(trainer.model), saved)
 
 
 @pytest.mark.slow
@@ -160,7 +133,7 @@ def test_an_adapter_folder_is_trained_on(train, base, profile, tmp_path):
     first = train()
     first.save_model(tmp_path / "first")
     model = load_model(tmp_path / "first", profile)
-    check_equal(adapter_state(first.model), adapter_state(model))
+    check_weights(adapter_state(first.model), adapter_state(model))
     second = train(model)
     assert not torch.equal(*(next(iter(adapter_state(t.model).values())) for t in (first, second)))
 
@@ -179,7 +152,7 @@ def test_dora_is_trained_and_saved(train, base, profile, tmp_path):
     model.add_adapter(LoraConfig(r=2, target_modules=["query"], use_dora=True))
     trainer = train(model, max_steps=1)
     trainer.save_model()
-    check_equal(adapter_state(trainer.model), adapter_state(load_model(tmp_path / "out", profile)))
+    check_weights(adapter_state(trainer.model), adapter_state(load_model(tmp_path / "out", profile)))
 
 
 def test_a_checkpoint_with_other_settings_is_refused(adapted, tmp_path):

@@ -1,6 +1,5 @@
 """Matryoshka embeddings: the loss, its gradients and the metrics by each number of dimensions."""
 
-import copy
 import json
 from pathlib import Path
 
@@ -24,31 +23,22 @@ def test_dims_are_read_and_sorted():
     assert parse_dims("64, 768,256") == parse_dims([256, 768, 64]) == (768, 256, 64)
 
 
-@pytest.mark.parametrize("dims", [16, [8.7], 8.0])
-def test_dims_of_a_wrong_type(dims):
-    with pytest.raises(UserError, match="must be different whole numbers"):
+@pytest.mark.parametrize("dims", [16, [8.7], 8.0, "768,x", "768,0", "64,64", ""])
+def test_dims_that_cannot_be(dims):
+    with pytest.raises(UserError) as error:
         parse_dims(dims)
+    assert str(error.value).startswith(f"matryoshka_dims={dims}: must be different whole numbers")
 
 
-@pytest.mark.parametrize("dim", ["8", 2.5, True])
-def test_a_cut_of_a_wrong_type(dim):
+@pytest.mark.parametrize("dim", ["8", 2.5, True, 33, 0])
+def test_a_cut_that_cannot_be(dim):
     with pytest.raises(UserError, match="truncate_dim=.*: must be a whole number from 1 to 32"):
         check_dims([dim], 32, "truncate_dim")
-
-
-@pytest.mark.parametrize("dims", ["768,x", "768,0", "64,64", ""])
-def test_dims_that_cannot_be(dims, trainer_of):
-    with pytest.raises(UserError, match=f"matryoshka_dims={dims}: must be different whole numbers"):
-        trainer_of(matryoshka_dims=dims)
 
 
 def test_dims_above_the_hidden_size(trainer_of):
     with pytest.raises(UserError, match="matryoshka_dims=64: must be a whole number from 1 to 32"):
         trainer_of(matryoshka_dims="64,16")
-    with pytest.raises(UserError, match="truncate_dim=33"):
-        check_dims([33], 32, "truncate_dim")
-    with pytest.raises(UserError, match="truncate_dim=0: must be a whole number from 1 to 32"):
-        check_dims([0], 32, "truncate_dim")
 
 
 def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
@@ -87,29 +77,6 @@ def test_weights_are_computed_once_a_step(trainer_of, monkeypatch):
     monkeypatch.setattr(callback.estimator, "similarity", lambda *rows: calls.append(1) or similarity(*rows))
     trainer.train()
     assert len(calls) == 2
-
-
-def without_dropout(model):
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-
-
-@pytest.mark.slow
-def test_gradient_caching_changes_no_gradient(trainer_of, _model):
-    weights = []
-    for chunk in (None, 3):
-        arguments = {"model": copy.deepcopy(_model)}
-        trainer = trainer_of(
-            **DIMS, gradient_cache_chunk_size=chunk, arguments=arguments, optim="sgd", learning_rate=0.1
-        )
-        without_dropout(trainer.model)
-        trainer.train()
-        weights.append(trainer.model.state_dict())
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, atol=1e-5, rtol=0, msg=name)
-    moved = weights[0]["embeddings.LayerNorm.bias"] - _model.state_dict()["embeddings.LayerNorm.bias"]
-    assert moved.abs().max() > 1e-4
 
 
 def test_evaluation_measures_every_number_of_dimensions(trainer_of, dataset, tmp_path):

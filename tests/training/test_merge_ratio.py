@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from trainings import check_weights
 
 from soft_trainer import UserError, merge_encoders
 from soft_trainer.encoders.adapters import adapter_state, add_lora
@@ -20,39 +21,32 @@ def weights_of(folder):
     return load_file(folder / "model.safetensors")
 
 
-def check_close(found, expected, atol=1e-6):
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=name)
-
-
 def guards_of(dataset):
     return {"human": (dataset.select(range(6)), dataset)}
 
 
-def test_the_end_is_merged_and_the_unmerged_weights_are_kept(trainer_of, model, tokenizer, profile, tmp_path):
+def test_the_end_is_merged_and_the_unmerged_weights_are_kept(train, model, tokenizer, profile, tmp_path):
     base = export_encoder(model, tokenizer, profile, tmp_path / "base")
-    trainer = trainer_of(merge_ratio=0.25, **FAST)
-    trainer.train()
+    trainer = train(merge_ratio=0.25, **FAST)
     trainer.save_model()
     out = tmp_path / "out"
     before, after = weights_of(base), weights_of(out / "unmerged")
     assert not torch.allclose(after["embeddings.word_embeddings.weight"], before["embeddings.word_embeddings.weight"])
-    check_close(weights_of(out), interpolate(before, [after], 0.25))
+    check_weights(weights_of(out), interpolate(before, [after], 0.25), atol=1e-6)
     again = merge_encoders(base, [out / "unmerged"], 0.25, tmp_path / "again")  # no training needed
-    check_close(weights_of(again), weights_of(out))
+    check_weights(weights_of(again), weights_of(out), atol=1e-6)
     assert trainer.merging.record["ratio"] == 0.25
 
 
-def test_a_later_run_into_the_same_folder_leaves_no_unmerged_weights_of_an_earlier_one(trainer_of, model, tmp_path):
-    trainer_of(merge_ratio=0.25, **FAST).train()
+def test_a_later_run_into_the_same_folder_leaves_no_unmerged_weights_of_an_earlier_one(train, tmp_path):
+    train(merge_ratio=0.25, **FAST)
     assert (tmp_path / "out" / "unmerged").is_dir()
-    trainer_of(**FAST).train()
+    train(**FAST)
     assert not (tmp_path / "out" / "unmerged").exists()
 
 
-def test_a_ratio_of_nothing_is_named(trainer_of, capsys):
-    trainer_of(merge_ratio=0).train()
+def test_a_ratio_of_nothing_is_named(train, capsys):
+    train(merge_ratio=0)
     assert "warning: this is the encoder before training" in capsys.readouterr().err
 
 
@@ -67,18 +61,17 @@ def test_checkpoints_are_unmerged_and_a_resumed_run_ends_with_the_same_weights(
     trainer.train()
     merged = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     out = tmp_path / "out"
-    check_close(weights_of(out / "checkpoint-4"), weights_of(out / "unmerged"))
+    check_weights(weights_of(out / "checkpoint-4"), weights_of(out / "unmerged"), atol=1e-6)
     if new_trainer:
         model.load_state_dict(start)
         trainer = trainer_of(**options)
     trainer.train(resume_from_checkpoint=str(out / "checkpoint-2"))
-    check_close(trainer.model.state_dict(), merged)
+    check_weights(trainer.model.state_dict(), merged, atol=1e-6)
 
 
-def test_auto_takes_the_ratio_that_the_rule_takes(trainer_of, model, dataset, capsys):
+def test_auto_takes_the_ratio_that_the_rule_takes(train, model, dataset, capsys):
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    trainer = trainer_of(merge_ratio="auto", guard_tolerance=0.02, arguments={"guards": guards_of(dataset)}, **FAST)
-    trainer.train()
+    trainer = train(merge_ratio="auto", guard_tolerance=0.02, arguments={"guards": guards_of(dataset)}, **FAST)
     record = trainer.merging.record
     results = [RatioResult(row["ratio"], row["valid"], {"human": row["human"]}) for row in record["ratios"]]
     assert [result.ratio for result in results] == list(RATIOS)
@@ -92,12 +85,11 @@ def test_auto_takes_the_ratio_that_the_rule_takes(trainer_of, model, dataset, ca
     assert "guard human" in printed and "(chosen)" in printed
 
 
-def test_an_adapter_is_scaled(trainer_of, model, tokenizer, profile, tmp_path):
+def test_an_adapter_is_scaled(train, model, tokenizer, profile, tmp_path):
     base = export_encoder(model, tokenizer, profile, tmp_path / "base")
     adapted = load_model(base, profile)
     add_lora(adapted, LoraOptions(lora_r=4))
-    trainer = trainer_of(merge_ratio=0.5, arguments={"model": adapted}, **FAST)
-    trainer.train()
+    trainer = train(merge_ratio=0.5, arguments={"model": adapted}, **FAST)
     after = load_file(tmp_path / "out" / "unmerged" / "adapter_model.safetensors")
     for name, tensor in adapter_state(trainer.model).items():
         expected = after[f"base_model.model.{name}"] * (0.5 if "lora_B" in name else 1)

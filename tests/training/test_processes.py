@@ -8,6 +8,7 @@ import pytest
 import torch
 import worker
 from safetensors.torch import load_file
+from trainings import check_weights
 
 from soft_trainer.data import chunks
 from soft_trainer.hub.export import export_encoder
@@ -16,36 +17,21 @@ from soft_trainer.options.fields import STRATEGIES
 WORKER = Path(worker.__file__)
 LIMIT = 300  # seconds for a case
 LORA = {"lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
+OWN = {"negatives_per_query": 1, "negative_candidates": 6}
+SHORT = {"batch": 12, "max_steps": 4, "dataloader_drop_last": False, "train_sampling_strategy": "sequential"}
 # Name -> options; "batch" is the global batch.
 CASES = {
     "plain": {"plain": True, "batch": 8},
     "plain_cached": {"plain": False, "batch": 8, "gradient_cache_chunk_size": 2, "ddp_broadcast_buffers": None},
-    "short_last_batch": {
-        "batch": 12,
-        "max_steps": 4,
-        "dataloader_drop_last": False,
-        "train_sampling_strategy": "sequential",
-    },
-    "short_last_batch_cached": {
-        "batch": 12,
-        "max_steps": 4,
-        "dataloader_drop_last": False,
-        "gradient_cache_chunk_size": 3,
-        "train_sampling_strategy": "sequential",
-    },
+    "short_last_batch": SHORT,
+    "short_last_batch_cached": SHORT | {"gradient_cache_chunk_size": 3},
     "accumulated": {"batch": 6, "gradient_accumulation_steps": 2},
     "pool": {"batch": 8, "pool": 33, "max_steps": 1},
-    "own_negatives": {"batch": 8, "negatives_per_query": 2, "negative_candidates": 6},
-    "own_negatives_cached": {
-        "batch": 6,
-        "negatives_per_query": 1,
-        "negative_candidates": 6,
-        "negatives_meet": "all",
-        "duplicates": "positives",
-        "order_loss_weight": 0.1,
-        "gradient_cache_chunk_size": 3,
-    },
-    "distilled": {"batch": 8, "distill_weight": 0.5, "negatives_per_query": 1, "negative_candidates": 6},
+    "own_negatives": OWN | {"batch": 8, "negatives_per_query": 2},
+    "own_negatives_cached": OWN
+    | {"batch": 6, "negatives_meet": "all", "duplicates": "positives"}
+    | {"order_loss_weight": 0.1, "gradient_cache_chunk_size": 3},
+    "distilled": OWN | {"batch": 8, "distill_weight": 0.5},
     "merged": {"batch": 8, "merge_ratio": "0.5"},
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
@@ -145,10 +131,9 @@ def check_equal(one: Path, two: Path, name: str) -> None:
             if metric.endswith(("mrr", "size")) or "recall" in metric:
                 assert result["metrics"][metric] == pytest.approx(value, abs=1e-9)
     assert [a + b for a, b in zip(*(result["rows"] for result in results), strict=True)] == expected["rows"]
-    weights = weights_of(two / name)
-    for parameter, value in weights_of(one / name).items():
-        assert value.dtype == torch.float64
-        torch.testing.assert_close(weights[parameter], value, atol=1e-10, rtol=0, msg=parameter)
+    weights = weights_of(one / name)
+    assert {value.dtype for value in weights.values()} == {torch.float64}
+    check_weights(weights_of(two / name), weights, atol=1e-10)
 
 
 @pytest.mark.slow
@@ -170,9 +155,7 @@ def test_local_negatives_are_those_of_two_accumulated_batches(together, alone):
     # One process that accumulates the two shares of a global batch computes the same gradients.
     for case in ("local", "local_own_negatives"):
         options = LOCALS[case] | {"batch": 6, "gradient_accumulation_steps": 2, "gather_negatives": None}
-        weights = load_file(together / case / "model.safetensors")
-        for name, value in load_file(alone(case, options) / case / "model.safetensors").items():
-            torch.testing.assert_close(weights[name], value, atol=1e-10, rtol=0, msg=name)
+        check_weights(weights_of(together / case), weights_of(alone(case, options) / case), atol=1e-10)
 
 
 @pytest.mark.slow

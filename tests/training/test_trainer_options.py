@@ -1,40 +1,23 @@
 """Options and arguments of `Trainer` that people combine: each works as in any trainer."""
 
-import contextlib
 import copy
 import math
 import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import optuna
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
-from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
+from datasets import Dataset
+from trainings import batches_of, check_weights, losses_of, still
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.training.finite import DelayedNumber, NotFiniteError
-
-
-@pytest.fixture
-def train(trainer_of):
-    def run(**options):
-        trainer = trainer_of(**options)
-        trainer.train()
-        return trainer
-
-    return run
-
-
-def losses_of(trainer) -> list[float]:
-    """The logged losses."""
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
 
 # ---- Batches ----
 
@@ -61,9 +44,8 @@ def test_no_duplicates_trains_rows_with_duplicates(train, rows):
 
 @pytest.mark.parametrize("cached", [None, 2])
 def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of, cached):
-    trainer = trainer_of(
-        per_device_train_batch_size=8, dataloader_drop_last=False, gradient_cache_chunk_size=cached, estimator=None
-    )
+    options = {"dataloader_drop_last": False, "gradient_cache_chunk_size": cached, "estimator": None}
+    trainer = trainer_of(per_device_train_batch_size=8, **options)
     batches = trainer._train_batches()
     passes = []
     for rank in range(4):
@@ -80,9 +62,7 @@ def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of
 
 
 def test_weights_leave_the_workers_in_float32(trainer_of):
-    trainer = trainer_of()
-    trainer.estimator.fit(trainer.train_dataset)
-    batch = next(iter(trainer.get_train_dataloader()))
+    batch = batches_of(trainer_of())[0]
     assert {tensor.dtype for tensor in batch.loss_inputs.values()} == {torch.float32}
 
 
@@ -93,7 +73,7 @@ def test_columns_of_a_pair_are_kept(train, columns):
 
 def test_the_seed_of_the_data_decides_the_batches(trainer_of):
     def order(**options):
-        return [batch.rows.tolist() for batch in trainer_of(estimator=None, **options).get_train_dataloader()]
+        return [batch.rows.tolist() for batch in batches_of(trainer_of(estimator=None, **options))]
 
     assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=1)
 
@@ -128,180 +108,19 @@ def test_a_batch_that_became_too_small_for_the_weights_is_refused(trainer_of, mo
         trainer.train()
 
 
-# ---- Rows ----
-
-
-@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset", "codebase"])
-def test_a_stream_of_rows_is_refused(trainer_of, rows, name):
-    with pytest.raises(UserError, match=f"{name}: a datasets.Dataset .* not IterableDataset"):
-        trainer_of(arguments={name: IterableDataset.from_generator(lambda: iter(rows))})
-
-
-@pytest.mark.parametrize("value", [[], {}, "rows.jsonl"])
-def test_what_has_no_rows_is_refused(trainer_of, value):
-    with pytest.raises(UserError, match="eval_dataset"):
-        trainer_of(arguments={"eval_dataset": value})
-
-
-def test_a_missing_corpus_or_url_is_found_before_the_first_step(trainer_of, dataset):
-    for arguments, words in (
-        ({"codebase": None}, "evaluation needs a corpus"),
-        ({"codebase": dataset.select(range(10))}, "module_10.py"),
-        ({"eval_dataset": {"a": dataset, "b": dataset}, "codebase": {"a": dataset}}, "no corpus for 'b'"),
-    ):
-        trainer = trainer_of(eval_strategy="steps", eval_steps=2, arguments=arguments)
-        with pytest.raises(UserError, match=words):
-            trainer.train()
-        assert trainer.state.global_step == 0
-
-
-@pytest.mark.parametrize(
-    ("urls", "words"),
-    [
-        (["a", "b", "a"], "row 3 repeats the url of row 1: a"),
-        (["a", None, "b"], "column 'url' is missing or empty in row 2"),
-        (["a", "", "b"], "column 'url' is missing or empty in row 2"),
-    ],
-)
-def test_a_corpus_without_one_url_a_code_is_refused(trainer_of, rows, urls, words):
-    corpus = Dataset.from_list([{**row, "url": url} for row, url in zip(rows, urls, strict=False)])
-    queries = corpus.select([0])
-    trainer = trainer_of(eval_strategy="steps", eval_steps=2, arguments={"eval_dataset": queries, "codebase": corpus})
-    for use in (trainer.train, trainer.evaluate, lambda: trainer.predict(queries)):
-        with pytest.raises(UserError, match=words):
-            use()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("plain", [True, False])
-def test_evaluation_before_the_first_step(train, plain):
-    trainer = train(plain=plain, eval_on_start=True, eval_strategy="steps", eval_steps=3)
-    assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry] == [0, 3]
-
-
-# ---- Evaluation ----
-
-
-@pytest.mark.slow
-def test_several_evaluation_sets_are_measured_apart_and_their_mean_chooses(trainer_of, dataset):
-    sets = {"a": dataset.select(range(6)), "b": dataset.select(range(6, 20))}
-    corpora = {"a": dataset.select(range(8)), "b": dataset}
-    trainer = trainer_of(
-        max_steps=6,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        learning_rate=0.0,
-        arguments={
-            "eval_dataset": sets,
-            "codebase": corpora,
-            "callbacks": [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(2)],
-        },
-    )
-    trainer.train()
-    # With a learning rate of 0 the first evaluation stays the best, and two without improvement stop the run.
-    assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
-    apart = [trainer.predict(sets[key], corpora[key]).metrics["test_mrr"] for key in sets]
-    metrics = trainer.evaluate()
-    assert [metrics["eval_a_mrr"], metrics["eval_b_mrr"]] == pytest.approx(apart, abs=1e-12)
-    assert trainer.state.best_metric == metrics["eval_mrr"] == pytest.approx(np.mean(apart), abs=1e-12)
-    assert metrics["eval_a_pool_size"] == 8 and "eval_pool_size" not in metrics
-
-
-@pytest.mark.slow
-def test_one_of_several_evaluation_sets_can_choose(train, dataset):
-    sets = {"a": dataset.select(range(6)), "b": dataset}
-    trainer = train(
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="b_recall@5",
-        arguments={"eval_dataset": sets},
-        save_strategy="best",
-    )
-    measured = [entry["eval_b_recall@5"] for entry in trainer.state.log_history if "eval_b_recall@5" in entry]
-    assert trainer.state.best_metric == max(measured)
-
-
-@pytest.mark.slow
-def test_compute_metrics_gets_ranks_top_codes_and_targets(trainer_of, dataset):
-    seen = []
-
-    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-        seen.append(prediction)
-        ranks, top = prediction.predictions
-        return {"worst": float(ranks.max()), "eval_hits": float((top[:, 0] == prediction.label_ids).mean())}
-
-    trainer = trainer_of(
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="worst",
-        greater_is_better=False,
-        arguments={"compute_metrics": compute_metrics, "eval_dataset": dataset.select(range(5))},
-    )
-    trainer.train()
-    metrics = trainer.evaluate()
-    ranks, top = seen[-1].predictions
-    assert ranks.shape == (5,) and top.shape == (5, 10) and seen[-1].label_ids.tolist() == list(range(5))
-    assert metrics["eval_worst"] == ranks.max() and metrics["eval_hits"] == metrics["eval_recall@1"]
-    assert metrics["eval_mrr"] == pytest.approx((1 / ranks).mean())
-    assert len(seen) == 4 and trainer.state.best_metric is not None
-
-
-@pytest.mark.slow
-def test_a_schedule_that_watches_a_metric_steps_on_it(train):
-    trainer = train(
-        eval_strategy="steps",
-        eval_steps=1,
-        learning_rate=1e-9,
-        lr_scheduler_type="reduce_lr_on_plateau",
-        lr_scheduler_kwargs={"mode": "max", "patience": 0, "eps": 0.0},
-        max_steps=4,
-    )
-    # Nothing is learnt at such a rate, so every evaluation after the first lowers it.
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
-    assert rates == sorted(rates, reverse=True) and rates[-1] < 0.5 * rates[0]
-
-
-@pytest.mark.slow
-def test_an_optimizer_with_two_sets_of_weights_is_asked_for_those_of_evaluation(trainer_of, model):
-    class TwoSets(torch.optim.SGD):
-        modes = []
-
-        def train(self):
-            self.modes.append("train")
-
-        def eval(self):
-            self.modes.append("eval")
-
-    for cached in (None, 4):
-        optimizer = TwoSets(model.parameters(), lr=1e-3)
-        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-        arguments = {"optimizers": (optimizer, scheduler)}
-        trainer = trainer_of(max_steps=1, gradient_cache_chunk_size=cached, arguments=arguments)
-        trainer.train()
-        assert TwoSets.modes[-1] == "train"
-        trainer.evaluate()
-        assert TwoSets.modes[-1] == "eval"
-
-
 # ---- Loss and weights ----
 
 
-def test_a_loss_that_is_not_finite_is_noticed_without_urls(trainer_of, rows):
-    nameless = Dataset.from_list([{k: v for k, v in row.items() if k != "url"} for row in rows])
-    trainer = trainer_of(plain=True, max_steps=6, arguments={"train_dataset": nameless, "callbacks": [Breaker()]})
+@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_it(train, dataset, hidden):
+    class Breaker(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            with torch.no_grad():
+                model.embeddings.word_embeddings.weight.fill_(torch.nan)
+
+    arguments = {"train_dataset": dataset.remove_columns("url"), "callbacks": [Breaker()]}
     with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+"):
-        trainer.train()
-
-
-class Breaker(TrainerCallback):
-    """Spoils the weights after the first step."""
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        with torch.no_grad():
-            model.embeddings.word_embeddings.weight.fill_(torch.nan)
+        train(plain=True, logging_nan_inf_filter=hidden, max_steps=6, arguments=arguments)
 
 
 def test_a_number_is_read_when_it_has_been_copied():
@@ -372,20 +191,12 @@ def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(train
         def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
             rows, sampler = len(next(iter(train_dataloader)).rows), train_dataloader.batch_sampler
             negatives = train_dataloader.dataset.own_negatives.choice.number
-            taken.append((sampler.similar["group_size"], rows, negatives, trainer.weigher.loss_settings.alpha))
+            taken.append((sampler.similar["group_size"], rows, negatives, trainer.plan.loss.alpha))
 
-    trainer = trainer_of(
-        arguments={
-            "model": None,
-            "model_init": lambda trial: copy.deepcopy(model),
-            "callbacks": [EstimatorCallback(BM25Estimator()), Recorder()],
-        },
-        train_sampling_strategy="similar",
-        negatives_per_query=1,
-        max_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-    )
+    arguments = {"model": None, "model_init": lambda trial: copy.deepcopy(model)}
+    arguments |= {"callbacks": [EstimatorCallback(BM25Estimator()), Recorder()]}
+    options = {"train_sampling_strategy": "similar", "negatives_per_query": 1, "save_strategy": "steps"}
+    trainer = trainer_of(arguments=arguments, max_steps=1, save_steps=1, **options)
 
     def space(trial) -> dict:
         size = trial.suggest_int("group_size", 2, 6, step=2)
@@ -431,8 +242,7 @@ def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, 
     # The trainer makes its own collator from the options of the moment.
     trainer = trainer_of(chunk_by_length=False)
     trainer.args.gradient_cache_chunk_size = 3
-    trainer.estimator.fit(trainer.train_dataset)
-    batch = next(iter(trainer.get_train_dataloader()))
+    batch = batches_of(trainer)[0]
     assert max(len(chunk["input_ids"]) for chunk in batch.code.chunks) == 3
 
 
@@ -456,18 +266,12 @@ def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
 
 @pytest.mark.slow
 def test_activation_checkpointing_changes_no_gradient(train, model):
-    before = copy.deepcopy(model.state_dict())
-    weights = []
-    for options in ({}, {"activation_checkpointing": True}, {"gradient_checkpointing": True}):
-        model.load_state_dict(before)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        weights.append(copy.deepcopy(train(max_steps=1, learning_rate=1e-3, **options).model.state_dict()))
-        model.gradient_checkpointing_disable()
+    weights = [
+        train(max_steps=1, learning_rate=1e-3, arguments={"model": still(model)}, **options).model.state_dict()
+        for options in ({}, {"activation_checkpointing": True}, {"gradient_checkpointing": True})
+    ]
     for other in weights[1:]:
-        for name, value in other.items():
-            torch.testing.assert_close(value, weights[0][name], atol=1e-6, rtol=0)
+        check_weights(other, weights[0], atol=1e-6)
 
 
 @pytest.mark.slow
@@ -481,13 +285,18 @@ def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(trai
 
 
 @pytest.mark.slow
-def test_bfloat16_on_a_cpu_is_near_float32(train, _model):
-    logged = []
-    for options in ({}, {"bf16": True}, {"bf16": True, "gradient_cache_chunk_size": 8}):
-        # A copy each time: accelerate prepares a model once.
-        logged.append(losses_of(train(arguments={"model": copy.deepcopy(_model)}, **options)))
-    for losses in logged[1:]:
-        assert losses == pytest.approx(logged[0], rel=0.1) and losses != logged[0]
+@pytest.mark.parametrize(
+    ("options", "near"),
+    [
+        ({"bf16": True}, {"rel": 0.1}),
+        ({"bf16": True, "gradient_cache_chunk_size": 8}, {"rel": 0.1}),
+        ({"torch_compile": True, "torch_compile_backend": "eager"}, {"abs": 1e-3}),
+    ],
+)
+def test_bfloat16_or_a_compiled_model_trains_nearly_as_a_plain_one(train, _model, options, near):
+    # A copy each time: accelerate prepares a model once.
+    plain, other = (losses_of(train(arguments={"model": copy.deepcopy(_model)}, **each)) for each in ({}, options))
+    assert other == pytest.approx(plain, **near) and (other != plain or "bf16" not in options)
 
 
 @pytest.mark.slow
@@ -499,13 +308,6 @@ def test_other_optimizers(train, optimizer):
 def test_an_optimizer_of_ones_own(train):
     trainer = train(arguments={"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.5})})
     assert trainer.optimizer.param_groups[0]["momentum"] == 0.5
-
-
-@pytest.mark.slow
-def test_hidden_losses_stop_the_run_too(trainer_of):
-    trainer = trainer_of(plain=True, logging_nan_inf_filter=True, max_steps=6, arguments={"callbacks": [Breaker()]})
-    with pytest.raises(NotFiniteError, match="step 2"):
-        trainer.train()
 
 
 @pytest.mark.slow
@@ -530,21 +332,3 @@ def test_early_stopping_resumes_where_it_was(trainer_of):
         trainer.train(checkpoint and str(Path(trainer.args.output_dir, checkpoint)))
         # With a learning rate of 0 the first evaluation stays the best, and three without improvement stop the run.
         assert trainer.state.global_step == 4
-
-
-def test_an_unplaced_model_is_placed_for_the_time_of_an_evaluation(trainer_of, monkeypatch):
-    # FSDP and DeepSpeed place the model when training begins. "meta" stands for their device.
-    trainer, devices = trainer_of(), []
-    monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
-    monkeypatch.setattr(type(trainer.model), "to", lambda model, device: devices.append(str(device)))
-    monkeypatch.setattr(trainer.args, "main_process_first", lambda **_: contextlib.nullcontext())
-    embedded = trainer.embed_rows(trainer.eval_dataset, "query")
-    assert devices == ["meta", "cpu"] and embedded.shape == (24, 32)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_trains_as_a_plain_one(train, _model):
-    logged = []
-    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
-        logged.append(losses_of(train(arguments={"model": copy.deepcopy(_model)}, **options)))
-    assert logged[1] == pytest.approx(logged[0], abs=1e-3)

@@ -1,0 +1,146 @@
+"""Evaluation during a training: its rows, several sets of them, and what reads its metrics."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import EarlyStoppingCallback, EvalPrediction
+
+from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.errors import UserError
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset", "codebase"])
+def test_a_stream_of_rows_is_refused(trainer_of, rows, name):
+    with pytest.raises(UserError, match=f"{name}: a datasets.Dataset .* not IterableDataset"):
+        trainer_of(arguments={name: IterableDataset.from_generator(lambda: iter(rows))})
+
+
+@pytest.mark.parametrize("value", [[], {}, "rows.jsonl"])
+def test_what_has_no_rows_is_refused(trainer_of, value):
+    with pytest.raises(UserError, match="eval_dataset"):
+        trainer_of(arguments={"eval_dataset": value})
+
+
+def test_a_missing_corpus_or_url_is_found_before_the_first_step(trainer_of, dataset):
+    for arguments, words in (
+        ({"codebase": None}, "evaluation needs a corpus"),
+        ({"codebase": dataset.select(range(10))}, "module_10.py"),
+        ({"eval_dataset": {"a": dataset, "b": dataset}, "codebase": {"a": dataset}}, "no corpus for 'b'"),
+    ):
+        trainer = trainer_of(arguments=arguments, **EVALUATED)
+        with pytest.raises(UserError, match=words):
+            trainer.train()
+        assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("urls", "words"),
+    [
+        (["a", "b", "a"], "row 3 repeats the url of row 1: a"),
+        (["a", None, "b"], "column 'url' is missing or empty in row 2"),
+        (["a", "", "b"], "column 'url' is missing or empty in row 2"),
+    ],
+)
+def test_a_corpus_without_one_url_a_code_is_refused(trainer_of, rows, urls, words):
+    corpus = Dataset.from_list([{**row, "url": url} for row, url in zip(rows, urls, strict=False)])
+    queries = corpus.select([0])
+    trainer = trainer_of(arguments={"eval_dataset": queries, "codebase": corpus}, **EVALUATED)
+    for use in (trainer.train, trainer.evaluate, lambda: trainer.predict(queries)):
+        with pytest.raises(UserError, match=words):
+            use()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [True, False])
+def test_evaluation_before_the_first_step(train, plain):
+    trainer = train(plain=plain, eval_on_start=True, eval_strategy="steps", eval_steps=3)
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry] == [0, 3]
+
+
+@pytest.mark.slow
+def test_several_evaluation_sets_are_measured_apart_and_their_mean_chooses(train, dataset):
+    sets = {"a": dataset.select(range(6)), "b": dataset.select(range(6, 20))}
+    corpora = {"a": dataset.select(range(8)), "b": dataset}
+    callbacks = [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(2)]
+    options = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True, "learning_rate": 0.0}
+    arguments = {"eval_dataset": sets, "codebase": corpora, "callbacks": callbacks}
+    trainer = train(max_steps=6, arguments=arguments, **EVALUATED, **options)
+    # With a learning rate of 0 the first evaluation stays the best, and two without improvement stop the run.
+    assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
+    apart = [trainer.predict(sets[key], corpora[key]).metrics["test_mrr"] for key in sets]
+    metrics = trainer.evaluate()
+    assert [metrics["eval_a_mrr"], metrics["eval_b_mrr"]] == pytest.approx(apart, abs=1e-12)
+    assert trainer.state.best_metric == metrics["eval_mrr"] == pytest.approx(np.mean(apart), abs=1e-12)
+    assert metrics["eval_a_pool_size"] == 8 and "eval_pool_size" not in metrics
+
+
+@pytest.mark.slow
+def test_one_of_several_evaluation_sets_can_choose(train, dataset):
+    arguments = {"eval_dataset": {"a": dataset.select(range(6)), "b": dataset}}
+    trainer = train(metric_for_best_model="b_recall@5", save_strategy="best", arguments=arguments, **EVALUATED)
+    measured = [entry["eval_b_recall@5"] for entry in trainer.state.log_history if "eval_b_recall@5" in entry]
+    assert trainer.state.best_metric == max(measured)
+
+
+@pytest.mark.slow
+def test_compute_metrics_gets_ranks_top_codes_and_targets(train, dataset):
+    seen = []
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        seen.append(prediction)
+        ranks, top = prediction.predictions
+        return {"worst": float(ranks.max()), "eval_hits": float((top[:, 0] == prediction.label_ids).mean())}
+
+    arguments = {"compute_metrics": compute_metrics, "eval_dataset": dataset.select(range(5))}
+    trainer = train(metric_for_best_model="worst", greater_is_better=False, arguments=arguments, **EVALUATED)
+    metrics = trainer.evaluate()
+    ranks, top = seen[-1].predictions
+    assert ranks.shape == (5,) and top.shape == (5, 10) and seen[-1].label_ids.tolist() == list(range(5))
+    assert metrics["eval_worst"] == ranks.max() and metrics["eval_hits"] == metrics["eval_recall@1"]
+    assert metrics["eval_mrr"] == pytest.approx((1 / ranks).mean())
+    assert len(seen) == 4 and trainer.state.best_metric is not None
+
+
+@pytest.mark.slow
+def test_a_schedule_that_watches_a_metric_steps_on_it(train):
+    settings = {"mode": "max", "patience": 0, "eps": 0.0}
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": settings}
+    trainer = train(learning_rate=1e-9, max_steps=4, **options, **EVALUATED)
+    # Nothing is learnt at such a rate, so every evaluation after the first lowers it.
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates == sorted(rates, reverse=True) and rates[-1] < 0.5 * rates[0]
+
+
+@pytest.mark.slow
+def test_an_optimizer_with_two_sets_of_weights_is_asked_for_those_of_evaluation(train, model):
+    class TwoSets(torch.optim.SGD):
+        modes = []
+
+        def train(self):
+            self.modes.append("train")
+
+        def eval(self):
+            self.modes.append("eval")
+
+    for cached in (None, 4):
+        optimizer = TwoSets(model.parameters(), lr=1e-3)
+        arguments = {"optimizers": (optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer))}
+        trainer = train(max_steps=1, gradient_cache_chunk_size=cached, arguments=arguments)
+        assert TwoSets.modes[-1] == "train"
+        trainer.evaluate()
+        assert TwoSets.modes[-1] == "eval"
+
+
+def test_an_unplaced_model_is_placed_for_the_time_of_an_evaluation(trainer_of, monkeypatch):
+    # FSDP and DeepSpeed place the model when training begins. "meta" stands for their device.
+    trainer, devices = trainer_of(), []
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
+    monkeypatch.setattr(type(trainer.model), "to", lambda model, device: devices.append(str(device)))
+    monkeypatch.setattr(trainer.args, "main_process_first", lambda **_: contextlib.nullcontext())
+    embedded = trainer.embed_rows(trainer.eval_dataset, "query")
+    assert devices == ["meta", "cpu"] and embedded.shape == (24, 32)
