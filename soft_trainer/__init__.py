@@ -15,7 +15,7 @@ _HOMES = {
     "BM25Estimator": "estimators.bm25",
     "SimCSEEstimator": "estimators.frozen_encoder",
     "TrainedModelEstimator": "estimators.frozen_encoder",
-    "MixtureEstimator": "estimators.mixture",
+    "MixtureEstimator": "estimators.base",
     "EncoderProfile": "encoders.profiles",
     "PROFILES": "encoders.profiles",
     "load_encoder": "encoders.loading",

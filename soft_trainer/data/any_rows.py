@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from itertools import islice
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, List, Value, concatenate_datasets, load_dataset, load_from_disk
@@ -14,7 +13,7 @@ from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.errors import HTTPError
 from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.codesearchnet import SPLITS, load_folder, row_of_url
+from soft_trainer.data.codesearchnet import SPLITS, corpus_of, load_folder, split_files
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits
@@ -28,7 +27,7 @@ SPLIT_NAMES = {
 }  # fmt: skip
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
 QUERIES, CODES = ("docstring", "docstring_tokens"), ("code", "code_tokens")  # CodeSearchNet's
-FORMATS = {"jsonl": "json", "json": "json", "csv": "csv", "parquet": "parquet"}
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -55,24 +54,32 @@ def load_rows(
         UserError: rows cannot be read, a column is missing, or a column does not hold text.
     """
     source = str(source)
-    if not (query_column or code_column) and _is_codesearchnet(Path(source)) and split:
-        alone = [name for name in SPLITS if any(Path(source).glob(f"{name}.jsonl*"))] == ["train"]
+    if not (query_column or code_column) and split and _is_codesearchnet(Path(source)):
+        alone = list(split_files(Path(source))) == ["train"]
         data = load_folder(source, needed=("train",) if alone else needed)
         if not alone:
             return data
     else:
         data = _renamed(_read(source), query_column, code_column, source)
-    data = {name: _with_url(rows) for name, rows in data.items()}
-    pairs = {name: rows for name, rows in data.items() if {*QUERIES} & {*rows.column_names} and name != "codebase"}
+    for name, rows in data.items():
+        if "url" not in rows.column_names and _column(rows, CODES):  # equal codes are one code of the corpus
+            urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
+            data[name] = rows.add_column("url", urls)
+    pairs = {name: rows for name, rows in data.items() if _column(rows, QUERIES) and name != "codebase"}
     if not split:
         chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(list(pairs.values()))
-        return DatasetDict(test=chosen, codebase=data.get("codebase") or _corpus([chosen]))
+        return DatasetDict(test=chosen, codebase=data.get("codebase") or corpus_of([chosen]))
     if list(data) == ["train"] and set(needed) - {"train"}:
         data = _split(data["train"])
     held_out = [data[name] for name in ("valid", "test") if name in data]
-    if held_out and "codebase" not in data and all({*CODES} & {*rows.column_names} for rows in held_out):
-        data["codebase"] = _corpus(held_out)
+    if held_out and "codebase" not in data and all(_column(rows, CODES) for rows in held_out):
+        data["codebase"] = corpus_of(held_out)
     return DatasetDict(data)
+
+
+def _column(rows: Dataset, names: Sequence[str]) -> str | None:
+    """Returns the first of some columns that the rows have."""
+    return next((name for name in names if name in rows.column_names), None)
 
 
 # ---- Reading ----
@@ -80,12 +87,13 @@ def load_rows(
 
 def _is_codesearchnet(folder: Path) -> bool:
     """True if a folder has JSON lines by split whose first row has no other query column than CodeSearchNet's."""
-    files = [path for split in SPLITS for path in sorted(folder.glob(f"{split}.jsonl*"))]
-    other = [path for path in folder.glob("*") if _split_and_format(path)[1] and path not in files]
-    if not files or not folder.is_dir():
-        return folder.is_dir() and not other and not _is_saved(folder)
+    if not folder.is_dir():
+        return False
+    files = list(split_files(folder).values())
+    if not files:
+        return not _is_saved(folder) and not any(_format(path) for path in folder.iterdir())
     try:
-        row = next(islice(read_json_lines(files[0]), 1), (None, {}))[1]
+        _, row = next(read_json_lines(files[0]), (None, {}))
     except UserError:
         return True  # whose reader names the row
     return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
@@ -95,10 +103,9 @@ def _is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
-def _split_and_format(path: Path) -> tuple[str | None, str | None]:
-    """The split that a file is named after, and its format."""
-    name, *endings = path.name.removesuffix(".gz").split(".")
-    return SPLIT_NAMES.get(name.lower()), FORMATS.get(endings[-1].lower()) if endings else None
+def _format(path: Path) -> str | None:
+    """Returns the format of a file of rows, None for another file."""
+    return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower()) if path.is_file() else None
 
 
 def _read(source: str) -> dict[str, Dataset]:
@@ -123,13 +130,13 @@ def _read(source: str) -> dict[str, Dataset]:
 
 def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
     """Reads each file with its format's reader. If no file is named after a split, all are joined."""
-    files = [(*_split_and_format(path), path) for path in paths if path.is_file() and _split_and_format(path)[1]]
+    files = [(path, SPLIT_NAMES.get(path.name.split(".")[0].lower())) for path in paths if _format(path)]
     if not files:
         raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
-    parts: dict[str, list[Dataset]] = {}
-    for split, kind, path in files:
-        rows = load_dataset(kind, data_files=str(path), split="train")
-        if split or not any(split for split, *_ in files):
+    named, parts = any(split for _, split in files), {}
+    for path, split in files:
+        if split or not named:
+            rows = load_dataset(_format(path), data_files=str(path), split="train")
             parts.setdefault(split or "train", []).append(rows)
     return {split: concatenate_datasets(rows) for split, rows in parts.items()}
 
@@ -138,31 +145,24 @@ def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
 
 
 def _renamed(data: dict[str, Dataset], query: str | None, code: str | None, source: str) -> dict[str, Dataset]:
-    """Renames the columns of query and code to CodeSearchNet's names, and says which they were.
-
-    Raises:
-        UserError: a column is missing or does not hold text.
-    """
+    """Renames the columns of query and code to CodeSearchNet's names, and says which they were."""
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
         if name is not None and name not in names:
             raise UserError(f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}")
-    if not (query or code) and not {*QUERIES} & {*names}:
+    if not (query or code or {*QUERIES} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
-        if query is None:
-            return data  # `text_column` says what is missing
-        print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
-    renamed = {}
-    for split, rows in data.items():
-        for name, targets in ((query, QUERIES), (code, CODES)):
-            if name in rows.column_names:
-                rows = _as_text(rows, name, targets, source)
-        renamed[split] = rows
-    return renamed
+        if query is not None:  # otherwise `text_column` says what is missing
+            print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
+    for name, targets in ((query, QUERIES), (code, CODES)):
+        data = {split: _as_text(rows, name, targets, source) for split, rows in data.items()}
+    return data
 
 
-def _as_text(rows: Dataset, name: str, targets: tuple[str, str], source: str) -> Dataset:
-    """Renames a column to the first of `targets`, or to the second if it holds lists of tokens."""
+def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
+    """Renames a column, if there is one, to the first of `targets`, or to the second if it holds lists of tokens."""
+    if name not in rows.column_names:
+        return rows
     feature = rows.features[name]
     tokens = isinstance(feature, List)
     if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
@@ -174,34 +174,20 @@ def _as_text(rows: Dataset, name: str, targets: tuple[str, str], source: str) ->
 
 def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
     """Returns the texts of one side, for comparison; None for a row without one."""
-    column = next(name for name in columns if name in rows.column_names)
-    return [" ".join(text) if isinstance(text, list) else text for text in rows[column]]
-
-
-def _with_url(rows: Dataset) -> Dataset:
-    """Adds urls, if there are none, made from the code, so that equal codes are one code of the corpus."""
-    if "url" in rows.column_names or not {*CODES} & {*rows.column_names}:
-        return rows
-    urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
-    return rows.add_column("url", urls)
+    return [" ".join(text) if isinstance(text, list) else text for text in rows[_column(rows, columns)]]
 
 
 # ---- Splits ----
 
 
 def _split(rows: Dataset) -> dict[str, Dataset]:
-    """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has.
-
-    Raises:
-        UserError: there is no column of a query or a code, or there are too few rows for three splits.
-    """
+    """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has."""
     for side, columns in (("query", QUERIES), ("code", CODES)):
-        if not {*columns} & {*rows.column_names}:
+        if not _column(rows, columns):
             known = ", ".join(rows.column_names)
             raise UserError(f"no column for the {side}: the rows have {known}; name it with --{side}_column")
-    column = next((name for name in REPOSITORIES if name in rows.column_names), None)
-    groups = [str(name) for name in rows[column]] if column else []
-    reason = f"by {column}"
+    column = _column(rows, REPOSITORIES)
+    groups, reason = [str(name) for name in rows[column]] if column else [], f"by {column}"
     if len(set(groups)) < len(SPLITS):
         groups, reason = _groups_of_equals(rows), "at random; equal queries and codes stay together"
     sizes = Counter(groups)
@@ -228,9 +214,3 @@ def _groups_of_equals(rows: Dataset) -> list[str]:
             if text:
                 parent[root(row)] = root(first.setdefault(text, row))
     return [str(root(row)) for row in range(len(rows))]
-
-
-def _corpus(parts: Sequence[Dataset]) -> Dataset:
-    """Returns the codes of some rows, each url once."""
-    rows = concatenate_datasets(list(parts))
-    return rows.select(list(row_of_url(rows["url"]).values()))

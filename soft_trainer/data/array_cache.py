@@ -24,12 +24,8 @@ DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
 REMEDY = "name another folder with --estimator_cache_dir, or keep nothing with --no_estimator_cache"
 
 
-def load_arrays(folder: str | Path | None, key: str, warn: bool = True) -> dict[str, np.ndarray] | None:
-    """Maps the arrays that are stored under `key`; None if they are missing or damaged.
-
-    Args:
-        warn: whether to warn about damaged arrays.
-    """
+def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:
+    """Maps the arrays that are stored under `key`; None if they are missing or, with a warning, damaged."""
     if folder is None or not (record := Path(folder) / f"{key}.json").exists():
         return None
     try:
@@ -40,8 +36,7 @@ def load_arrays(folder: str | Path | None, key: str, warn: bool = True) -> dict[
                 raise ValueError(f"the checksum of {name} is wrong")
         return arrays
     except (OSError, EOFError, ValueError) as error:
-        if warn:
-            logger.warning(f"{Path(folder) / key} is damaged ({error}) and is built again")
+        logger.warning(f"{Path(folder) / key} is damaged ({error}) and is built again")
         return None
 
 

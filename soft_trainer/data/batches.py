@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import datasets
 import numpy as np
+import pandas as pd
 import scipy.sparse
 import torch
 import xxhash
@@ -181,14 +182,11 @@ class TrainBatches(Dataset):
         )
 
     def _codes(self, rows_of: Sequence[np.ndarray], epoch: int) -> tuple[list[np.ndarray], Tensor | None]:
-        """Returns the codes that each process encodes, and which query sees which, BoolTensor[B, N].
-
-        The mask is None if every query sees every code. Gathered negatives are drawn for the global batch, as one
-        process would draw them, and then divided among the processes.
-        """
+        """Returns the codes that each process encodes, and which query sees which, BoolTensor[B, N]; None if all."""
         if self.own_negatives is None:
             return list(rows_of), None
         if self.gather:
+            # Drawn for the global batch, as one process would draw them, and then divided.
             codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
             shards = [distributed.shard(len(codes), rank, self.world_size) for rank in range(self.world_size)]
             added = [codes[shard] for shard in shards]
@@ -251,16 +249,13 @@ def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np
     if "url" not in rows.column_names:
         return ids
     urls = [url or f"\0{row}" for row, url in enumerate(rows["url"][:])]
-    numbers, texts = np.unique(ids["code"], return_inverse=True)
-    names, functions = np.unique(urls, return_inverse=True)
+    (texts, numbers), (functions, names) = pd.factorize(ids["code"]), pd.factorize(np.array(urls, dtype=object))
     if len(names) < len(rows):
         # Codes that are linked by equal texts or urls get the smallest of their numbers.
         size = len(numbers) + len(names)
         links = scipy.sparse.coo_array((np.ones(len(rows), bool), (texts, len(numbers) + functions)), (size, size))
         groups = connected_components(links, directed=False)[1][texts]
-        smallest = np.full(groups.max() + 1, np.iinfo(np.uint64).max, np.uint64)
-        np.minimum.at(smallest, groups, ids["code"])
-        ids["code"] = smallest[groups]
+        ids["code"] = pd.Series(ids["code"]).groupby(groups).transform("min").to_numpy()
     return ids
 
 

@@ -42,10 +42,11 @@ def similar_batches(
     order = generator.permutation(rows)
     if drop_last:
         order = order[: rows - rows % batch_size]
-    sizes = np.full(-(-len(order) // batch_size), batch_size)
-    if len(sizes):
-        sizes[-1] = len(order) - batch_size * (len(sizes) - 1)
-    reserved = _dealt(round(random_share * len(order)), len(sizes), sizes, generator)
+    sizes = np.diff(np.r_[np.arange(0, len(order), batch_size), len(order)])
+    each, more = divmod(round(random_share * len(order)), max(len(sizes), 1))
+    reserved = np.full(len(sizes), each)
+    reserved[generator.permutation(len(sizes))[:more]] += 1
+    reserved = np.minimum(reserved, sizes)
     alone, grouped = np.split(order, [reserved.sum()])
     plan = _Plan(neighbours, sizes - reserved, generator, apart, text_ids)
     full, small = _groups(grouped, size, plan)
@@ -55,14 +56,6 @@ def similar_batches(
     plan.room += reserved
     plan.place_anywhere(plan.texts_first([*late, *alone.tolist()]))
     return plan.batches
-
-
-def _dealt(total: int, parts: int, most: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Splits `total` evenly into `parts`, none above `most`, int64[parts]."""
-    each, more = divmod(total, max(parts, 1))
-    dealt = np.full(parts, each)
-    dealt[generator.permutation(parts)[:more]] += 1
-    return np.minimum(dealt, most)
 
 
 def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:

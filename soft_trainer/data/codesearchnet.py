@@ -18,7 +18,7 @@ from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.terminal import print_on_main, table
@@ -56,12 +56,13 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     Raises:
         UserError: a language that `reader` does not know, an empty name, or a duplicate name.
     """
-    for language in languages:
-        if not language or languages.count(language) > 1:
-            raise UserError(f"language={language!r}: name every language once, several by comma")
-        if reader and language not in LANGUAGES:
-            hint = "; `soft-trainer mine` knows more, and --data_dir takes its rows" if reader == "mining" else ""
-            raise UserError(f"language={language!r}: {reader} knows only {', '.join(LANGUAGES)}{hint}")
+    hint = "; `soft-trainer mine` knows more, and --data_dir takes its rows" if reader == "mining" else ""
+    for name in languages:
+        known = f"{reader} knows only {', '.join(LANGUAGES)}{hint}"
+        refuse(
+            (not name or languages.count(name) > 1, f"language={name!r}: name every language once, several by comma"),
+            (reader and name not in LANGUAGES, f"language={name!r}: {known}"),
+        )
 
 
 def load_folder(
@@ -76,21 +77,20 @@ def load_folder(
         UserError: a file is missing, or a row is not a JSON object (names file and row).
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; it should hold {', '.join(f'{s}.jsonl[.gz]' for s in splits)}")
-    paths = {split: _file(folder, split, needed is None or split in needed) for split in splits}
-    return DatasetDict({split: load_jsonl(path) for split, path in paths.items() if path})
+    files = split_files(folder)
+    for split in splits:
+        if split not in files and (needed is None or split in needed):
+            others = ", ".join(sorted(path.name for path in folder.glob(f"{split}.*") if path.is_file()))
+            hint = f"; rows are read from JSON lines, not from {others}" if others else ""
+            hint = hint if folder.is_dir() else ": no such folder"
+            raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there{hint}")
+    return DatasetDict({split: load_jsonl(files[split]) for split in splits if split in files})
 
 
-def _file(folder: Path, split: str, needed: bool) -> Path | None:
-    for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
-        if (folder / name).is_file():
-            return folder / name
-    if needed:
-        others = ", ".join(sorted(path.name for path in folder.glob(f"{split}.*") if path.is_file()))
-        hint = f"; rows are read from JSON lines, not from {others}" if others else ""
-        raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there{hint}")
-    return None
+def split_files(folder: Path) -> dict[str, Path]:
+    """Returns the JSON lines of each split that a folder has; a plain file comes before a gzipped one."""
+    paths = ((split, folder / f"{split}.jsonl{end}") for split in SPLITS for end in (".gz", ""))
+    return {split: path for split, path in paths if path.is_file()}
 
 
 def load_jsonl(path: Path) -> Dataset:
@@ -99,11 +99,14 @@ def load_jsonl(path: Path) -> Dataset:
     Raises:
         UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
     """
-    first = next(_read_rows(path), None)
-    if first is None:
-        raise UserError(f"{path}: no rows")
-    if all(value is None for value in first.values()):
-        raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
+    first = next(_read_rows(path), {})
+    refuse(
+        (not first, f"{path}: no rows"),
+        (
+            all(value is None for value in first.values()),
+            f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns",
+        ),
+    )
     status = path.stat()
     # With size and time in the key, a file that has changed is read again.
     key = Hasher.hash([str(path.absolute()), status.st_size, status.st_mtime_ns, str(FILE_FEATURES)])
@@ -124,18 +127,14 @@ def _read_rows(path: Path) -> Iterator[dict]:
     """Yields rows with every column of FILE_FEATURES. The value is None where a row lacks the column."""
     for place, row in read_json_lines(path):
         values = {name: row.get(name) for name in FILE_FEATURES}
-        for name in TOKEN_LISTS:
-            if isinstance(values[name], str):
-                values[name] = values[name].split()
-        if isinstance(values["negatives"], str):
-            values["negatives"] = [values["negatives"]]
         for name, value in values.items():
             kind = list if isinstance(FILE_FEATURES[name], List) else str
+            if kind is list and isinstance(value, str):
+                values[name] = value = value.split() if name in TOKEN_LISTS else [value]
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
             if kind is list and not all(isinstance(item, str) for item in value or ()):
-                item = "token" if name in TOKEN_LISTS else "value"
-                raise UserError(f"{place}: {name} holds a {item} that is not text")
+                raise UserError(f"{place}: {name} holds a value that is not text")
         yield values
 
 
@@ -149,9 +148,8 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
         UserError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
     """
     try:
-        if folder := _pushed_folder(dataset_name):
-            return _of_language(load_folder(folder, needed=()), dataset_name, language)
-        loaded = load_dataset(dataset_name, language)
+        folder = _pushed_folder(dataset_name)
+        loaded = load_dataset(dataset_name, language) if folder is None else load_folder(folder, needed=())
     except UserError:
         raise
     except (OSError, ValueError, HTTPError) as error:
@@ -159,40 +157,39 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
             f"{dataset_name} ({language}) cannot be read from the Hub: {str(error).splitlines()[0]}; set HF_TOKEN for "
             "a private data set, use --data_dir or --source_dir without a network"
         ) from error
+    if folder is not None:
+        for split in [split for split in loaded if "language" in loaded[split].column_names]:
+            others = ", ".join(sorted(set(loaded[split]["language"][:]) - {None, language}))
+            loaded[split] = rows_in(loaded[split], language)
+            if not loaded[split]:
+                found = f"{split} has no row in {language}, only {others}"
+                raise UserError(f"{dataset_name}: {found}; choose with --language")
+        return loaded
     splits = {}
     for split, name in HUB_SPLITS.items():
         if name not in loaded:
             raise UserError(f"{dataset_name} ({language}): no split {name}, only {', '.join(loaded)}")
         rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
-        missing = [column for column in FEATURES if column not in rows.column_names]
-        if missing:
-            raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(missing)}")
+        if missing := FEATURES.keys() - {*rows.column_names}:
+            raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(sorted(missing))}")
         splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
-    corpus = concatenate_datasets([splits["valid"], splits["test"]])
-    splits["codebase"] = corpus.select(list(row_of_url(corpus["url"][:]).values()))
-    return DatasetDict(splits)
+    return DatasetDict(splits | {"codebase": corpus_of([splits["valid"], splits["test"]])})
 
 
 def _pushed_folder(dataset_name: str) -> Path | None:
     """Returns the local copy of a data set that was pushed as a folder of JSON lines, None for any other."""
-    files = [f"{split}.jsonl{end}" for split in SPLITS for end in ("", ".gz")]
+    patterns = [f"{split}.jsonl{end}" for split in SPLITS for end in ("", ".gz")]
     try:
-        folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=files))
+        folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network `datasets` may still have a cached copy
         return None
-    return folder if any((folder / file).exists() for file in files) else None
+    return folder if split_files(folder) else None
 
 
-def _of_language(data: DatasetDict, dataset_name: str, language: str) -> DatasetDict:
-    """Selects the rows of one language. Splits without the column `language` stay as they are."""
-    for split, rows in data.items():
-        if "language" not in rows.column_names:
-            continue
-        data[split] = rows_in(rows, language)
-        if not len(data[split]):
-            others = ", ".join(sorted(set(rows["language"][:]) - {None}))
-            raise UserError(f"{dataset_name}: {split} has no row in {language}, only {others}; choose with --language")
-    return data
+def corpus_of(parts: Sequence[Dataset]) -> Dataset:
+    """Returns the codes of some rows, each url once."""
+    rows = concatenate_datasets(list(parts))
+    return rows.select(sorted(row_of_url(rows["url"][:]).values()))
 
 
 def rows_in(rows: Dataset, language: str) -> Dataset:
@@ -210,10 +207,7 @@ def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dic
 
 def row_of_url(urls: Sequence[str]) -> dict[str, int]:
     """url -> the first row with that url."""
-    first: dict[str, int] = {}
-    for row, url in enumerate(urls):
-        first.setdefault(url, row)
-    return first
+    return {url: row for row, url in zip(range(len(urls) - 1, -1, -1), reversed(urls), strict=True)}
 
 
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
@@ -235,8 +229,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
             raise UserError(f"{path}: no such file; --split_urls needs {', '.join(f'{s}.txt' for s in SPLITS)}")
         urls = list(dict.fromkeys(line.strip() for line in path.read_text().splitlines() if line.strip()))
         places = [first[url] for url in urls if url in first]
-        if len(places) < len(urls):
-            dropped = len(urls) - len(places)
+        if dropped := len(urls) - len(places):
             print_on_main(f"{path.name}: {dropped:,} of {len(urls):,} urls have no row and are dropped")
         chosen[split] = rows.select(places)
     return DatasetDict(chosen)
@@ -252,11 +245,11 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         if len(rows) == 0:
             raise UserError(f"{split}: no rows")
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
-        for column in columns:
-            _check_filled(rows, column, split)
         if profile.data_flow_length and "code" in SIDES_OF[split]:
             check_language_column(rows, split)
-            _check_filled(rows, "language", split)
+            columns.append("language")
+        for column in columns:
+            _check_filled(rows, column, split)
     check_urls(data)
 
 
@@ -266,9 +259,8 @@ def check_urls(data: DatasetDict) -> None:
     Raises:
         UserError: `target_rows` refuses queries.
     """
-    for split in ("valid", "test"):
-        if split in data:
-            target_rows(data[split], data.get("codebase"), split)
+    for split in [split for split in ("valid", "test") if split in data]:
+        target_rows(data[split], data.get("codebase"), split)
 
 
 def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> np.ndarray:
@@ -283,25 +275,24 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
         UserError: no queries, no corpus, a missing or empty url, a repeated url in the corpus, or a query whose url is
             not in it.
     """
-    if not queries:
-        reason = (
-            "there are no rows" if queries is not None else "no queries; pass eval_dataset= here or to the trainer"
-        )
-        raise UserError(f"{name}: {reason}")
-    if corpus is None:
-        raise UserError(
+    refuse(
+        (queries is None, f"{name}: no queries; pass eval_dataset= here or to the trainer"),
+        (not queries, f"{name}: there are no rows"),
+        (
+            corpus is None,
             f"{name}: no corpus to rank these queries against; add codebase.jsonl or codebase.jsonl.gz to the folder "
-            "(in Python: codebase=)"
-        )
+            "(in Python: codebase=)",
+        ),
+    )
     for part, rows in ((name, queries), ("codebase", corpus)):
         _check_filled(rows, "url", part)
     urls, own = corpus["url"][:], queries["url"][:]
     first = row_of_url(urls)
-    if len(first) < len(urls):
-        row, url = next((row, url) for row, url in enumerate(urls) if first[url] != row)
-        raise UserError(f"codebase: row {row + 1} repeats the url of row {first[url] + 1}: {url}")
-    missing = [row for row, url in enumerate(own) if url not in first]
-    if missing:
+    repeated = next((row for row, url in enumerate(urls) if first[url] != row), None)
+    if repeated is not None:
+        url = urls[repeated]
+        raise UserError(f"codebase: row {repeated + 1} repeats the url of row {first[url] + 1}: {url}")
+    if missing := [row for row, url in enumerate(own) if url not in first]:
         verb = "has" if len(missing) == 1 else "have"
         raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({own[missing[0]]})")
     return np.fromiter((first[url] for url in own), np.int64, len(own))
@@ -314,21 +305,18 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
         UserError: a split lacks a column that it needs.
     """
     kept, counts = {}, []
-    for split in reversed(SPLITS):  # the corpus first
-        if split not in data:
-            continue
-        rows = data[split]
-        unusable = set()
+    for split in reversed([split for split in SPLITS if split in data]):  # the corpus first
+        rows, unusable = data[split], set()
         for side in SIDES_OF[split]:
             unusable |= {*_blank(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
         if split in ("valid", "test") and "codebase" in kept and "url" in rows.column_names:
-            present = set(kept["codebase"]["url"])
-            lost = present ^ set(data["codebase"]["url"])  # a url that never was there stays an error
+            # A url that never was there stays an error.
+            lost = set(data["codebase"]["url"]) - set(kept["codebase"]["url"])
             unusable |= {row for row, url in enumerate(rows["url"]) if url in lost}
         kept[split] = rows.select([row for row in range(len(rows)) if row not in unusable]) if unusable else rows
         counts.append((split, len(rows), len(unusable)))
     print_on_main(table(("split", "rows", "left out as unusable"), counts[::-1]))
-    return DatasetDict({split: kept[split] for split in SPLITS if split in kept})
+    return DatasetDict({split: kept[split] for split in reversed(kept)})
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
@@ -341,18 +329,12 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
 
 
 def _blank(rows: Dataset, column: str) -> list[int]:
-    """Finds the rows whose value in a column is missing, blank or an empty list.
-
-    Raises:
-        UserError: the column holds neither text nor lists.
-    """
+    """Finds the rows whose value in a column is missing, blank or an empty list."""
     values = rows.select_columns(column).with_format("arrow")[:][column]
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         lengths = pc.list_value_length(values)
-    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
-        lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
     else:
-        raise UserError(f"column {column!r} holds {values.type}, text is expected")
+        lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
     return pc.indices_nonzero(pc.equal(lengths.fill_null(0), 0)).to_pylist()
 
 

@@ -14,6 +14,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
 from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 
+VERDICTS = Features({"dropped_by": Value("string"), "fingerprint": Value("uint64"), "minhash": List(Value("uint32"))})
+
 
 def filter_rows(
     dataset: Dataset, rules: Sequence[str], num_proc: int | None = None, name: str = "rows"
@@ -35,8 +37,14 @@ def filter_rows(
     """
     if unknown := sorted(set(rules) - set(RULES)):
         raise UserError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
-    _check_columns(dataset, rules, name)
-    counts = {name: 0 for name in RULES if name in rules}
+    for needed, column in ((rule, column) for rule in rules for column in COLUMNS[rule]):
+        if column not in dataset.column_names:
+            raise UserError(f"{name}: no column {column!r}, which the filter {needed} needs")
+        values = dataset.select_columns(column).with_format("arrow")[:][column]
+        if values.null_count:
+            row = values.is_null().index(True).as_py() + 1
+            raise UserError(f"{name}: row {row} has no {column!r}, which the filter {needed} needs")
+    counts = dict.fromkeys((rule for rule in RULES if rule in rules), 0)
     num_proc = num_proc or processes_for(len(dataset), PARSED_AT_ONCE)
     if "comments" in rules:
         dataset = dataset.map(_without_comments, batched=True, num_proc=num_proc, desc="comments")
@@ -49,25 +57,19 @@ def filter_rows(
         fn_kwargs={"rules": list(rules)},
         remove_columns=dataset.column_names,
         num_proc=num_proc,
-        features=_verdict_features(rules),
+        features=VERDICTS,
         desc="filtering",
     )
     reasons = np.asarray(verdicts["dropped_by"][:], dtype=object)
-    _mark_duplicates(verdicts, reasons)
+    # Rows that another rule drops do not count as earlier copies.
+    if "duplicates" in rules:
+        left = np.flatnonzero(reasons == "")
+        reasons[left[exact_duplicates(verdicts.data.column("fingerprint").to_numpy()[left])]] = "duplicates"
+    if "near_duplicates" in rules:
+        left = np.flatnonzero(reasons == "")
+        reasons[left[near_duplicates(left, TokenColumn(verdicts, "minhash").__getitem__)]] = "near_duplicates"
     counts.update(Counter(reason for reason in reasons if reason))
     return dataset.select(np.flatnonzero(reasons == "")), counts
-
-
-def _check_columns(dataset: Dataset, rules: Sequence[str], name: str) -> None:
-    """Raises UserError if a row lacks a column that a rule needs."""
-    for rule in rules:
-        for column in COLUMNS[rule]:
-            if column not in dataset.column_names:
-                raise UserError(f"{name}: no column {column!r}, which the filter {rule} needs")
-            values = dataset.select_columns(column).with_format("arrow")[:][column]
-            if values.null_count:
-                row = values.is_null().index(True).as_py() + 1
-                raise UserError(f"{name}: row {row} has no {column!r}, which the filter {rule} needs")
 
 
 def _without_comments(batch: dict[str, list]) -> dict[str, list]:
@@ -82,33 +84,13 @@ def _without_comments(batch: dict[str, list]) -> dict[str, list]:
     return result
 
 
-def _verdict_features(rules: Sequence[str]) -> Features:
-    """Returns the columns that `_judge` makes."""
-    columns = {"dropped_by": Value("string")}
-    columns |= {"fingerprint": Value("uint64")} if "duplicates" in rules else {}
-    columns |= {"minhash": List(Value("uint32"))} if "near_duplicates" in rules else {}
-    return Features(columns)
-
-
 def _judge(batch: dict[str, list], rules: Sequence[str]) -> dict[str, Sequence]:
-    """Returns the rule that drops each row, and the hashes by which duplicates are found."""
-    rows = (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
-    reasons = [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in rows]
-    verdicts: dict[str, Sequence] = {"dropped_by": reasons}
-    if "duplicates" in rules:
-        verdicts["fingerprint"] = np.fromiter(map(fingerprint, batch["code_tokens"]), np.uint64)
-    if "near_duplicates" in rules:
-        verdicts["minhash"] = [minhash(tokens) for tokens in batch["code_tokens"]]
-    return verdicts
-
-
-def _mark_duplicates(verdicts: Dataset, reasons: np.ndarray) -> None:
-    """Adds to `reasons` the rows that duplicate an earlier one. Rows that another rule drops do not count."""
-    if "fingerprint" in verdicts.column_names:
-        left = np.flatnonzero(reasons == "")
-        fingerprints = verdicts.data.column("fingerprint").to_numpy()[left]
-        reasons[left[exact_duplicates(fingerprints)]] = "duplicates"
-    if "minhash" in verdicts.column_names:
-        left = np.flatnonzero(reasons == "")
-        signatures = TokenColumn.from_dataset(verdicts, "minhash")
-        reasons[left[near_duplicates(left, signatures.__getitem__)]] = "near_duplicates"
+    """Returns the rule that drops each row, and the hashes by which duplicates are found, None if they are not."""
+    rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+    none, exact, near = [None] * len(rows), "duplicates" in rules, "near_duplicates" in rules
+    return {
+        "dropped_by": [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in rows],
+        # As a list, Arrow would refuse numbers above 2^63.
+        "fingerprint": np.array([fingerprint(row["code_tokens"]) for row in rows], np.uint64) if exact else none,
+        "minhash": [minhash(row["code_tokens"]) for row in rows] if near else none,
+    }

@@ -104,13 +104,8 @@ class GlobalBatchSampler(BatchSampler):
         return self._split(range(self.rows))
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws random batches in which no query and no code text occurs twice.
-
-        Rows whose text occurs elsewhere are placed first, each in a random batch without that text; the other rows
-        fill the batches. A row is left out of the epoch if every batch with room has one of its texts.
-        """
-        places = np.full(len(self), self.batch_size)
-        places[-1] = min(self.rows - (len(self) - 1) * self.batch_size, self.batch_size)
+        """Draws random batches without repeated texts; a row is left out if each batch with room has a text of it."""
+        places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of, order = shared_texts(self.text_ids), generator.permutation(self.rows).tolist()
         batches = _placed_apart([row for row in order if row in texts_of], texts_of, places, generator)
         others = [row for row in order if row not in texts_of]
@@ -144,11 +139,7 @@ def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Itera
 def _placed_apart(
     rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
 ) -> list[list[int]]:
-    """Puts each row into a random batch that has room and none of the row's texts, in linear time.
-
-    Args:
-        places: int64[batches], the maximum number of rows of each batch.
-    """
+    """Puts each row into a random batch with room (`places`) and none of the row's texts, in linear time."""
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]
     held: Counter = Counter()  # batches that hold a text

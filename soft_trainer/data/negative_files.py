@@ -8,13 +8,14 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from datasets import Dataset, load_from_disk
 
+from soft_trainer.data.codesearchnet import row_of_url
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
@@ -51,7 +52,7 @@ class TrainingRows:
     @cached_property
     def row_of_url(self) -> dict[str, int]:
         """The first row that has each url."""
-        return {url: row for row, url in zip(range(len(self) - 1, -1, -1), reversed(self.urls), strict=True) if url}
+        return row_of_url(self.urls)
 
 
 class _FirstRows:
@@ -109,12 +110,19 @@ class _Codes:
             )
         return self.text(name)
 
-    def scored(self, names: Sequence[str], scores: Sequence[float] | None, place: str) -> dict[int, float]:
-        """Returns the number of each code that is named, with its score or NaN."""
-        if scores and len(scores) != len(names):
-            raise UserError(f"{place}: {len(names)} negatives and {len(scores)} scores")
-        numbers = (self._number(name, place) for name in names)
-        return dict(zip(numbers, map(_score, scores or [None] * len(names)), strict=True))
+    def named(self, lines: Iterable[tuple], place: str) -> Negatives:
+        """Returns the negatives that lines of names, their scores or None, and the score of the row's code give."""
+
+        def numbered(names: Sequence[str], scores: Sequence[float] | None, place: str) -> dict[int, float]:
+            if scores and len(scores) != len(names):
+                raise UserError(f"{place}: {len(names)} negatives and {len(scores)} scores")
+            numbers = (self._number(name, place) for name in names)
+            return dict(zip(numbers, map(_score, scores or [None] * len(names)), strict=True))
+
+        return self.negatives(
+            (numbered(names, scores, f"{place}, row {number}"), _score(own))
+            for number, (names, scores, own) in enumerate(lines, 1)
+        )
 
     def negatives(self, candidates: Iterable[tuple[Mapping[int, float], float]]) -> Negatives:
         """Turns each row's candidates with their scores, and the score of the row's code, into arrays.
@@ -198,11 +206,8 @@ def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows) -> 
             "negatives of these rows, or train on those"
         )
     codes = _Codes(rows, islice(lines, head.get("code_only", 0)))
-    candidates = (
-        (codes.scored(line.get("negatives") or (), line.get("scores"), f"{path}, row {number}"), line)
-        for number, line in enumerate(lines, 1)
-    )
-    negatives = codes.negatives((scored, _score(line.get("positive_score"))) for scored, line in candidates)
+    fields = ((line.get("negatives") or (), line.get("scores"), line.get("positive_score")) for line in lines)
+    negatives = codes.named(fields, str(path))
     if len(negatives) != len(rows):
         raise UserError(f"{path}: {len(negatives)} rows, the first line says {len(rows)}: the file is not whole")
     return negatives
@@ -228,13 +233,8 @@ def column_negatives(
     Raises:
         UserError: a url that no training row has, or a wrong number of scores (names the row).
     """
-    codes = _Codes(rows)
-    candidates = []
-    for row, value in enumerate(values):
-        names = [value] if isinstance(value, str) else value or ()
-        of_row = codes.scored(names, scores and scores[row], f"{place}, row {row + 1}")
-        candidates.append((of_row, _score(own[row] if own else None)))
-    return codes.negatives(candidates)
+    names = ([value] if isinstance(value, str) else value or () for value in values)
+    return _Codes(rows).named(zip(names, scores or repeat(None), own or repeat(None), strict=False), place)
 
 
 def code_numbers(columns: Sequence[Sequence[str]], rows: TrainingRows) -> tuple[np.ndarray, list[dict]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from soft_trainer.data.neighbours import Neighbours
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,13 @@ def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
             limits.append(f"negative_{name}={value}")
         keep &= scores <= highest(value)
     loosen = f" by {', '.join(limits)}: loosen the limits" if limits else ""
-    if not keep.any():
-        raise UserError(f"none of {len(owners):,} candidate negatives is left{loosen}")
     left = negatives.kept(keep)
-    if (most := left.counts.max()) < choice.number:
-        raise UserError(
-            f"negatives_per_query={choice.number}: no row has more than {most} candidate negatives{loosen}"
-        )
+    most = left.counts.max(initial=0)
+    fewer = f"negatives_per_query={choice.number}: no row has more than {most} candidate negatives{loosen}"
+    refuse(
+        (not most, f"none of {len(owners):,} candidate negatives is left{loosen}"),
+        (most < choice.number, fewer),
+    )
     return left
 
 

@@ -133,14 +133,13 @@ def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], N
     problem = distributed.from_main(problem)
     if problem is not None:
         raise UserError(problem)
-    kept = load_arrays(folder, key, warn=False)
+    kept = load_arrays(folder, key)
     if distributed.any_process(kept is None):
         return Neighbours(*distributed.from_main(neighbours and astuple(neighbours)))
     return Neighbours(**kept)
 
 
 def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[np.ndarray], Tensor]:
-    """Computes the similarities of some rows' queries to all codes."""
     everything = _vectors(codes, slice(None), device)
     return lambda block: _vectors(queries, block, device) @ everything.T
 
@@ -210,10 +209,7 @@ def _equal_texts(ids: np.ndarray) -> Callable[[np.ndarray], tuple[Tensor, Tensor
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the k largest scores of each row and their columns, as `topk` does, but faster.
-
-    They lie in the k groups of columns with the largest maxima.
-    """
+    """Returns `scores.topk(k)`, but faster: the results lie in the k groups of columns with the largest maxima."""
     rows, width = scores.shape
     groups = width // GROUP
     if groups <= k:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sysconfig
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
@@ -26,7 +27,7 @@ from soft_trainer.data.codesearchnet import (
     select_by_urls,
 )
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import write_json
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments
 from soft_trainer.terminal import print_on_main, table
@@ -35,13 +36,10 @@ from soft_trainer.terminal import print_on_main, table
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
     """Returns the splits that a run must have: training rows, and evaluation rows unless `eval_data_dir` has some."""
     own = not arguments.eval_data_dir
-    wanted = {
-        "train": args.do_train or from_scratch,
-        "valid": (args.do_train and args.eval_strategy != "no") or (own and args.do_eval),
-        "test": own and args.do_predict,
-    }
-    splits = tuple(split for split, needed in wanted.items() if needed)
-    return (*splits, "codebase") if set(splits) - {"train"} else splits
+    train = args.do_train or from_scratch
+    valid = (args.do_train and args.eval_strategy != "no") or (own and args.do_eval)
+    test = own and args.do_predict
+    return tuple(split for split, needed in zip(SPLITS, (train, valid, test, valid or test), strict=True) if needed)
 
 
 def check_sources(arguments: DataArguments) -> None:
@@ -55,11 +53,10 @@ def check_sources(arguments: DataArguments) -> None:
         folder = getattr(arguments, name)
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder")
-    for name in ("data_dir", "eval_data_dir", "guard"):
-        for language in arguments.languages:
-            for source in (getattr(arguments, name) or "").replace("{language}", language).split(","):
-                if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
-                    raise UserError(f"{name}={source.strip()}: no such folder or file")
+    for name, language in itertools.product(("data_dir", "eval_data_dir", "guard"), arguments.languages):
+        for source in (getattr(arguments, name) or "").replace("{language}", language).split(","):
+            if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
+                raise UserError(f"{name}={source.strip()}: no such folder or file")
 
 
 def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict[str, DatasetDict] | None:
@@ -71,16 +68,16 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
     Raises:
         UserError: rows cannot be read, or a query's url is not in the corpus.
     """
-    sources = [(arguments.data_dir or "").replace("{language}", language) for language in arguments.languages]
-    elsewhere = arguments.source_dir or arguments.history or len(set(sources)) < len(sources)
-    if elsewhere or not all(source and Path(source).exists() for source in sources):
+    columns, loaded = (arguments.query_column, arguments.code_column), {}
+    sources = {name: (arguments.data_dir or "").replace("{language}", name) for name in arguments.languages}
+    elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(arguments.languages)
+    if elsewhere or not all(source and Path(source).exists() for source in sources.values()):
         return None  # `load_data` reads them, or says what is wrong
-    columns = arguments.query_column, arguments.code_column
-    loaded = [load_rows(source, *columns, needed) for source in sources]
-    if not (arguments.split_urls or arguments.filters or arguments.drop_unusable):  # they choose the rows first
-        for data in loaded:
-            check_urls(data)
-    return dict(zip(arguments.languages, loaded, strict=True))
+    for language, source in sources.items():
+        loaded[language] = load_rows(source, *columns, needed)
+        if not (arguments.split_urls or arguments.filters or arguments.drop_unusable):  # they choose the rows first
+            check_urls(loaded[language])
+    return loaded
 
 
 def load_data(
@@ -101,12 +98,15 @@ def load_data(
         UserError: rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
     """
     check_languages(arguments.languages, _reader(arguments, profile))
-    if mined := [name for name in ("source_dir", "history") if getattr(arguments, name) and arguments.data_dir]:
-        raise UserError(f"data_dir and {mined[0]}: give one of them")
-    if len(arguments.languages) > 1 and arguments.data_dir and "{language}" not in arguments.data_dir:
-        raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the folder's name")
-    load = partial(_load_language, arguments, mined_dir=Path(mined_dir), needed=needed)
-    data = _joined(dict(local or {language: load(language) for language in arguments.languages}))
+    source, mined = arguments.data_dir, "source_dir" if arguments.source_dir else "history"
+    refuse(
+        (source and getattr(arguments, mined), f"data_dir and {mined}: give one of them"),
+        (
+            source and "{language}" not in source and len(arguments.languages) > 1,
+            f"data_dir={source}: several languages need {{language}} in the folder's name",
+        ),
+    )
+    data = _load_languages(arguments, Path(mined_dir), needed, local)
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
     if len(arguments.languages) == 1 and (profile.data_flow_length or arguments.filters):
@@ -120,7 +120,7 @@ def load_data(
             f"no rows of {', '.join(missing)}: name a folder by --data_dir, a tree by --source_dir or --history"
         )
     if arguments.max_train_rows is not None and "train" in data:
-        data["train"] = _first_rows(data["train"], arguments.max_train_rows, arguments.languages)
+        data["train"] = _first_rows(data["train"], arguments.max_train_rows, len(arguments.languages) > 1)
     if arguments.drop_unusable:
         data = drop_unusable_rows(data, profile)
     check_rows(data, profile)
@@ -138,28 +138,28 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
     return "CodeSearchNet" if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET else None
 
 
-def _load_language(arguments: DataArguments, language: str, mined_dir: Path, needed: Sequence[str]) -> DatasetDict:
-    """Loads the splits of one language as they are stored."""
-    if arguments.source_dir or arguments.history:
-        own = mined_dir if len(arguments.languages) == 1 else mined_dir / language
-        data = load_folder(_mined(arguments, language, own))
-        return _with_extra_rows(data, arguments, language, own) if arguments.extra_source_dir else data
-    if arguments.data_dir:
-        source = arguments.data_dir.replace("{language}", language)
-        return load_rows(source, arguments.query_column, arguments.code_column, needed)
-    if arguments.dataset_name == "none":
-        return DatasetDict()
-    return load_hub(arguments.dataset_name, language)
-
-
-def _joined(by_language: dict[str, DatasetDict]) -> DatasetDict:
-    """Joins the rows of all languages, split by split, and adds its language to every row."""
-    if len(by_language) == 1:
-        return next(iter(by_language.values()))
-    for language, data in by_language.items():
-        for split, rows in data.items():
-            data[split] = _in_language(rows, language)
-    parts = {split: [data[split] for data in by_language.values() if split in data] for split in SPLITS}
+def _load_languages(
+    arguments: DataArguments, mined_dir: Path, needed: Sequence[str], local: Mapping[str, DatasetDict] | None
+) -> DatasetDict:
+    """Loads the splits of every language as they are stored, and joins those of several with their language."""
+    loaded, several = [], len(arguments.languages) > 1
+    for language in arguments.languages:
+        own = mined_dir / language if several else mined_dir
+        if local:
+            data = local[language]
+        elif arguments.source_dir or arguments.history:
+            data = load_folder(_mined(arguments, language, own))
+            if arguments.extra_source_dir:
+                data = _with_extra_rows(data, arguments, language, own)
+        elif arguments.data_dir:
+            source = arguments.data_dir.replace("{language}", language)
+            data = load_rows(source, arguments.query_column, arguments.code_column, needed)
+        else:
+            data = DatasetDict() if arguments.dataset_name == "none" else load_hub(arguments.dataset_name, language)
+        loaded.append({split: _in_language(rows, language) for split, rows in data.items()} if several else data)
+    if not several:
+        return loaded[0]
+    parts = {split: [data[split] for data in loaded if split in data] for split in SPLITS}
     return DatasetDict({split: concatenate_datasets(rows) for split, rows in parts.items() if rows})
 
 
@@ -169,13 +169,12 @@ def _in_language(rows: Dataset, language: str) -> Dataset:
     return rows.select_columns(others).add_column("language", [language] * len(rows))
 
 
-def _first_rows(rows: Dataset, limit: int, languages: Sequence[str]) -> Dataset:
+def _first_rows(rows: Dataset, limit: int, several: bool) -> Dataset:
     """Takes the first rows of every language, at most `limit` in all, as evenly as their sizes allow."""
-    rank = np.arange(len(rows))  # position of a row among the rows of its language
-    if len(languages) > 1:
-        names = np.array(rows["language"][:])
-        for language in languages:
-            rank[names == language] = np.arange((names == language).sum())
+    if not several:
+        return rows.select(range(min(limit, len(rows))))
+    languages = pd.Series(rows["language"][:])
+    rank = languages.groupby(languages).cumcount().to_numpy()  # of a row among those of its language
     return rows.select(np.sort(np.argsort(rank, kind="stable")[:limit]))
 
 
@@ -191,16 +190,17 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
     names = [name.strip() for name in filters.split(",")]
     rules = list(dict.fromkeys(rule for name in names for rule in groups.get(name, (name,))))
-    left, counts = {}, {}
+    left, counts = DatasetDict(), {}
     for split, rows in data.items():
         chosen = [rule for rule in rules if split != "codebase" or rule == "comments"]
         left[split], counts[split] = filter_rows(rows, chosen, name=split)
-    lines = [[rule, *(counts[split].get(rule) for split in counts)] for rule in rules if rule != "comments"]
-    headers = ["rule", *(f"rows dropped: {split}" for split in counts)]
-    if "comments" in rules:
-        lines.append(["rows without their comments", *(counts[split]["comments"] for split in counts)])
-    print_on_main(table(headers, lines))
-    return DatasetDict(left)
+    label = {"comments": "rows without their comments"}
+    lines = [
+        [label.get(rule, rule), *(counts[split].get(rule) for split in counts)]
+        for rule in sorted(rules, key=lambda rule: rule == "comments")
+    ]
+    print_on_main(table(["rule", *(f"rows dropped: {split}" for split in counts)], lines))
+    return left
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
@@ -212,13 +212,11 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     source = source_folder(arguments.source_dir) if arguments.source_dir else None
     record = folder / "mined_from.json"
     if arguments.history:
+        mine, origin, state = mine_history_to, arguments.history, history_state(arguments.history)
         options = {"source_dir": source, "max_functions": arguments.max_functions, "body": arguments.body}
-        state = history_state(arguments.history)
-        mine, origin = mine_history_to, arguments.history
     else:
-        state, options = tree_state(source, language), {"keep": (arguments.mining_keep or "").split(",")}
-        options["keep"] = [rule for rule in options["keep"] if rule]
-        mine, origin = mine_to, source
+        mine, origin, state = mine_to, source, tree_state(source, language)
+        options = {"keep": [rule for rule in (arguments.mining_keep or "").split(",") if rule]}
     mined_from = [str(Path(origin).resolve()), state, language, *options.values()]
     if not record.exists() or json.loads(record.read_text()) != mined_from:
         print_on_main(mining_table(mine(origin, language, folder, **options)))
@@ -230,24 +228,20 @@ def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str,
     """Adds the functions of `--extra_source_dir` to train, but no copy of a function in the other splits."""
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
     mined = load_folder(_mined(extra, language, folder / "extra"), SPLITS[:3])
-    held_out = [data[split] for split in SPLITS if split != "train"]
-    codes = {tuple(tokens) for rows in held_out for tokens in rows["code_tokens"]}
-    queries = {_opening(tokens) for rows in held_out if "docstring_tokens" in rows.column_names
-               for tokens in rows["docstring_tokens"]}  # fmt: skip
+
+    def marks(rows: Dataset) -> Iterator[set]:
+        """Yields the code of each row and the first words of its query, by which a copy with changes is known."""
+        queries = rows["docstring_tokens"] if "docstring_tokens" in rows.column_names else [()] * len(rows)
+        for code, query in zip(rows["code_tokens"], queries, strict=True):
+            yield {("code", *code), ("query", *(token.lower() for token in (query or ())[:12]))}
+
+    held_out = set().union(*(mark for split in SPLITS[1:] for mark in marks(data[split])))
     parts = [data["train"]]
-    for split in SPLITS[:3]:
-        pairs = zip(mined[split]["code_tokens"], mined[split]["docstring_tokens"], strict=True)
-        new = [row for row, (code, query) in enumerate(pairs) if tuple(code) not in codes
-               and _opening(query) not in queries]  # fmt: skip
-        parts.append(mined[split].select(new))
+    for rows in mined.values():
+        parts.append(rows.select([row for row, mark in enumerate(marks(rows)) if mark.isdisjoint(held_out)]))
     data["train"] = concatenate_datasets(parts)
     print_on_main(f"train: {len(parts[0]):,} rows and {len(data['train']) - len(parts[0]):,} of extra_source_dir")
     return data
-
-
-def _opening(tokens: Sequence[str] | None) -> tuple[str, ...]:
-    """The first words of a text, by which a copy with small changes is known."""
-    return tuple(token.lower() for token in (tokens or ())[:12])
 
 
 def source_folder(source_dir: str) -> str:
@@ -264,14 +258,13 @@ def as_rows(rows, name: str) -> Dataset | None:
     """
     if rows is None or isinstance(rows, Dataset):
         return rows
-    if isinstance(rows, list) and not rows:
-        raise UserError(f"{name}: there are no rows")
-    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+    if isinstance(rows, list) and rows and all(isinstance(row, Mapping) for row in rows):
         return Dataset.from_list(rows)
-    raise UserError(
-        f"{name}: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and "
-        "masks know a row by its number, so rows of a stream must be collected first"
+    expected = (
+        f"a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and masks know a "
+        "row by its number, so rows of a stream must be collected first"
     )
+    raise UserError(f"{name}: {'there are no rows' if rows == [] else expected}")
 
 
 def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:
@@ -289,10 +282,12 @@ def corpus_for(codebase, key: str | None) -> Dataset:
     Raises:
         UserError: there is none.
     """
-    if isinstance(codebase, Mapping):
-        if key not in codebase:
-            raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, codebase))}")
-        codebase = codebase[key]
-    if not isinstance(codebase, Dataset):
-        raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
-    return codebase
+    corpora = codebase if isinstance(codebase, Mapping) else {key: codebase}
+    refuse(
+        (key not in corpora, f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}"),
+        (
+            not isinstance(corpora.get(key), Dataset),
+            "evaluation needs a corpus: pass codebase= (a Dataset with url and code)",
+        ),
+    )
+    return corpora[key]

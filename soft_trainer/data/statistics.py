@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 
 from soft_trainer.data.batches import text_ids
-from soft_trainer.data.codesearchnet import SIDES_OF
-from soft_trainer.data.tokens import column_texts, side_settings, text_column, tokenized
+from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS
+from soft_trainer.data.tokens import SIDES, side_texts, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.terminal import table
 
@@ -35,40 +33,27 @@ def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> di
     for split, rows in data.items():
         statistics[split] = {"rows": len(rows)}
         for side in SIDES_OF[split]:
-            statistics[split][side] = _side_statistics(rows, side, profile, tokenizer)
+            lengths = np.asarray(tokenized(rows, side, profile, tokenizer).with_format("numpy")["length"][:])
+            statistics[split][side] = {
+                "mean": float(lengths.mean()),
+                "p95": float(np.percentile(lengths, 95)),
+                "cut": float((lengths > getattr(profile, f"{side}_length")).mean()),
+                "duplicates": len(rows) - len(np.unique(text_ids(side_texts(rows, side, profile)))),
+            }
     return statistics
-
-
-def _side_statistics(rows: Dataset, side: str, profile: EncoderProfile, tokenizer) -> dict[str, float]:
-    settings = side_settings(profile, side)
-    column = text_column(rows, settings["columns"], side)
-    lengths = np.asarray(tokenized(rows, side, profile, tokenizer).with_format("numpy")["length"][:])
-    return {
-        "mean": float(lengths.mean()),
-        "p95": float(np.percentile(lengths, 95)),
-        "cut": float((lengths > settings["length"]).mean()),
-        "duplicates": len(rows) - len(np.unique(text_ids(column_texts(rows, column)))),
-    }
 
 
 def statistics_table(statistics: dict[str, dict], paper_language: str | None = None) -> str:
     """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given."""
-    headers = ["split", "rows"]
-    paper: Sequence[int | None] = (None,) * len(statistics)
-    if paper_language is not None:
-        headers.append("rows in the paper")
-        paper = PAPER_ROWS[paper_language]
-    for side in ("query", "code"):
+    paper = {} if paper_language is None else dict(zip(SPLITS, PAPER_ROWS[paper_language], strict=True))
+    headers = ["split", "rows", *["rows in the paper"][: len(paper)]]
+    for side in SIDES:
         headers += [f"{side} tokens: mean", "95 %", "truncated", f"repeated {side}"]
     rows = []
-    for (split, values), published in zip(statistics.items(), paper, strict=True):
-        row = [split, values["rows"], *([published] if paper_language is not None else [])]
-        for side in ("query", "code"):
-            own = values.get(side)
-            row += (
-                [f"{own['mean']:.0f}", f"{own['p95']:.0f}", f"{own['cut']:.1%}", own["duplicates"]]
-                if own
-                else [None] * 4
-            )
+    for split, values in statistics.items():
+        row = [split, values["rows"], *([paper[split]] if paper else [])]
+        for own in map(values.get, SIDES):
+            shown = own and (f"{own['mean']:.0f}", f"{own['p95']:.0f}", f"{own['cut']:.1%}", own["duplicates"])
+            row += shown or [None] * 4
         rows.append(row)
     return table(headers, rows)

@@ -34,50 +34,31 @@ TOKENIZED_BY_PROCESS = 20_000  # rows for which a process is worth starting; few
 class TokenColumn:
     """Token ids of every row, of any length, without copying the underlying Arrow file.
 
-    A column of a data set pickles as that data set and the column's name. A data set on disk pickles as the path of
-    its file, so a column is cheap to send to another process.
+    A column pickles as its data set and its name. A data set on disk pickles as the path of its file, so a column is
+    cheap to send to another process.
 
     Args:
-        chunks: the flat values of each Arrow chunk, and the offsets of its rows (one more than rows).
-        origin: the data set and the column that the chunks are from, None for a column in memory.
+        dataset: rows without an index mapping.
+        column: the name of a column of lists of int.
     """
 
-    def __init__(self, chunks: Sequence[tuple[np.ndarray, np.ndarray]], origin: tuple[Dataset, str] | None = None):
-        self._chunks, self._origin = list(chunks), origin
-        self._starts = np.cumsum([0, *(len(offsets) - 1 for _, offsets in self._chunks)])
-        self.lengths = np.concatenate([np.diff(offsets) for _, offsets in self._chunks] or [np.zeros(0, np.int64)])
+    def __init__(self, dataset: Dataset, column: str):
+        self._origin, self._lists = (dataset, column), dataset.data.column(column)
+        self.lengths = pc.list_value_length(self._lists).to_numpy()
 
     def __reduce__(self):
-        return (TokenColumn.from_dataset, self._origin) if self._origin else (TokenColumn, (self._chunks,))
-
-    @classmethod
-    def from_lists(cls, lists: Sequence[Sequence[int]]) -> TokenColumn:
-        """Makes a column in memory."""
-        offsets = np.cumsum([0, *map(len, lists)])
-        values = np.fromiter((token for tokens in lists for token in tokens), dtype=np.int32, count=offsets[-1])
-        return cls([(values, offsets)])
-
-    @classmethod
-    def from_dataset(cls, dataset: Dataset, column: str) -> TokenColumn:
-        """Wraps a column of lists of int. The data set must have no index mapping."""
-        arrays = dataset.data.column(column).chunks
-        # `values` ignores the slice of the array, and `offsets` count from the start of the whole array too.
-        chunks = [(array.values.to_numpy(), array.offsets.to_numpy()) for array in arrays]
-        return cls(chunks, (dataset, column) if dataset.cache_files else None)
+        return TokenColumn, self._origin
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
-        values, offsets = self._chunks[chunk]
-        row = row - self._starts[chunk]
-        return values[offsets[row] : offsets[row + 1]]
+        return self._lists[int(row)].values.to_numpy()
 
     def add_to(self, digest) -> None:
         """Adds the ids and lengths of all rows to a hash."""
-        for values, offsets in self._chunks:
-            digest.update(np.ascontiguousarray(values[offsets[0] : offsets[-1]]).data)
+        for chunk in self._lists.chunks:
+            digest.update(chunk.flatten().to_numpy().data)
         digest.update(self.lengths.astype(np.int64).data)
 
 
@@ -114,16 +95,16 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     Raises:
         UserError: the data set has none of them, or the column holds no text.
     """
-    for column in columns:
-        if column in dataset.column_names:
-            feature = dataset.features[column]
-            if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
-                raise UserError(f"column {column!r} holds {feature.dtype}, text is expected for the {side}")
-            return column
-    raise UserError(
-        f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; expected {' or '.join(columns)} "
-        f"(--{side}_columns names others)"
-    )
+    column = next((column for column in columns if column in dataset.column_names), None)
+    if column is None:
+        raise UserError(
+            f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; expected "
+            f"{' or '.join(columns)} (--{side}_columns names others)"
+        )
+    feature = dataset.features[column]
+    if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
+        raise UserError(f"column {column!r} holds {feature.dtype}, text is expected for the {side}")
+    return column
 
 
 def texts(values: Sequence) -> list[str]:
@@ -174,8 +155,8 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
     """
     if side == "code" and profile.data_flow_length:
         graphs = _with_data_flow(dataset, profile, tokenizer)
-        return GraphColumn({name: TokenColumn.from_dataset(graphs, name) for name in GRAPHS})
-    return TokenColumn.from_dataset(tokenized(dataset, side, profile, tokenizer), "ids")
+        return GraphColumn({name: TokenColumn(graphs, name) for name in GRAPHS})
+    return TokenColumn(tokenized(dataset, side, profile, tokenizer), "ids")
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
@@ -206,10 +187,7 @@ def processes_for(rows: int, least: int) -> int | None:
 
 
 def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: list, **options) -> Dataset:
-    """Returns the result of `run` on Arrow tables of `columns`.
-
-    It is in the `datasets` cache under the hash of the rows and `key`.
-    """
+    """Returns the result of `run` on Arrow tables, kept in the `datasets` cache under the hash of rows and `key`."""
     rows = dataset.select_columns(columns)
     if rows._indices is not None:  # otherwise the result of `map` would have an index mapping too
         rows = rows.flatten_indices()
@@ -233,13 +211,11 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         UserError: the rows lack the side's columns.
     """
     settings = side_settings(profile, side)
-    column = text_column(dataset, settings["columns"], side)
+    column, prefix, longest = text_column(dataset, settings["columns"], side), settings["prefix"], settings["length"]
 
     def run(table: pa.Table) -> pa.Table:
         """Tokenises the rows of a table."""
-        ids, lengths = tokenize_with_lengths(
-            tokenizer, arrow_texts(table[column]), settings["prefix"], settings["length"]
-        )
+        ids, lengths = tokenize_with_lengths(tokenizer, arrow_texts(table[column]), prefix, longest)
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         values = np.fromiter(chain.from_iterable(ids), np.int32, offsets[-1])
         # For lists of lists, Arrow would look at every number.

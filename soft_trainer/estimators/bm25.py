@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,10 +59,9 @@ class BM25Estimator(Estimator):
         average_length: float | None = None,
         cache_dir: str | Path | None = DEFAULT_FOLDER,
     ):
-        if idf not in IDFS:
-            raise UserError(f"idf={idf!r}: use one of {', '.join(IDFS)}")
-        if scope not in SCOPES:
-            raise UserError(f"scope={scope!r}: use one of {', '.join(SCOPES)}")
+        for name, value, known in (("idf", idf, IDFS), ("scope", scope, SCOPES)):
+            if value not in known:
+                raise UserError(f"{name}={value!r}: use one of {', '.join(known)}")
         self.column, self.document_column = column, document_column or column
         self.k1, self.b, self.idf, self.scope, self.average_length = k1, b, idf, scope, average_length
         self.cache_dir = cache_dir
@@ -119,20 +118,14 @@ def _column(dataset, name: str) -> pa.ChunkedArray:
 
 def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns lists of tokens; texts are split at white space."""
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return values
+    lists, parts = pa.list_(pa.string()), []
+    for start in range(0, len(values), SPLIT_AT_ONCE):
+        texts = values.slice(start, SPLIT_AT_ONCE).to_pylist()
         # Arrow's own notion of white space differs from Python's in control characters.
-        return pa.chunked_array([_split(chunk) for chunk in _slices(values)], pa.list_(pa.string()))
-    return values
-
-
-def _slices(values: pa.ChunkedArray) -> Iterator[pa.Array]:
-    for chunk in values.chunks:
-        for start in range(0, len(chunk), SPLIT_AT_ONCE):
-            yield chunk.slice(start, SPLIT_AT_ONCE)
-
-
-def _split(texts: pa.Array) -> pa.Array:
-    return pa.array([text.split() for text in texts.to_pylist()], pa.list_(pa.string()))
+        parts.append(pa.array([text.split() for text in texts], lists))
+    return pa.chunked_array(parts, lists)
 
 
 def count_arrow_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:

@@ -13,10 +13,9 @@ from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.base import Estimator, MixtureEstimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.options.commands import PAPER_MODEL
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
@@ -130,12 +129,11 @@ def _users_own(name: str):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         estimator = getattr(importlib.import_module(module), attribute)()
+        for method in ("fit", "similarity"):
+            getattr(estimator, method)
+        return estimator
     except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
         raise UserError(f"estimator={name!r}: {error}") from error
-    missing = [method for method in ("fit", "similarity") if not callable(getattr(estimator, method, None))]
-    if missing:
-        raise UserError(f"estimator={name!r}: it has no method {missing[0]}; an estimator has fit and similarity")
-    return estimator
 
 
 def _numbers(option: str, arguments: DataArguments) -> Sequence[float] | None:

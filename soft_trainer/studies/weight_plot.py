@@ -14,7 +14,7 @@ from torch import Tensor
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.tokens import text_column
 from soft_trainer.errors import UserError, refuse
-from soft_trainer.estimators.mixture import MixtureEstimator
+from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
 from soft_trainer.mining.documentation import document_tokens

@@ -18,9 +18,8 @@ from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, exact_ne
 from soft_trainer.data.tokens import SIDES, side_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError, refuse
-from soft_trainer.estimators.base import Estimator, members_of
+from soft_trainer.estimators.base import Estimator, MixtureEstimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import COLUMN, COMPARE_CODES, Plan, parse_ranks
 from soft_trainer.terminal import print_on_main

@@ -16,10 +16,8 @@ ROWS = 10
 @pytest.fixture
 def tokens():
     """Row r has the query [100 + r] and the code [200 + r, 200 + r]."""
-    return {
-        "query": TokenColumn.from_lists([[100 + row] for row in range(ROWS)]),
-        "code": TokenColumn.from_lists([[200 + row] * 2 for row in range(ROWS)]),
-    }
+    ids = {"query": [[100 + row] for row in range(ROWS)], "code": [[200 + row] * 2 for row in range(ROWS)]}
+    return {side: TokenColumn(Dataset.from_dict(ids), side) for side in ids}
 
 
 def first_ids(side) -> list[int]:

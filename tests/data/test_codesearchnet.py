@@ -1,11 +1,10 @@
 """Rows from a folder, from the Hub and by lists of urls. The message names every bad row."""
 
-import itertools
+import gzip
 import json
-import shutil
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features
 from refusals import refused
 
 from soft_trainer.data import codesearchnet
@@ -20,22 +19,15 @@ from soft_trainer.data.codesearchnet import (
     target_rows,
 )
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
 
 COLUMNS = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
 
 
-def error_of(function, *arguments) -> str:
-    """Returns the message of the UserError that the call raises: one line."""
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 def split_of(rows: list[dict], **changes) -> Dataset:
-    return Dataset.from_list([row | changes for row in rows], features=FEATURES)
+    """A split with the columns of its first row."""
+    features = {name: FEATURES[name] for name in (rows[0] if rows else FEATURES)}
+    columns = {name: [(row | changes)[name] for row in rows] for name in features}
+    return Dataset.from_dict(columns, features=Features(features))
 
 
 @pytest.fixture
@@ -88,7 +80,7 @@ def test_rows_are_memory_mapped_from_a_cache(write_folder, rows, tmp_path):
 
 
 def test_missing_folders_and_files(write_folder, tmp_path):
-    with refused(tmp_path / "nowhere", *(f"{split}.jsonl" for split in SPLITS)):
+    with refused(f"{tmp_path / 'nowhere'}: neither train.jsonl nor train.jsonl.gz is there: no such"):
         load_folder(tmp_path / "nowhere")
     folder = write_folder()
     (folder / "valid.jsonl").unlink()
@@ -115,32 +107,25 @@ def test_a_broken_row_is_named_by_file_and_row(write_folder, rows, line, words):
         load_folder(folder)
 
 
-DAMAGE = {
-    "ends too early": lambda whole: whole[: len(whole) // 2],
-    "no gzip at all": lambda whole: b"plain text\n",
-    "bytes flipped inside": lambda whole: whole[:40] + b"\xff" * 20 + whole[60:],
-}
+PACKED = {"": bytes, ".gz": gzip.compress}
+WHOLE = gzip.compress("".join(f'{{"code": "def f{n}(x): return {n * n}"}}\n' for n in range(99)).encode())
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_gzip_file(write_folder, damage):
-    path = write_folder(compressed=True) / "train.jsonl.gz"
-    path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    with refused(path):
-        load_folder(path.parent)
-
-
-def test_a_file_without_rows_of_ours(write_folder):
-    for compressed, content in itertools.product((False, True), ("", "\n\n")):
-        with refused("test.jsonl", "no rows"):
-            load_folder(write_folder(compressed, test=content))
-        shutil.rmtree(write_folder())
-    with refused("train.jsonl: row 1 has none of the columns repo, path, ", "rename"):
-        load_folder(write_folder(train=[{"question": "sort a list", "answer": "sorted(x)"}]))
-    folder = write_folder()
-    (folder / "test.jsonl").write_bytes(b'{"code": "\xff\xfe"}\n')
-    with refused(folder / "test.jsonl"):
-        load_folder(folder)
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        *((f"test.jsonl{end}", pack(lines), "no rows") for lines in (b"", b"\n\n") for end, pack in PACKED.items()),
+        ("train.jsonl", b'{"question": "sort a list"}', "row 1 has none of the columns repo, path, "),
+        ("test.jsonl", b'{"code": "\xff\xfe"}\n', "cannot be read as JSON lines in UTF-8"),
+        ("train.jsonl.gz", WHOLE[: len(WHOLE) // 2], "cannot be read"),
+        ("train.jsonl.gz", b"plain text\n", "cannot be read"),
+        ("train.jsonl.gz", WHOLE[:40] + b"\xff" * 20 + WHOLE[60:], "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with refused(f"{tmp_path / name}: {words}"):
+        load_folder(tmp_path, [name.split(".")[0]])
 
 
 # ---- The Hub ----
@@ -260,67 +245,56 @@ def second(**changes):
     return lambda rows: [rows[0], rows[1] | changes, *rows[2:]]
 
 
-def every(**changes):
-    return lambda rows: [row | changes for row in rows]
+def every(*removed, **changes):
+    """Changes every row."""
+    return lambda rows: [{name: row[name] for name in row if name not in removed} | changes for row in rows]
+
+
+GRAPHS = {"data_flow_length": 8}
+NO_LANGUAGE = "no column 'language', which an encoder with data flow needs"
 
 
 @pytest.mark.parametrize(
-    "split, spoil, words",
+    "split, spoil, options, message",
     [
-        *((split, lambda rows: [], ["no rows"]) for split in SPLITS),
-        ("train", second(docstring_tokens=[]), ["docstring_tokens", "row 2"]),
-        ("train", second(code_tokens=None), ["code_tokens", "row 2"]),
-        ("valid", second(docstring_tokens=[]), ["docstring_tokens", "row 2"]),
-        ("test", second(url=""), ["url", "row 2"]),
-        ("codebase", second(code_tokens=[]), ["code_tokens", "row 2"]),
-        ("codebase", second(url=None), ["url", "row 2"]),
-        ("train", every(docstring_tokens=[]), ["rows 1, 2, 3, 4, 5 and 3 more"]),
-        ("codebase", lambda rows: [*rows, rows[1]], ["row 5", "row 2", "module_9.py"]),
-        ("valid", second(url="elsewhere"), ["row 2", "elsewhere"]),
-        ("test", second(url="elsewhere"), ["row 2", "elsewhere"]),
+        *((split, lambda rows: [], {}, f"{split}: no rows") for split in SPLITS),
+        ("train", second(docstring_tokens=[]), {}, "train: column 'docstring_tokens' is missing or empty in row 2;"),
+        ("train", second(code_tokens=None), {}, "train: column 'code_tokens' is missing or empty in row 2;"),
+        ("train", every(docstring_tokens=[]), {}, "rows 1, 2, 3, 4, 5 and 3 more"),
+        (
+            "train",
+            every(docstring=" \n"),
+            {"query_columns": ("docstring",)},
+            "train: column 'docstring' is missing or e",
+        ),
+        ("train", every("code", "code_tokens"), {}, "expected code_tokens or code (--code_columns names others)"),
+        ("train", every("language"), GRAPHS, f"train: {NO_LANGUAGE}"),
+        ("train", second(language=None), GRAPHS, "train: column 'language' is missing or empty in row 2"),
+        ("valid", second(docstring_tokens=[]), {}, "valid: column 'docstring_tokens' is missing or empty in row 2;"),
+        ("valid", second(url="elsewhere"), {}, "valid: row 2 has a url that is not in the codebase (elsewhere)"),
+        ("valid", every(url="elsewhere"), {}, "valid: rows 1, 2 have a url that is not in the codebase (elsewhere)"),
+        ("test", second(url=""), {}, "test: column 'url' is missing or empty in row 2"),
+        ("test", every("url"), {}, "test: no column 'url'"),
+        ("test", second(url="elsewhere"), {}, "test: row 2 has a url that is not in the codebase (elsewhere)"),
+        ("codebase", second(code_tokens=[]), {}, "codebase: column 'code_tokens' is missing or empty in row 2;"),
+        ("codebase", second(url=None), {}, "codebase: column 'url' is missing or empty in row 2"),
+        ("codebase", every("url"), {}, "codebase: no column 'url'"),
+        ("codebase", lambda rows: [*rows, rows[1]], {}, "codebase: row 5 repeats the url of row 2: https://"),
+        ("codebase", every("language"), GRAPHS, f"codebase: {NO_LANGUAGE}"),
+        ("codebase", second(language=None), GRAPHS, "codebase: column 'language' is missing or empty in row 2"),
+        ("codebase", lambda rows: None, {}, "valid: no corpus"),
     ],
 )
-def test_a_bad_row_is_named_by_split_column_and_row(data, split, spoil, words):
-    rows = spoil(data[split].to_list())
-    data[split] = Dataset.from_list(rows, features=FEATURES) if rows else data[split].select([])
-    message = error_of(check_rows, data, EncoderProfile())
-    assert message.startswith(split) and all(word in message for word in words)
+def test_what_would_not_work_is_named_by_split_column_and_row(data, split, spoil, options, message):
+    rows = spoil(data.pop(split).to_list())
+    data = dict(data) if rows is None else {name: split_of(rows) if name == split else data[name] for name in SPLITS}
+    with refused(message):
+        check_rows(data, EncoderProfile(**options))
 
 
-def test_columns_and_splits_that_are_missing(data, rows):
-    whole = dict(data)
-    profile = EncoderProfile(query_columns=("docstring",))
-    with refused("train", "docstring"):
-        check_rows(data | {"train": split_of(rows[:8], docstring=" \n")}, profile)
-    with refused("code_tokens", "--code_columns"):
-        check_rows(data | {"train": data["train"].remove_columns(["code", "code_tokens"])}, EncoderProfile())
-    with refused("test: no column 'url'"):
-        check_rows(data | {"test": data["test"].remove_columns("url")}, EncoderProfile())
-    del whole["codebase"]
-    with refused("valid: no corpus"):
-        check_rows(whole, EncoderProfile())
-
-
-def test_queries_are_matched_with_the_corpus(data, rows):
-    queries, corpus = data["valid"], data["codebase"]
-    assert target_rows(queries, corpus).tolist() == [0, 1]
-    assert "eval_dataset: no corpus" in error_of(target_rows, queries, None, "eval_dataset")
-    for bad in ((queries.remove_columns("url"), corpus), (queries, corpus.remove_columns("url"))):
-        assert "no column 'url'" in error_of(target_rows, *bad, "eval_dataset")
-    message = error_of(target_rows, queries, split_of(rows[9:12]), "eval_dataset")
-    assert message == f"eval_dataset: row 1 has a url that is not in the codebase ({rows[8]['url']})"
-    assert "row 2 repeats the url of row 1" in error_of(target_rows, queries, split_of([rows[8]] * 2), "queries")
-
-
-@pytest.mark.parametrize("split", ["train", "codebase"])
-def test_code_that_is_parsed_needs_a_language(data, split):
-    graphs = EncoderProfile(data_flow_length=8)
-    check_rows(data, graphs)
-    spoilt = data[split].to_list()
-    spoilt[2]["language"] = None
-    rows = Dataset.from_list(spoilt, features=FEATURES)
-    with refused(f"{split}: column 'language' is missing or empty in row 3"):
-        check_rows(data | {split: rows}, graphs)
-    data[split] = data[split].remove_columns("language")
-    assert f"{split}: no column 'language'" in error_of(check_rows, data, graphs)
-    check_rows(data, EncoderProfile())
+def test_queries_are_matched_with_the_corpus(data):
+    assert target_rows(data["valid"], data["codebase"]).tolist() == [0, 1]
+    assert target_rows(data["test"], data["codebase"].select([3, 1, 2])).tolist() == [2, 0]
+    with refused("eval_dataset: no queries"):
+        target_rows(None, data["codebase"])
+    check_rows(data, EncoderProfile(**GRAPHS))

@@ -40,10 +40,12 @@ def test_no_partition_is_cheaper(overhead, attention):
         assert cost_of(chunk_by_length(lengths, cost), lengths, cost) == pytest.approx(cheapest(lengths, cost))
 
 
-def test_every_row_is_in_one_chunk_longest_first():
+@pytest.mark.parametrize("largest, number", [(None, 1), (8, 1), (None, 40)])
+def test_every_row_is_in_one_chunk_longest_first(largest, number):
     lengths = np.random.default_rng(0).integers(1, 300, size=100)
-    chunks = chunk_by_length(lengths, ChunkCost())
+    chunks = chunk_by_length(lengths, ChunkCost(), largest, number)
     assert sorted(np.concatenate(chunks).tolist()) == list(range(100))
+    assert max(map(len, chunks)) <= (largest or 100) and len(chunks) >= number
     longest = [int(lengths[chunk].max()) for chunk in chunks]
     assert longest == sorted(longest, reverse=True) and len(chunks) > 2
 
@@ -51,17 +53,9 @@ def test_every_row_is_in_one_chunk_longest_first():
 def test_without_a_cost_there_is_one_chunk_in_the_order_given():
     [chunk] = chunk_by_length(np.array([3, 200, 1]), None)
     assert chunk.tolist() == [0, 1, 2]
+    assert [len(chunk) for chunk in chunk_by_length(np.ones(10), None, largest=4)] == [4, 4, 2]
     for lengths in ([7], [5, 5, 5]):  # nothing to gain
         assert [len(chunk) for chunk in chunk_by_length(np.array(lengths), ChunkCost(overhead=0.0))] == [len(lengths)]
-
-
-@pytest.mark.parametrize("cost", [None, ChunkCost(), ChunkCost(overhead=0.0)])
-def test_no_chunk_has_more_rows_than_the_largest(cost):
-    lengths = np.random.default_rng(0).integers(1, 300, size=50)
-    chunks = chunk_by_length(lengths, cost, largest=8)
-    assert max(map(len, chunks)) <= 8
-    assert sorted(np.concatenate(chunks).tolist()) == list(range(50))
-    assert [len(chunk) for chunk in chunk_by_length(np.ones(10), None, largest=4)] == [4, 4, 2]
 
 
 def test_dear_chunks_are_few_and_free_ones_many_and_a_model_says_what_they_cost():
@@ -103,12 +97,14 @@ def test_without_chunks_each_side_is_padded_to_its_own_longest():
     assert batch["code"].order.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("largest", [None, 3])
 @pytest.mark.parametrize("cost", [None, ChunkCost(), ChunkCost(overhead=0.0), ChunkCost(overhead=1e9)])
-def test_every_row_is_there_once_in_the_batchs_order(cost):
+def test_every_row_is_there_once_in_the_batchs_order_and_no_chunk_is_larger_than_asked(cost, largest):
     lengths = [(3, 40), (30, 200), (3, 41), (17, 8), (9, 100), (30, 9), (1, 1)]
-    batch = PairCollator(PAD, cost)([feature(*pair) for pair in lengths])
+    batch = PairCollator(PAD, cost, largest_chunk=largest)([feature(*pair) for pair in lengths])
     for side, wanted in zip(("query", "code"), zip(*lengths, strict=True), strict=True):
         assert restored(batch[side]) == [list(range(10, 10 + length)) for length in wanted]
+        assert max(len(chunk["input_ids"]) for chunk in batch[side].chunks) <= (largest or 7)
 
 
 def test_chunks_of_like_length_hold_less_padding():
@@ -117,10 +113,3 @@ def test_chunks_of_like_length_hold_less_padding():
     assert len(whole) == 1 and len(chunked) == 2
     sizes = [sum(chunk["input_ids"].numel() for chunk in chunks) for chunks in (whole, chunked)]
     assert sizes == [8 * 250, 3 * 250 + 5 * 12]
-
-
-def test_no_chunk_is_larger_than_asked():
-    features = [feature(4, length) for length in (7, 30, 7, 200, 30, 7, 7)]
-    batch = PairCollator(PAD, ChunkCost(), largest_chunk=3)(features)
-    assert max(len(chunk["input_ids"]) for side in batch.values() for chunk in side.chunks) <= 3
-    assert [len(ids) for ids in restored(batch["code"])] == [7, 30, 7, 200, 30, 7, 7]

@@ -1,6 +1,5 @@
 """The rows of a run: where they come from, how they are selected, and that bad ones are refused."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -85,20 +84,30 @@ def test_any_language_will_do_where_nothing_is_parsed(write_folder, rows, tmp_pa
     assert code == 2 and "rust" not in lines[-1] and "batch" in lines[-1]
 
 
+KNOWN = "knows only ruby, python, java, javascript, php, go"
+
+
 @pytest.mark.parametrize(
-    "arguments, settings, words",
+    "arguments, words",
     [
-        ({"data_dir": "here", "filters": "links"}, {}, "--filters knows only ruby, python"),
-        ({"data_dir": "here"}, {"data_flow_length": 8}, "data flow knows only ruby, python"),
-        ({"source_dir": "here"}, {}, "mining knows only ruby, python.*`soft-trainer mine` knows more"),
-        ({}, {}, "CodeSearchNet knows only ruby, python"),
-        ({"data_dir": "here", "language": "rust,rust"}, {}, "name every language once"),
-        ({"data_dir": "here", "language": "rust,"}, {}, "name every language once"),
+        ({"data_dir": "here", "filters": "links"}, f"language='rust': --filters {KNOWN}"),
+        ({"data_dir": "here", "data_flow_length": 8}, f"language='rust': data flow {KNOWN}"),
+        ({"source_dir": "here"}, f"language='rust': mining {KNOWN}; `soft-trainer mine` knows more"),
+        ({}, f"language='rust': CodeSearchNet {KNOWN}"),
+        ({"data_dir": "here", "language": "rust,rust"}, "language='rust': name every language once"),
+        ({"data_dir": "here", "language": "rust,"}, "language='': name every language once"),
+        ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: name a folder"),
+        ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: give one of them"),
+        ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: give one of them"),
+        ({"data_dir": "nowhere"}, "nowhere: no such folder"),
+        ({"source_dir": "nowhere", "language": "go"}, "nowhere"),
     ],
 )
-def test_an_unknown_language_is_refused_where_code_is_parsed(tmp_path, arguments, settings, words):
-    with pytest.raises(UserError, match=f"language='[a-z]*': {words}"):
-        load(tmp_path, EncoderProfile(**settings), **({"language": "rust"} | arguments))
+def test_what_cannot_be_had_is_one_line(tmp_path, arguments, words):
+    arguments = {"language": "rust"} | arguments
+    profile = EncoderProfile(data_flow_length=arguments.pop("data_flow_length", 0))
+    with refused(words):
+        load(tmp_path, profile, **arguments)
 
 
 def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, rows, tmp_path):
@@ -192,73 +201,46 @@ def test_a_history_is_mined_once_and_joins_documentation(tmp_path, monkeypatch):
     assert len(load(tmp_path, language="python", **both)["train"]) == 25
 
 
-def test_the_options_of_a_history_reach_its_mining(tmp_path, monkeypatch):
-    def mine(repository, language, folder, **options):
-        raise UserError(f"asked for {options}")
+@pytest.mark.parametrize("name", ["history.mine_history_to", "tree.mine_to"])
+def test_the_options_reach_the_mining_and_stdlib_is_that_of_the_running_python(tmp_path, monkeypatch, name):
+    def mine(*arguments, **options):
+        raise UserError(f"asked for {arguments[:2]}, {options}")
 
-    monkeypatch.setattr("soft_trainer.mining.history.mine_history_to", mine)
-    repository = grown(tmp_path / "repo", commits=1)
-    with refused("'max_functions': 2, 'body': True"):
-        load(tmp_path, language="python", history=str(repository.path), max_functions=2, body=True)
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"language": "perl"}, ["perl", "ruby, python, java, javascript, php, go"]),
-        ({"dataset_name": "none"}, ["no rows of train, valid, test, codebase: name a folder"]),
-        ({"data_dir": "a", "source_dir": "b"}, ["data_dir", "source_dir"]),
-        ({"data_dir": "a", "history": "b"}, ["data_dir", "history"]),
-        ({"data_dir": "nowhere"}, ["nowhere"]),
-        ({"source_dir": "nowhere", "language": "python"}, ["nowhere"]),
-    ],
-)
-def test_what_cannot_be_had_is_one_line(tmp_path, arguments, words):
-    with refused(*words):
-        load(tmp_path, **arguments)
-
-
-def test_the_standard_library_is_that_of_the_running_python(tmp_path, monkeypatch):
-    mined = []
-
-    def mine_to(source, language, *_, **__):
-        mined.append((source, language))
-        raise UserError("far enough")
-
-    monkeypatch.setattr("soft_trainer.mining.tree.mine_to", mine_to)
-    with pytest.raises(UserError, match="far enough"):
-        load(tmp_path, language="python", source_dir="stdlib")
-    [(source, language)] = mined
-    assert json.__file__.startswith(str(source)) and language == "python"
+    monkeypatch.setattr(f"soft_trainer.mining.{name}", mine)
+    of_tree = {"source_dir": "stdlib", "mining_keep": "tests,links"}
+    of_history = {"history": str(grown(tmp_path / "repo", commits=1).path), "max_functions": 2, "body": True}
+    words = (Path(json.__file__).parents[1], "'keep': ['tests', 'links']")
+    with refused(*(words if "tree" in name else ("'max_functions': 2, 'body': True", of_history["history"]))):
+        load(tmp_path, language="python", **(of_tree if "tree" in name else of_history))
 
 
 def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys):
     bad = {**rows[3], "docstring": "see http://example.org", "docstring_tokens": ["see", "http://example.org", "now"]}
-    folder = write_folder(train=[*rows[:3], bad], valid=rows[8:10], test=rows[10:12], codebase=rows[8:12])
-    arguments = DataArguments(language="python", data_dir=str(folder), filters="links, short_functions")
-    with pytest.raises(UserError, match="train: no rows"):
-        load_data(arguments, EncoderProfile(), tmp_path)  # every function here has one line
-    kept = load_data(dataclasses.replace(arguments, filters="links"), EncoderProfile(), tmp_path)
+    options = {"language": "python", "data_dir": str(write_folder(train=[*rows[:3], bad]))}
+    for filters, words in (("links, short_functions", "train: no rows"), ("spelling", "no such rule")):
+        with refused(words):  # every function here has one line
+            load(tmp_path, **options, filters=filters)
+    kept = load(tmp_path, **options, filters="links")
     assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4
     lines = capsys.readouterr().err.splitlines()
     assert any(re.match(r"\| rule +\| +rows dropped: train \|", line) for line in lines)
     assert any(re.match(r"\| links +\| +1 \| +0 \| +0 \| +\|", line) for line in lines)
-    with pytest.raises(UserError, match="no such rule"):
-        load_data(dataclasses.replace(arguments, filters="spelling"), EncoderProfile(), tmp_path)
 
 
-def needed(training, **arguments):
+@pytest.mark.parametrize(
+    "training, eval_data_dir, needed",
+    [
+        ({}, None, ("train", "valid", "test", "codebase")),
+        ({"do_train": False, "do_eval": False}, None, ("test", "codebase")),
+        ({}, "cosqa", ("train",)),
+        ({"eval_strategy": "epoch"}, "cosqa", ("train", "valid", "codebase")),
+        ({"do_train": False}, "cosqa", ()),
+    ],
+)
+def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
     usual = {"do_train": True, "do_eval": True, "do_predict": True, "eval_strategy": "no"}
-    return sources.needed_splits(DataArguments(**arguments), SimpleNamespace(**usual | training))
-
-
-def test_what_a_run_cannot_do_without():
-    human = {"eval_data_dir": "cosqa"}
-    assert needed({}) == ("train", "valid", "test", "codebase")
-    assert needed({"do_train": False, "do_eval": False}) == ("test", "codebase")
-    assert needed({}, **human) == ("train",)
-    assert needed({"eval_strategy": "epoch"}, **human) == ("train", "valid", "codebase")
-    assert needed({"do_train": False}, **human) == ()
+    arguments = DataArguments(eval_data_dir=eval_data_dir)
+    assert sources.needed_splits(arguments, SimpleNamespace(**usual | training)) == needed
 
 
 def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_path):

@@ -38,7 +38,7 @@ RAGGED = [[1, 2, 3], [], [4], [5, 6], [7, 8, 9, 10]]
 )
 def test_a_column_of_a_data_set_is_that_of_its_view(view):
     rows = view(Dataset.from_dict({"ids": RAGGED}))
-    column = TokenColumn.from_dataset(rows, "ids")
+    column = TokenColumn(rows, "ids")
     assert lists(column) == rows["ids"][:]
     assert column.lengths.tolist() == [len(ids) for ids in rows["ids"]]
 
@@ -50,7 +50,7 @@ def test_a_column_on_disk_pickles_as_its_path(tmp_path):
     rows = load_from_disk(tmp_path)
     views = {"whole": rows, "slice": rows.select(range(100, 4900)), "joined": concatenate_datasets([rows, rows])}
     for view in views.values():
-        column = TokenColumn.from_dataset(view, "ids")
+        column = TokenColumn(view, "ids")
         data = pickle.dumps(column)
         assert len(data) < 20_000
         copy = pickle.loads(data)
@@ -58,10 +58,9 @@ def test_a_column_on_disk_pickles_as_its_path(tmp_path):
 
 
 def test_a_column_in_memory_gives_the_ids_of_a_row_and_pickles_with_them():
-    rows = Dataset.from_dict({"ids": RAGGED})
-    for column in (TokenColumn.from_lists(RAGGED), TokenColumn.from_dataset(rows, "ids")):
-        assert lists(column) == lists(pickle.loads(pickle.dumps(column))) == RAGGED
-        assert column.lengths.tolist() == [3, 0, 1, 2, 4]
+    column = TokenColumn(Dataset.from_dict({"ids": RAGGED}), "ids")
+    assert lists(column) == lists(pickle.loads(pickle.dumps(column))) == RAGGED
+    assert column.lengths.tolist() == [3, 0, 1, 2, 4]
 
 
 @pytest.mark.slow
@@ -136,11 +135,11 @@ def test_a_prefix_stands_before_every_text(dataset, tokenizer, profile):
 def test_a_shuffled_or_chosen_view_keeps_its_order(dataset, tokenizer, profile):
     whole = tokenized(dataset, "code", profile, tokenizer)["ids"][:]
     chosen = tokenized(dataset.select([7, 2, 19]), "code", profile, tokenizer)
-    assert lists(TokenColumn.from_dataset(chosen, "ids")) == [whole[7], whole[2], whole[19]]
+    assert lists(TokenColumn(chosen, "ids")) == [whole[7], whole[2], whole[19]]
     shuffled = dataset.shuffle(seed=3)
     again = tokenized(shuffled, "code", profile, tokenizer)
     places = [dataset["url"][:].index(url) for url in shuffled["url"]]
-    assert lists(TokenColumn.from_dataset(again, "ids")) == [whole[place] for place in places]
+    assert lists(TokenColumn(again, "ids")) == [whole[place] for place in places]
     assert places != sorted(places)
 
 

@@ -7,8 +7,8 @@ from refusals import refused
 
 from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.sentence_transformers import CachedSoftInfoNCELoss, SoftInfoNCELoss, with_rows
 
 PAIR = {"anchor": ["a b", "c d"], "positive": ["e f", "g h"]}

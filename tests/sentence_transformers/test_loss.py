@@ -11,8 +11,8 @@ from sentence_transformers.util import dot_score
 
 from soft_trainer import BM25Estimator, Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.sentence_transformers import (
     CachedSoftInfoNCELoss,
     SentenceTransformerEstimator,

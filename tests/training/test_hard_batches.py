@@ -11,8 +11,8 @@ from soft_trainer import BM25Estimator, losses
 from soft_trainer.data import neighbours
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.loss_settings import LOSSES
 
 OWN = {"negatives_per_query": 2, "negative_candidates": 6}

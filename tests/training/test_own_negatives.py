@@ -16,8 +16,8 @@ from soft_trainer.data.negative_files import write_negatives
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.estimators.mixture import MixtureEstimator
 from soft_trainer.training.hard_batches import training_texts
 
 OWN = {"negatives_per_query": 2, "negative_candidates": 6}
