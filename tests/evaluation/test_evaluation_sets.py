@@ -23,6 +23,8 @@ QUERIES = [
     {"idx": "cosqa-train-1", "doc": "python  sum of a list", "retrieval_idx": 1, "label": 1},
     {"idx": "cosqa-train-2", "doc": "largest number python", "retrieval_idx": 0, "label": 1},
 ]
+COSQA_FILES = ("code_idx_map.txt", "cosqa-retrieval-dev-500.json")
+PLUS_FILES = ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json")
 
 
 def load(folder, codebase=None, **arguments):
@@ -30,26 +32,33 @@ def load(folder, codebase=None, **arguments):
     return load_evaluation_sets(arguments, EncoderProfile(), codebase)
 
 
+def written(folder, **files):
+    """Writes JSON files into a new folder."""
+    folder.mkdir()
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+def numbered(columns, *rows):
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
 @pytest.fixture
 def cosqa(tmp_path):
     """CoSQA's files, plain as published."""
-    folder = tmp_path / "cosqa"
-    folder.mkdir()
-    (folder / "code_idx_map.txt").write_text(json.dumps(CODES))
-    (folder / "cosqa-retrieval-dev-500.json").write_text(json.dumps(QUERIES))
-    return folder
+    return written(tmp_path / "cosqa", **{COSQA_FILES[0]: CODES, COSQA_FILES[1]: QUERIES})
 
 
 @pytest.fixture
 def judged(tmp_path):
     """A function that writes relevance.jsonl."""
-    folder = tmp_path / "judged"
-    folder.mkdir()
 
     def write(*judgments):
-        rows = (dict(zip(("query", "url", "relevance"), judgment, strict=True)) for judgment in judgments)
-        (folder / "relevance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return folder
+        rows = numbered(("query", "url", "relevance"), *judgments)
+        (tmp_path / "judged").mkdir()
+        (tmp_path / "judged/relevance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return tmp_path / "judged"
 
     return write
 
@@ -86,48 +95,14 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
     assert both[0].codebase is both[1].codebase
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("code_idx_map.txt", None, ["code_idx_map.txt"]),
-        ("cosqa-retrieval-dev-500.json", None, ["cosqa-retrieval-dev*.json"]),
-        ("code_idx_map.txt", "{", ["code_idx_map.txt", "not valid JSON"]),
-        ("code_idx_map.txt", "[]", ["an object", "list"]),
-        ("code_idx_map.txt", '{"a": 1, "b": 0, "c": 0}', ["codebase", "repeats the url"]),
-        ("cosqa-retrieval-dev-500.json", "[]", ["no rows"]),
-        ("cosqa-retrieval-dev-500.json", '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
-        ("cosqa-retrieval-dev-500.json", '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
-        (
-            "cosqa-retrieval-dev-500.json",
-            '[{"doc": "x", "retrieval_idx": 9}]',
-            ["url that is not in the codebase (9)"],
-        ),
-        ("cosqa-retrieval-dev-500.json", '[{"doc": " ", "retrieval_idx": 0}]', ["'docstring_tokens'", "row 1"]),
-    ],
-)
-def test_cosqa_with_something_wrong(cosqa, name, content, words):
-    (cosqa / name).unlink()
-    if content is not None:
-        (cosqa / name).write_text(content)
-    with refused(cosqa, *words):
-        load(cosqa)
-
-
-PLUS_FILES = ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json")
-
-
 @pytest.fixture
 def cosqa_plus(tmp_path):
     """CoSQA+'s files: the first query has two right codes, the second one, the third none."""
-    folder = tmp_path / "plus"
-    folder.mkdir()
-    queries = [{"query-idx": number, "query": row["doc"]} for number, row in enumerate([*QUERIES, {"doc": "nothing"}])]
-    codes = [{"code-idx": number, "code": code} for code, number in CODES.items()]
+    queries = numbered(("query-idx", "query"), *enumerate([*(row["doc"] for row in QUERIES), "nothing"]))
+    codes = numbered(("code", "code-idx"), *CODES.items())
     pairs = [(0, 1, 1), (1, 0, 1), (0, 2, 1), (0, 1, 1), (77, 0, 1), (1, 1, 0), (1, 99, 1)]
-    pairs = [dict(zip(("query-idx", "code-idx", "label"), pair, strict=True)) for pair in pairs]
-    for name, content in zip(PLUS_FILES, (queries, codes, pairs), strict=True):
-        (folder / name).write_text(json.dumps(content))
-    return folder
+    pairs = numbered(("query-idx", "code-idx", "label"), *pairs)
+    return written(tmp_path / "plus", **dict(zip(PLUS_FILES, (queries, codes, pairs), strict=True)))
 
 
 def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
@@ -140,8 +115,7 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "right codes that are not in the corpus and do not count: 1" in printed
-    assert "1 of 3 queries have no right code" in printed
+    assert "1 judged codes are not in the corpus and do not count; 1 of 3 queries have no relevant code" in printed
 
 
 def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
@@ -161,26 +135,32 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("files", "place", "content", "words"),
     [
-        (PLUS_FILES[0], None, ["CoSQA+ needs", PLUS_FILES[0]]),
-        (PLUS_FILES[2], None, ["CoSQA+ needs", PLUS_FILES[2]]),
-        (PLUS_FILES[0], '[{"query": "x"}]', ["entry 1", "query-idx"]),
-        (
-            PLUS_FILES[1],
-            '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]',
-            ["two entries have the same code-idx"],
-        ),
-        (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
-        (PLUS_FILES[2], '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["no pair with label 1"]),
+        ("cosqa", 0, None, ["CoSQA needs code_idx_map.txt"]),
+        ("cosqa", 1, None, ["CoSQA needs cosqa-retrieval-dev*.json"]),
+        ("cosqa", 0, "{", ["code_idx_map.txt: cannot be read", "JSONDecodeError"]),
+        ("cosqa", 0, "[]", ["code_idx_map.txt: not as published", "list"]),
+        ("cosqa", 0, '{"a": 1, "b": 0, "c": 0}', ["codebase", "repeats the url"]),
+        ("cosqa", 1, "[]", ["no rows"]),
+        ("cosqa", 1, '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
+        ("cosqa", 1, '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
+        ("cosqa", 1, '[{"doc": "x", "retrieval_idx": 9}]', ["url that is not in the codebase (9)"]),
+        ("cosqa", 1, '[{"doc": " ", "retrieval_idx": 0}]', ["'docstring_tokens'", "row 1"]),
+        ("cosqa_plus", 0, None, ["CoSQA+ needs", PLUS_FILES[0]]),
+        ("cosqa_plus", 2, None, ["CoSQA+ needs", PLUS_FILES[2]]),
+        ("cosqa_plus", 0, '[{"query": "x"}]', ["entry 1", "query-idx"]),
+        ("cosqa_plus", 1, '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["the same code-idx"]),
+        ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
+        ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["none of 3 queries has a relevant code"]),
     ],
 )
-def test_cosqa_plus_with_something_wrong(cosqa_plus, name, content, words):
-    (cosqa_plus / name).unlink()
-    if content is not None:
-        (cosqa_plus / name).write_text(content)
-    with refused(cosqa_plus, *words):
-        load(cosqa_plus)
+def test_published_files_with_something_wrong(files, place, content, words, request):
+    folder = request.getfixturevalue(files)
+    path = folder / (COSQA_FILES if files == "cosqa" else PLUS_FILES)[place]
+    path.unlink() if content is None else path.write_text(content)
+    with refused(folder, *words):
+        load(folder)
 
 
 def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, judged, data_dir, rows, pool):
@@ -241,11 +221,12 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     ("line", "words"),
     [
         ("{", "row 1: not valid JSON"),
-        ('{"query": "x", "url": "y"}', "row 1: a JSON object"),
+        ('{"query": "x", "url": "y"}', "row 1: not as published: KeyError('relevance')"),
         ('{"query": "x", "url": "y", "relevance": -1}', "row 1: relevance is -1"),
-        ('{"query": "x", "url": "y", "relevance": "much"}', "relevance is 'much'"),
-        ('{"query": "x", "url": "y", "relevance": NaN}', "relevance is nan"),
-        ('{"query": 3, "url": "y", "relevance": 1}', "query is 3"),
+        ('{"query": "x", "url": "y", "relevance": "much"}', "row 1: not as published: ValueError"),
+        ('{"query": "x", "url": "y", "relevance": NaN}', "row 1: relevance is nan"),
+        ('{"query": 3, "url": "y", "relevance": 1}', "row 1: not as published: AttributeError"),
+        ('{"query": "x", "url": " ", "relevance": 1}', "row 1: query 'x' or url ' ' is blank"),
         ('{"query": "x", "url": "y", "relevance": 1}', "none of 1 queries has a relevant code in the corpus of 24"),
     ],
 )
@@ -257,8 +238,8 @@ def test_judgments_with_something_wrong(judged, pool, line, words):
 
 
 def test_annotations_without_a_column_or_a_pool(judged, pool, tmp_path):
-    (tmp_path / "annotationStore.csv").write_text("Language,Query,GitHubUrl\n")
-    with refused("no column Relevance"):
+    (tmp_path / "annotationStore.csv").write_text("Language,Query,GitHubUrl\nPython,sort,somewhere\n")
+    with refused("annotationStore.csv, row 1", "'Relevance'"):
         load(tmp_path, pool)
     with refused("neither the folder nor the run has a codebase"):
         load(judged(("x", "y", 1)))
