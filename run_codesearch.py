@@ -72,7 +72,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-    from soft_trainer.hub.data import push_data
+    from soft_trainer.hub.publishing import push_data
     from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.record import Run
     from soft_trainer.training.building import build_tokenizer

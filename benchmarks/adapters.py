@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import run_codesearch
 from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.evaluation.dimensions import shorter_metric
+from soft_trainer.evaluation.retrieval import shorter_metric
 from soft_trainer.files import write_json
 from soft_trainer.options.parse import as_argv
 from soft_trainer.terminal import table

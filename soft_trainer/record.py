@@ -16,12 +16,11 @@ from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import PROFILE_FILE
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking
+from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking, mrr_by_dims
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.options.declared import changed_options, declared_options

@@ -35,9 +35,8 @@ from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profi
 from soft_trainer.encoders.tokenizers import prepare_tokenizer
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
-from soft_trainer.evaluation.dimensions import mrr_by_dims
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
-from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets
+from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, mrr_by_dims
 from soft_trainer.files import last_checkpoint
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.loss_settings import LossSettings

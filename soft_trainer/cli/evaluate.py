@@ -25,7 +25,7 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
@@ -76,10 +76,6 @@ def run(arguments: argparse.Namespace) -> None:
             _measure_with_mteb(*options, names=",".join(arguments.mteb), keep=keep)
 
 
-def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
-    return bool(arguments.data_dir or arguments.source_dir or arguments.history)
-
-
 def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:
     """Returns the options of a run that only measures."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
@@ -94,27 +90,41 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:
     )
 
 
-def _measure(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, keep: bool) -> None:
-    # Imported here, so that a wrong option need not wait for them.
-    from soft_trainer import SoftInfoNCETrainer, distributed
-    from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
-    from soft_trainer.encoders.transformer import profile_warnings
-    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-    from soft_trainer.evaluation.results import LABELS, metrics_table
-    from soft_trainer.files import write_results
-    from soft_trainer.record import Run, check_output_dir, flat_results
-    from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_label
+def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
+    return bool(arguments.data_dir or arguments.source_dir or arguments.history)
 
-    distributed.use_the_cores()
-    check_sources(data_args)
-    check_output_dir(model_args, data_args, args)
-    needed = needed_splits(data_args, args)
+
+def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> tuple:
+    """Loads the encoder's profile, and the rows: the run's own, and the evaluation sets."""
+    # Imported here, so that a wrong option need not wait for them.
+    from soft_trainer.data.sources import load_data, load_local, needed_splits
+    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+    from soft_trainer.training.building import build_profile
+
+    no_rows = data_args.dataset_name == "none" and not _own_rows(data_args)
+    needed = () if no_rows else needed_splits(data_args, args)
     with args.main_process_first(desc="loading data"):
         local = load_local(data_args, needed)
     profile = build_profile(model_args)
     with args.main_process_first(desc="loading data"):
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
         sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
+    return profile, data, sets
+
+
+def _measure(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, keep: bool) -> None:
+    from soft_trainer import SoftInfoNCETrainer, distributed
+    from soft_trainer.data.sources import check_sources
+    from soft_trainer.encoders.transformer import profile_warnings
+    from soft_trainer.evaluation.results import LABELS, metrics_table
+    from soft_trainer.files import write_results
+    from soft_trainer.record import Run, check_output_dir, flat_results
+    from soft_trainer.training.building import build_model, build_tokenizer, model_label
+
+    distributed.use_the_cores()
+    check_sources(data_args)
+    check_output_dir(model_args, data_args, args)
+    profile, data, sets = _rows(model_args, data_args, args)
     tokenizer = build_tokenizer(model_args, profile, None)
     model = build_model(model_args, profile, tokenizer)
     trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
@@ -132,36 +142,40 @@ def _measure(model_args: ModelArguments, data_args: DataArguments, args: Trainin
 
 
 def _measure_with_mteb(
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    args: TrainingOptions,
-    names: str,
-    keep: bool,
+    model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, names: str, keep: bool
 ) -> None:
     """Measures the encoder with mteb. Names and data are checked before the model is loaded."""
-    if args.matryoshka_dims:
-        raise UserError("--mteb measures whole embeddings: leave --matryoshka_dims out, or measure without --mteb")
-    if importlib.util.find_spec("mteb") is None:
-        raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
+    refuse(
+        (
+            args.matryoshka_dims,
+            "--mteb measures whole embeddings: leave --matryoshka_dims out, or measure without --mteb",
+        ),
+        (importlib.util.find_spec("mteb") is None, "--mteb needs the extra: pip install 'soft-trainer[mteb]'"),
+        (args.world_size > 1, "--mteb measures in one process: start it without `accelerate launch`"),
+    )
     # Imported here: mteb is an optional dependency, and takes seconds.
     from soft_trainer import distributed
-    from soft_trainer.data.sources import check_sources, load_local, needed_splits
+    from soft_trainer.data.sources import check_sources
     from soft_trainer.encoders.loading import Encoder
     from soft_trainer.files import reporting_disk_errors
-    from soft_trainer.mteb import MtebEncoder
-    from soft_trainer.mteb.results import measure, write_result
+    from soft_trainer.hub.model_card import add_eval_results
+    from soft_trainer.mteb import EvaluationSetTask, MtebEncoder
+    from soft_trainer.mteb.results import eval_results, measure, results_table, write_result
     from soft_trainer.mteb.tasks import check_data, find_tasks, split_names
-    from soft_trainer.training.building import build_model, build_profile, build_tokenizer, model_name
+    from soft_trainer.record import split_sets
+    from soft_trainer.training.building import build_model, build_tokenizer, model_name
 
-    if args.world_size > 1:
-        raise UserError("--mteb measures in one process: start it without `accelerate launch`")
     distributed.use_the_cores()
     check_sources(data_args)
     tasks = find_tasks(split_names(names))
-    local = load_local(data_args, needed_splits(data_args, args))
-    profile = build_profile(model_args)
+    profile, data, sets = _rows(model_args, data_args, args)
     card = _card(Path(model_name(model_args)), profile)
-    own_tasks = _own_tasks(data_args, args, profile, local)
+    rows_name, language = Path(data_args.rows_name).name, data_args.languages[0]
+    named = [(f"{rows_name}-{each.name}", each) for each in split_sets(args, data, data_args.languages)]
+    own_tasks = [
+        EvaluationSetTask(each, profile, name, language if len(data_args.languages) == 1 else None)
+        for name, each in (*named, *((each.name, each) for each in sets))
+    ]
     tokenizer = build_tokenizer(model_args, profile, None)
     if keep:
         with reporting_disk_errors(args.output_dir):
@@ -180,12 +194,16 @@ def _measure_with_mteb(
                 write_result(results[-1], model, args.output_dir)
     finally:  # a task that fails does not take the results of earlier ones with it
         if results:
-            _report_mteb(results, args.output_dir if keep else None, card)
+            sys.stdout.write(results_table(results) + "\n")
+            if keep:
+                print_on_main(f"Written to {args.output_dir}")
+            if card:
+                add_eval_results(card, eval_results(results))
+                print_on_main(f"Added to model-index of {card}")
 
 
 def _unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> list[str]:
     """Returns a line for each option, or setting of the encoder's folder, that changes nothing here."""
-    # Imported here, so that a wrong option need not wait for them.
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.training.building import model_name
@@ -200,22 +218,9 @@ def _unused(model_args: ModelArguments, data_args: DataArguments, args: Training
     return lines
 
 
-def _report_mteb(results: list, folder: str | None, card: Path | None) -> None:
-    """Prints the table, and adds the results to the card."""
-    from soft_trainer.hub.card_results import add_eval_results
-    from soft_trainer.mteb.results import eval_results, results_table
-
-    sys.stdout.write(results_table(results) + "\n")
-    if folder:
-        print_on_main(f"Written to {folder}")
-    if card:
-        add_eval_results(card, eval_results(results))
-        print_on_main(f"Added to model-index of {card}")
-
-
 def _card(folder: Path, profile: EncoderProfile) -> Path | None:
     """Returns the card that gets the results; None unless MODEL is a folder of ours, measured as it says."""
-    from soft_trainer.hub.card_results import check_card  # imports the Hub's client
+    from soft_trainer.hub.model_card import card_header
 
     card = folder / "README.md"
     if not (folder / PROFILE_FILE).is_file() or not card.is_file():
@@ -223,24 +228,5 @@ def _card(folder: Path, profile: EncoderProfile) -> Path | None:
     if profile != EncoderProfile.load(folder / PROFILE_FILE):
         print_on_main(f"{card} stays as it is: options change the profile of the encoder")
         return None
-    check_card(card)
+    card_header(card)  # refuses a card that cannot take results, before anything is measured
     return card
-
-
-def _own_tasks(data_args: DataArguments, args: TrainingOptions, profile: EncoderProfile, local) -> list:
-    """Returns the evaluation sets that the options name, as tasks of mteb."""
-    from soft_trainer.data.sources import load_data, needed_splits
-    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-    from soft_trainer.mteb import EvaluationSetTask
-    from soft_trainer.record import split_sets
-
-    if data_args.dataset_name == "none" and not (_own_rows(data_args) or data_args.eval_data_dir):
-        return []
-    data = load_data(data_args, profile, Path(args.output_dir) / "data", needed_splits(data_args, args), local)
-    splits = split_sets(args, data, data_args.languages)
-    rows_name = Path(data_args.rows_name).name
-    named = [(evaluation_set, f"{rows_name}-{evaluation_set.name}") for evaluation_set in splits]
-    sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
-    named += [(evaluation_set, evaluation_set.name) for evaluation_set in sets]
-    language = data_args.languages[0] if len(data_args.languages) == 1 else None
-    return [EvaluationSetTask(evaluation_set, profile, name, language) for evaluation_set, name in named]

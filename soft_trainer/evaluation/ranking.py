@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 
 _GROUP = 32  # codes of which only the best is compared with the best so far
 _SAMPLE = 1024  # rows whose mean is the centre
@@ -111,16 +111,13 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 
 
 def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
-    if (
-        queries.ndim != 2
-        or codes.ndim != 2
-        or queries.shape[1] != codes.shape[1]
-        or targets.shape != queries.shape[:1]
-    ):
-        shapes = ", ".join(str(list(each.shape)) for each in (queries, codes, targets))
-        raise UserError(f"Embeddings and targets must be [queries, d], [codes, d] and [queries], not {shapes}.")
-    if len(codes) == 0:
-        raise UserError("The corpus is empty: there is nothing to rank.")
+    shapes = [list(each.shape) for each in (queries, codes, targets)]
+    fit = len(shapes[0]) == 2 and shapes[1][1:] == shapes[0][1:] and shapes[2] == shapes[0][:1]
+    words = ", ".join(map(str, shapes))
+    refuse(
+        (not fit, f"Embeddings and targets must be [queries, d], [codes, d] and [queries], not {words}."),
+        (len(codes) == 0, "The corpus is empty: there is nothing to rank."),
+    )
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
     if len(outside):
         row = int(outside[0])

@@ -17,9 +17,9 @@ from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.tokens import text_column, texts
-from soft_trainer.errors import UserError
-from soft_trainer.evaluation.dimensions import shorter_titles
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.ranking import Ranking
+from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import written_aside
 from soft_trainer.terminal import table
 
@@ -127,16 +127,14 @@ def load_ranks(path: str | Path) -> RankedQueries:
         UserError: there is no such file, or it is of another kind.
     """
     path = Path(path)
+    refuse((not path.is_file(), f"{path}: no such file"))
     try:
         rows = pq.read_table(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
-    missing = {"url", "rank", "top_urls"} - set(rows.column_names)
-    if missing or not len(rows):
-        reason = f"it has no column {sorted(missing)[0]}" if missing else "it is empty"
-        raise UserError(f"{path}: these are not the ranks of a run: {reason}")
+    columns = {"url", "rank", "top_urls"}
+    if not columns <= {*rows.column_names} or not len(rows):
+        raise UserError(f"{path}: these are not the ranks of a run: it needs rows with {', '.join(sorted(columns))}")
     return RankedQueries(path, rows)
 
 

@@ -1,15 +1,18 @@
-"""Matches queries with their codes, and turns ranks of several relevant codes into one result per query."""
+"""Turns rankings into results: of several relevant codes per query, by first dimensions, and over several sets."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from soft_trainer.evaluation.ranking import Ranking
+from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 
 
 @dataclass(frozen=True)
@@ -62,17 +65,14 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
         grades (`float[P]`): the relevance of each pair's code, above 0.
         k (`int`, *optional*, defaults to 10): number of ranks that count.
     """
-    queries, grades = np.asarray(queries), np.asarray(grades, dtype=np.float64)
-    ranks = ranking.ranks.numpy(force=True)
-    number = int(queries.max()) + 1
-    places = _places(ranks, queries, grades)
-    ideal = _running(np.lexsort((-grades, queries)), queries) + 1
-    gained, possible = (_gain(order, queries, grades, k) for order in (places, ideal))
-    order = np.lexsort((places, queries))
-    first = order[np.searchsorted(queries[order], np.arange(number))]
-    pairs = torch.from_numpy(first)
-    top = (part.cpu()[pairs] for part in (ranking.top_indices, ranking.top_scores))
-    return GradedRanking(Ranking(torch.from_numpy(places[first]), *top), pairs, gained / possible)
+    pairs = _pairs(ranking, queries, np.asarray(grades, dtype=np.float64))
+    best_order = pairs.sort_values("grade", ascending=False, kind="stable")
+    ideal = best_order.groupby("query").cumcount() + 1
+    gained, possible = (_gain(pairs, places, k) for places in (pairs["place"], ideal.sort_index()))
+    first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
+    places = torch.tensor(pairs["place"].to_numpy())
+    top = (part.cpu()[first] for part in (ranking.top_indices, ranking.top_scores))
+    return GradedRanking(Ranking(places[first], *top), first, gained / possible)
 
 
 def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
@@ -85,41 +85,53 @@ def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
         ranking: the ranking of the P pairs, as for `graded_ranking`.
         queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
     """
-    queries, ranks = np.asarray(queries), ranking.ranks.numpy(force=True)
-    places = _places(ranks, queries, np.ones(len(ranks)))
-    relevant = _running(np.lexsort((places, queries)), queries) + 1
-    return np.bincount(queries, relevant / places) / np.bincount(queries)
+    pairs = _pairs(ranking, queries, 1.0)
+    relevant = pairs.sort_values("place").groupby("query").cumcount().sort_index() + 1
+    return np.bincount(pairs["query"], relevant / pairs["place"]) / np.bincount(pairs["query"])
 
 
-def _places(ranks: np.ndarray, queries: np.ndarray, grades: np.ndarray) -> np.ndarray:
-    """Returns the place of each pair's code, int64[P]; in `ranking`, relevant codes that tie share the last rank."""
-    order = np.lexsort((-grades, ranks, queries))
-    tie = np.unique(np.stack([queries, ranks]), axis=1, return_inverse=True)[1].reshape(-1)
-    return ranks - _running(order, tie)
+def _pairs(ranking: Ranking, queries: ArrayLike, grades: ArrayLike) -> pd.DataFrame:
+    """Returns query, grade, rank and place of each pair. The rank of relevant codes that tie is their last place."""
+    pairs = pd.DataFrame({"query": np.asarray(queries), "rank": ranking.ranks.numpy(force=True)}).assign(grade=grades)
+    ties = pairs.sort_values("grade", ascending=False, kind="stable").groupby(["query", "rank"])
+    return pairs.assign(place=pairs["rank"] - ties.cumcount())
 
 
-def _running(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Counts the earlier members of the same group, int64[P]. `order` keeps groups together."""
-    sorted_groups = groups[order]
-    begins = np.flatnonzero(np.r_[True, sorted_groups[1:] != sorted_groups[:-1]])
-    counts = np.diff(np.r_[begins, len(order)])
-    running = np.empty(len(order), dtype=np.int64)
-    running[order] = np.arange(len(order)) - np.repeat(begins, counts)
-    return running
-
-
-def _gain(places: np.ndarray, queries: np.ndarray, grades: np.ndarray, k: int) -> np.ndarray:
+def _gain(pairs: pd.DataFrame, places: pd.Series, k: int) -> np.ndarray:
     """Computes the discounted cumulative gain of each query, float64[Q]."""
-    gains = np.where(places <= k, (np.exp2(grades) - 1) / np.log2(places + 1), 0.0)
-    return np.bincount(queries, gains)
+    gains = np.where(places <= k, (np.exp2(pairs["grade"]) - 1) / np.log2(places + 1), 0.0)
+    return np.bincount(pairs["query"], gains)
+
+
+# ---- Matryoshka embeddings: the MRR by the first dimensions, such as `mrr_256`, in addition to `mrr` ----
+
+
+def shorter_metric(dim: int) -> str:
+    """Returns the name of the MRR by the first `dim` dimensions."""
+    return f"mrr_{dim}"
+
+
+def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
+    """Finds the MRRs by first dimensions among `metrics`; returns name -> title, most dimensions first."""
+    dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
+    return {shorter_metric(dim): f"MRR by {dim} dimensions" for dim in sorted(dims, reverse=True)}
+
+
+def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
+    """Computes the MRR of each ranking of `pool_size` codes; the rankings are keyed by their number of dimensions."""
+    return {
+        shorter_metric(dim): retrieval_metrics(ranking.ranks, pool_size)["mrr"] for dim, ranking in rankings.items()
+    }
+
+
+# ---- Several sets ----
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
     """Averages over the sets every metric that all of them have, leaving out counts and times."""
-    names = [name.removeprefix(f"{prefix}_{keys[0]}_") for name in metrics if name.startswith(f"{prefix}_{keys[0]}_")]
-    left_out = ("pool_size", "queries", "runtime", "per_second")
+    start, left_out = f"{prefix}_{keys[0]}_", ("pool_size", "queries", "runtime", "per_second")
     means = {}
-    for name in names:
+    for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
         values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
         if not name.endswith(left_out) and None not in values:
             means[f"{prefix}_{name}"] = float(np.mean(values))

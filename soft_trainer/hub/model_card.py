@@ -1,4 +1,6 @@
-"""Writes the model card of a run. It is filled in from the run's record, so that the two cannot disagree.
+"""Writes the model card of a run, and adds results to the `model-index` of an existing card.
+
+The card is filled in from the run's record, so that the two cannot disagree.
 
 The record is a dict that JSON can hold:
 
@@ -23,20 +25,23 @@ import json
 import logging
 import platform
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, metadata_save
+from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.lora import CONFIG, base_of
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
-from soft_trainer.encoders.repository import published_name, repository_file
+from soft_trainer.encoders.repository import published_name, read_json, repository_file
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.dimensions import shorter_titles
 from soft_trainer.evaluation.results import GRADED, metrics_table
-from soft_trainer.files import write_text
+from soft_trainer.evaluation.retrieval import shorter_titles
+from soft_trainer.files import reporting_disk_errors, write_text, written_aside
 from soft_trainer.hub.export import MERGED_ADAPTER
 from soft_trainer.hub.push import UNMERGED, load_arguments
 
@@ -45,6 +50,7 @@ logger = logging.getLogger(__name__)
 PACKAGES = ("soft_trainer", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
+_INDEX = "model-index"
 
 
 def environment() -> dict[str, str]:
@@ -76,8 +82,11 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     folder, base, results = Path(folder), record["base_model"], record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
-    transformer = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
-    config, adapter = _config(folder), _adapter(folder)
+    adapter = "merged" if (folder / MERGED_ADAPTER / CONFIG).is_file() else None
+    adapter = "adapter" if (folder / CONFIG).is_file() else adapter
+    encoder_name, encoder_revision = base_of(folder)  # of an adapter its base, else the folder itself
+    path = repository_file(encoder_name, "config.json", encoder_revision)
+    config = read_json(path) if path else {}
     with_code = "auto_map" in config
     return ModelCard.from_template(
         card_data(record, name, adapter, bool(profile.matryoshka_dims)),
@@ -91,27 +100,13 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         load_arguments=load_arguments(name, revision) + (", trust_remote_code=True" if with_code else ""),
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
-        model_arguments=transformer.get("model_args", {}),
+        model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
         results=metrics_table(results) if any(results.values()) else None,
         settings={**record["loss"], **record["training"]},
         statistics=statistics_table(record["statistics"]) if record["statistics"] else None,
     )
-
-
-def _adapter(folder: Path) -> str | None:
-    """Returns the form of a folder's adapter: "adapter", "merged", or None if it has none."""
-    if (folder / CONFIG).is_file():
-        return "adapter"
-    return "merged" if (folder / MERGED_ADAPTER / CONFIG).is_file() else None
-
-
-def _config(folder: Path) -> dict:
-    """Reads the model's `config.json`, or that of an adapter's base; empty if there is none."""
-    name, revision = base_of(folder)
-    path = repository_file(name, "config.json", revision)
-    return json.loads(path.read_text(encoding="utf-8")) if path else {}
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
@@ -175,11 +170,11 @@ def _shown_name(name: str) -> str:
 
 def _merging(merging: Mapping | None) -> str | None:
     """Says in a sentence what was merged; None for an encoder that is not merged, or not at all (ratio 1)."""
-    if merging is None or (merging["ratio"] == 1 and merging["models"] == [UNMERGED]):
+    unmerged = merging and merging["models"] == [UNMERGED]
+    if merging is None or (merging["ratio"] == 1 and unmerged):
         return None
-    models = " and ".join(map(_shown_name, merging["models"]))
+    models = "the trained encoder" if unmerged else " and ".join(map(_shown_name, merging["models"]))
     mean = f"the mean of {models}" if len(merging["models"]) > 1 else models
-    mean = "the trained encoder" if merging["models"] == [UNMERGED] else mean
     base = _shown_name(merging["base"])
     return f"Every weight is {merging['ratio']:g} x that of {mean} + {1 - merging['ratio']:g} x that of {base}."
 
@@ -191,3 +186,49 @@ def _license(base_model: str | None) -> str | None:
         return ModelCard.load(card).data.license if card else None
     except (UserError, ValueError):
         return None
+
+
+# ---- Results of an existing card ----
+
+
+def add_eval_results(card: str | Path, results: Sequence[EvalResult]) -> None:
+    """Adds results to a card, replacing earlier ones from the same source on the same data.
+
+    The other keys of the header keep their values and order, but lose their comments. The text below the header is
+    preserved byte for byte. The card is written atomically.
+
+    Raises:
+        UserError: as `card_header`, or the card cannot be written.
+    """
+    path = Path(card)
+    header = card_header(path)
+    (new,) = eval_results_to_model_index(path.resolve().parent.name, list(results))
+    first, *others = header.get(_INDEX) or [new | {"results": []}]
+    replaced = [_identity(result) for result in new["results"]]
+    kept = [result for result in first["results"] if _identity(result) not in replaced]
+    header[_INDEX] = [first | {"results": kept + new["results"]}, *others]
+    with reporting_disk_errors(path.parent), written_aside(path) as aside:
+        shutil.copyfile(path, aside)
+        metadata_save(aside, header)
+
+
+def card_header(card: str | Path) -> dict:
+    """Reads the header of a card that results can be added to.
+
+    Raises:
+        UserError: the card is not UTF-8, its header is not YAML, or its `model-index` is malformed.
+    """
+    try:
+        header = metadata_load(card) or {}
+        _ = [_identity(result) for model in header.get(_INDEX) or [] for result in model["results"]]
+        return header
+    except (ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{card}: results cannot be added: its header has no usable {_INDEX} ({reason})") from None
+
+
+def _identity(result: dict) -> tuple:
+    """Identifies a measurement: a new result replaces an earlier one with the same identity."""
+    dataset = result["dataset"]
+    source = (result.get("source") or {}).get("name")
+    return (source, result["task"]["type"], *(dataset.get(name) for name in ("name", "config", "split")))

@@ -1,4 +1,4 @@
-"""Pushes in the background during training; failed pushes are logged and retried at the end."""
+"""Pushes what a run makes: its rows, its checkpoints in the background, and at the end the output folder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from datasets import DatasetDict
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.hub.data import check_data_push
-from soft_trainer.hub.push import check_push, push_folder, reason
+from soft_trainer.errors import refuse
+from soft_trainer.hub.data import write_data
+from soft_trainer.hub.push import PUSHED_ROWS, check_push, push_folder, reason
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.terminal import print_on_main
 
 logger = logging.get_logger(__name__)
 
@@ -24,16 +27,34 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     """Makes sure, before anything is mined or trained, that the pushes of the options can succeed.
 
     Raises:
-        UserError: `check_push` or `check_data_push` refuses.
+        UserError: the rows are already on the Hub, or `check_push` refuses.
     """
-    if distributed.rank_and_world_size()[0] == 0:
-        check_data_push(data, args)
-        if args.push_to_hub:
-            check_push(_model_id(args), args.hub_token, args.hub_private_repo)
+    if distributed.rank_and_world_size()[0] != 0:
+        return
+    if name := data.push_data_to_hub:
+        own_rows = data.source_dir or data.history or data.data_dir
+        refuse((not own_rows, "push_data_to_hub: give rows of your own with --source_dir, --history or --data_dir"))
+        check_push(name, args.hub_token, args.hub_private_repo, "dataset")
+    if args.push_to_hub:
+        check_push(_model_id(args), args.hub_token, args.hub_private_repo)
 
 
 def _model_id(args: TrainingArguments) -> str:
     return args.hub_model_id or Path(args.output_dir).absolute().name
+
+
+def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:
+    """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given.
+
+    Raises:
+        UserError: the push failed for good. The folder is complete, and the message says how to push it later.
+    """
+    name = arguments.push_data_to_hub
+    if name and distributed.rank_and_world_size()[0] == 0:
+        folder = write_data(data, arguments, Path(args.output_dir) / PUSHED_ROWS)
+        token, private = args.hub_token, args.hub_private_repo
+        url = push_folder(folder, name, token, private, commit_message="Rows of a run", repo_type="dataset")
+        print_on_main(f"Rows pushed: {url}")
 
 
 class Publisher:
@@ -60,33 +81,25 @@ class Publisher:
         Raises:
             UserError: the push failed for good; the message says how to push later.
         """
-        args = self.args
-        return push_folder(
-            folder, self.hub_model_id, args.hub_token, args.hub_private_repo, args.hub_revision, message,
-            path_in_repo=path_in_repo,
-        )  # fmt: skip
+        settings = self.args.hub_token, self.args.hub_private_repo, self.args.hub_revision
+        return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
 
-    def push_in_background(self, folder: str | Path, message: str, paths: tuple[str | None, ...] = (None,)) -> None:
-        """Pushes `folder` in the background, to each of `paths` in the repository.
+    def push_checkpoint(self, folder: str | Path, step: int) -> None:
+        """Pushes a checkpoint in the background, to where `hub_strategy` says.
 
         Does nothing while another push is in progress, unless `hub_always_push` is set.
         """
-        if not all(push.done() for push in self._pushes) and not self.args.hub_always_push:
+        strategy, busy = self.args.hub_strategy, not all(push.done() for push in self._pushes)
+        if strategy == HubStrategy.END or (busy and not self.args.hub_always_push):
             return
+        copies = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(folder).name}
+        paths = (None, copies[strategy]) if strategy in copies else (None,)
         try:
             staged = _staged(folder, self.args.output_dir)
         except OSError as error:
-            self._fail(error, folder, message, paths)
+            self._fail(error, folder, f"Step {step}", paths)
         else:
-            self._pushes.append(self._executor.submit(self._push_staged, staged, folder, message, paths))
-
-    def push_checkpoint(self, folder: str | Path, step: int) -> None:
-        """Pushes a checkpoint in the background, to where `hub_strategy` says."""
-        strategy = self.args.hub_strategy
-        if strategy != HubStrategy.END:
-            places = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(folder).name}
-            paths = (None, places[strategy]) if strategy in places else (None,)
-            self.push_in_background(folder, f"Step {step}", paths)
+            self._pushes.append(self._executor.submit(self._push_staged, staged, folder, f"Step {step}", paths))
 
     def finish(self) -> None:
         """Waits for pushes in progress."""
@@ -128,12 +141,8 @@ class Publisher:
 
 def _staged(folder: str | Path, output_dir: str) -> tempfile.TemporaryDirectory:
     """Links a checkpoint's files into a separate folder, since training may delete them while they are uploaded."""
-    staged = tempfile.TemporaryDirectory(prefix=".push-", dir=output_dir)
-    try:
-        shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
-    except OSError:
-        staged.cleanup()
-        raise
+    staged = tempfile.TemporaryDirectory(prefix=".push-", dir=output_dir)  # removed when nothing refers to it
+    shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
     return staged
 
 

@@ -6,14 +6,14 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import write_text
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def push_folder(
 
     If an earlier push left weights of the other form (an adapter, or a whole encoder), they are deleted.
 
-    A transient failure (see `is_retryable`) is retried after `WAITS`. Unchanged files are not uploaded again.
+    A transient failure is retried after `WAITS`. Unchanged files are not uploaded again.
 
     Args:
         token, private: as in `check_push`.
@@ -98,75 +98,47 @@ def push_folder(
     folder, token = Path(folder), _token(token)
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, token, ignored)
-    api = HfApi(token=token)
-    has_weights = any(next(folder.glob(name), None) for name in (*WHOLE_FILES, *ADAPTER_FILES))
-    replaced = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" and has_weights else None
-
-    def push() -> str:
-        """Makes one attempt and returns the address of the commit."""
-        _create(api, hub_model_id, private, repo_type)
-        if revision:
-            api.create_branch(hub_model_id, branch=revision, repo_type=repo_type, exist_ok=True)
-        return api.upload_folder(
-            repo_id=hub_model_id,
-            folder_path=folder,
-            path_in_repo=path_in_repo,
-            commit_message=commit_message,
-            repo_type=repo_type,
-            revision=revision,
-            ignore_patterns=ignored,
-            delete_patterns=replaced,
-        ).commit_url
-
-    try:
-        return retry(push, hub_model_id)
-    except (HTTPError, OSError, ValueError) as error:
-        command = later_command(folder, hub_model_id, private, revision, repo_type, path_in_repo)
-        raise UserError(
-            f"pushing {folder} to {hub_model_id} failed: {reason(error)}; nothing is lost, push later with: {command}"
-        ) from error
-
-
-def retry(push: Callable[[], str], repo_id: str) -> str:
-    """Calls `push` until it succeeds, waiting `WAITS` in between; raises errors that are final or persist."""
-    # `huggingface_hub.utils.http_backoff` repeats single requests. The client uses it for uploads, but not for the
-    # commit: a 500 there, or a commit by someone else in between, ends `upload_folder`.
-    waits = iter(WAITS)
-    while True:
+    api, places = HfApi(token=token), {"revision": revision, "path_in_repo": path_in_repo}
+    weights = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" else []
+    # The client repeats single requests of an upload, but not the commit: a 500 there, or a commit by someone else in
+    # between, ends `upload_folder`.
+    for wait in (*WAITS, None):
         try:
-            return push()
-        except (HTTPError, OSError, RuntimeError) as error:
+            _create(api, hub_model_id, private, repo_type)
+            if revision:
+                api.create_branch(hub_model_id, branch=revision, repo_type=repo_type, exist_ok=True)
+            return api.upload_folder(
+                repo_id=hub_model_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                repo_type=repo_type,
+                ignore_patterns=ignored,
+                delete_patterns=weights if any(next(folder.glob(name), None) for name in weights) else None,
+                **places,
+            ).commit_url
+        except (HTTPError, OSError, ValueError, RuntimeError) as error:
             # The client wraps a failed upload in a RuntimeError.
             cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
-            wait = next(waits, None)
-            if wait is None or not is_retryable(cause):
-                raise cause from None
-            logger.warning("Push to %s failed (%s); next try in %d s.", repo_id, reason(cause), wait)
+            if wait is None or not _is_retryable(cause):
+                later = later_command(folder, hub_model_id, private, repo_type=repo_type, **places)
+                what = f"pushing {folder} to {hub_model_id} failed: {reason(cause)}"
+                raise UserError(f"{what}; nothing is lost, push later with: {later}") from cause
+            logger.warning("Push to %s failed (%s); next try in %d s.", hub_model_id, reason(cause), wait)
             time.sleep(wait)
 
 
-def is_retryable(error: Exception) -> bool:
+def _is_retryable(error: BaseException) -> bool:
     """True if a retry may succeed: after no response, too many requests, a conflict or a server error."""
     if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code
-        return status >= 500 or status in (408, 409, 412, 429)
+        return error.response.status_code >= 500 or error.response.status_code in (408, 409, 412, 429)
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
 
 
-def later_command(
-    folder: str | Path,
-    hub_model_id: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    repo_type: str = "model",
-    path_in_repo: str | None = None,
-) -> str:
-    """Returns the command line that pushes `folder` later, quoted for a shell."""
-    command = ["soft-trainer", "push", str(folder), hub_model_id]
-    command += ["--private"] if private else []
-    command += ["--revision", revision] if revision else []
-    command += ["--repo_type", repo_type] if repo_type != "model" else []
-    command += ["--path_in_repo", path_in_repo] if path_in_repo else []
+def later_command(folder: str | Path, hub_model_id: str, private: bool | None = None, **options: str | None) -> str:
+    """Returns the command line that pushes `folder` later, quoted for a shell; `options` are those of the command."""
+    command = ["soft-trainer", "push", str(folder), hub_model_id, *(["--private"] if private else [])]
+    for name, value in options.items():
+        command += [f"--{name}", value] if value and (name, value) != ("repo_type", "model") else []
     return shlex.join(command)
 
 
@@ -188,15 +160,14 @@ def _check_name(repo_id: str, repo_type: str) -> None:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
-    if repo_id.count("/") != 1:
-        raise UserError(f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations")
+    complaint = f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations"
+    refuse((repo_id.count("/") != 1, complaint))
 
 
 def _token(token: str | None) -> str:
     """Returns the given token, or the stored one."""
     token = token or get_token()
-    if not token:
-        raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
+    refuse((not token, f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}"))
     return token
 
 
@@ -204,8 +175,7 @@ def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
     """Refuses a folder with nothing to push, or with the token in one of its files."""
     paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     paths = list(filter_repo_objects(paths, ignore_patterns=ignored))
-    if not paths:
-        raise UserError(f"{folder}: no files to push")
+    refuse((not paths, f"{folder}: no files to push"))
     for path in paths:
         if not path.endswith(".safetensors") and token.encode() in (folder / path).read_bytes():
             raise UserError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")

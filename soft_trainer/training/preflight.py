@@ -19,8 +19,8 @@ from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.evaluation.dimensions import shorter_metric, shorter_titles
 from soft_trainer.evaluation.results import METRICS
+from soft_trainer.evaluation.retrieval import shorter_metric, shorter_titles
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.refused import FALLING

@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import EvalResult, ModelCard, metadata_load
 
 from soft_trainer.errors import UserError
-from soft_trainer.hub.card_results import add_eval_results, check_card
+from soft_trainer.hub.model_card import add_eval_results, card_header
 
 HEADER = """license: mit  # as the data
 model-index:
@@ -69,7 +69,7 @@ def test_a_header_that_cannot_take_results_is_refused_and_the_card_stays(tmp_pat
     card = tmp_path / "README.md"
     before = f"---\n{header}\n---\ntext\n".encode("latin-1")
     card.write_bytes(before)
-    for refused in (lambda: check_card(card), lambda: add_eval_results(card, [result(0.5)])):
+    for refused in (lambda: card_header(card), lambda: add_eval_results(card, [result(0.5)])):
         with pytest.raises(UserError, match="README.md: results cannot be added"):
             refused()
     assert card.read_bytes() == before
