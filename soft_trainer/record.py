@@ -20,7 +20,7 @@ from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import RetrievalOutput, average_precision, graded_ranking, mrr_by_dims
+from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking, mrr_by_dims
 from soft_trainer.files import RECORD, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.options.declared import changed_options, declared_options
@@ -217,7 +217,7 @@ class Run:
             judged = queries["query_number"], queries["relevance"]
             graded = graded_ranking(ranking, *judged)
             shorter = {dim: graded_ranking(each, *judged).ranking for dim, each in output.shorter.items()}
-            by_query = {"map": average_precision(ranking, judged[0]), "ndcg@10": graded.ndcg}
+            by_query = {"map": graded.average_precision, "ndcg@10": graded.ndcg}
             ranking, ranked_rows = graded.ranking, queries.select(graded.pairs.tolist())
             queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | by_query)
             metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))

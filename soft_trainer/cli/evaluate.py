@@ -97,10 +97,13 @@ def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
 def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> tuple:
     """Loads the encoder's profile, and the rows: the run's own, and the evaluation sets."""
     # Imported here, so that a wrong option need not wait for them.
-    from soft_trainer.data.sources import load_data, load_local, needed_splits
+    from soft_trainer import distributed
+    from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.training.building import build_profile
 
+    distributed.use_the_cores()
+    check_sources(data_args)
     no_rows = data_args.dataset_name == "none" and not _own_rows(data_args)
     needed = () if no_rows else needed_splits(data_args, args)
     with args.main_process_first(desc="loading data"):
@@ -114,22 +117,20 @@ def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOp
 
 def _measure(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, keep: bool) -> None:
     from soft_trainer import SoftInfoNCETrainer, distributed
-    from soft_trainer.data.sources import check_sources
     from soft_trainer.encoders.transformer import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.files import write_results
     from soft_trainer.record import Run, check_output_dir, flat_results
     from soft_trainer.training.building import build_model, build_tokenizer, model_label
 
-    distributed.use_the_cores()
-    check_sources(data_args)
     check_output_dir(model_args, data_args, args)
     profile, data, sets = _rows(model_args, data_args, args)
     tokenizer = build_tokenizer(model_args, profile, None)
     model = build_model(model_args, profile, tokenizer)
     trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
-    for warning in (*profile_warnings(trainer.model, profile), *_unused(model_args, data_args, args)):
+    for warning in profile_warnings(trainer.model, profile):
         print_on_main(warning)
+    _warn_of_unused(model_args, data_args, args)
     run = Run(trainer, data, model_args, data_args, {}, sets)
     run.measure("trained", data_args.lexical)
     if distributed.rank_and_world_size()[0] == 0:
@@ -154,8 +155,6 @@ def _measure_with_mteb(
         (args.world_size > 1, "--mteb measures in one process: start it without `accelerate launch`"),
     )
     # Imported here: mteb is an optional dependency, and takes seconds.
-    from soft_trainer import distributed
-    from soft_trainer.data.sources import check_sources
     from soft_trainer.encoders.loading import Encoder
     from soft_trainer.files import reporting_disk_errors
     from soft_trainer.hub.model_card import add_eval_results
@@ -165,8 +164,6 @@ def _measure_with_mteb(
     from soft_trainer.record import split_sets
     from soft_trainer.training.building import build_model, build_tokenizer, model_name
 
-    distributed.use_the_cores()
-    check_sources(data_args)
     tasks = find_tasks(split_names(names))
     profile, data, sets = _rows(model_args, data_args, args)
     card = _card(Path(model_name(model_args)), profile)
@@ -180,8 +177,7 @@ def _measure_with_mteb(
     if keep:
         with reporting_disk_errors(args.output_dir):
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    for warning in _unused(model_args, data_args, args):
-        print_on_main(warning)
+    _warn_of_unused(model_args, data_args, args)
     check_data(tasks)  # last, as it may download for long
     encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
     model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)
@@ -202,20 +198,20 @@ def _measure_with_mteb(
                 print_on_main(f"Added to model-index of {card}")
 
 
-def _unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> list[str]:
-    """Returns a line for each option, or setting of the encoder's folder, that changes nothing here."""
+def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
+    """Names each option, or setting of the encoder's folder, that changes nothing here."""
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.training.building import model_name
 
-    lines = unread_options([data_args, model_args], Values(data_args, model_args, args))
+    for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
+        print_on_main(line)
     dim = saved_truncate_dim(model_name(model_args), model_args.model_revision)
     if dim and str(dim) not in (args.matryoshka_dims or "").split(","):
-        lines.append(
+        print_on_main(
             f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: whole embeddings are "
             "measured, and their first dimensions with --matryoshka_dims and without --mteb"
         )
-    return lines
 
 
 def _card(folder: Path, profile: EncoderProfile) -> Path | None:

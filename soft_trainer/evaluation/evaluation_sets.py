@@ -13,27 +13,48 @@
                                                             "relevance": number of 0 or more} a line
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
-each also gzipped. The corpus of CoSQA is `code_idx_map` (.txt or .json), that of CoSQA+ its own file, that of other
-sets the folder's codebase.jsonl. Judged queries without such a file are ranked against the run's own corpus. A code
-that nobody judged has relevance 0. Several judgments of the same query and code are averaged.
+each also gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
+`gpt4o_augment_query_code_pairs_for_search.json`. Its files of pairs without `_true` and `_for_search` hold the pairs
+that are wrong, too (label 0). The corpus of CoSQA is `code_idx_map` (.txt or .json), that of CoSQA+ its own file, that
+of other sets the folder's codebase.jsonl. Judged queries without such a file are ranked against the run's own corpus.
+A code that nobody judged has relevance 0. Several judgments of the same query and code are averaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import csv
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 
 from soft_trainer.data.any_rows import load_rows
-from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows
+from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
-from soft_trainer.evaluation.published_sets import published_sets
+from soft_trainer.errors import UserError, refuse
+from soft_trainer.files import read_json_lines
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
+
+# Queries, codes and pairs of CoSQA+. Of a set's two files of pairs the first is smaller.
+_PLUS = (
+    ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json"),
+    ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs.json"),
+    ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs_for_search.json"),
+    ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs.json"),
+)
+_LANGUAGE = "python"
+Rows = tuple[Dataset, Dataset]  # queries and corpus
+Judgment = tuple[tuple, str, float]  # the query: its language, its text and, if texts repeat, a number; url; relevance
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,7 @@ def load_evaluation_sets(
     sets: list[EvaluationSet] = []
     taken = {*names, *SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
     for folder in (Path(name.strip()) for name in (getattr(arguments, option) or "").split(",") if name.strip()):
-        parts = dict(published_sets(folder, arguments.languages, codebase)) if folder.is_dir() else {}
+        parts = dict(_published_sets(folder, arguments.languages, codebase)) if folder.is_dir() else {}
         if not parts:
             parts = {"rows": _all_rows(folder, arguments, option, profile)}
         for part, (queries, corpus) in parts.items():
@@ -102,7 +123,7 @@ def load_evaluation_sets(
     return sets
 
 
-def _all_rows(source: Path, arguments: DataArguments, option: str, profile: EncoderProfile) -> tuple[Dataset, Dataset]:
+def _all_rows(source: Path, arguments: DataArguments, option: str, profile: EncoderProfile) -> Rows:
     """Loads all rows of a file, a folder or a data set, as queries over their own codes."""
     try:
         data = load_rows(source, arguments.query_column, arguments.code_column, split=False)
@@ -117,3 +138,172 @@ def _all_rows(source: Path, arguments: DataArguments, option: str, profile: Enco
         )
         raise UserError(f"{option}={error}{looked_for if source.is_dir() else ''}") from None
     return data["test"], data["codebase"]
+
+
+def _published_sets(folder: Path, languages: Sequence[str], codebase: Dataset | None) -> Iterator[tuple[str, Rows]]:
+    """Yields the sets of a folder: the name, queries and corpus of each."""
+    # Sorted so that a plain file wins over its gzipped copy.
+    files = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
+    yield from _cosqa_sets(folder, files)
+    if any(name in files for names in _PLUS for name in names):
+        yield "several", _cosqa_plus_set(folder, files)
+    for part, name, read in (
+        ("annotations", "annotationStore.csv", _annotations),
+        ("relevance", "relevance.jsonl", _judgments),
+    ):
+        if name in files:
+            corpus = load_folder(folder, ("codebase",))["codebase"] if "codebase.jsonl" in files else codebase
+            if corpus is None:
+                raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
+            yield part, (_graded_rows(read(files[name], languages), corpus, files[name]), corpus)
+    if "test.jsonl" in files:
+        splits = load_folder(folder, ("test", "codebase"))
+        yield "test", (splits["test"], splits["codebase"])
+
+
+# ---- The sets ----
+
+
+def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, Rows]]:
+    """Yields "dev" and "test" of CoSQA, if they exist."""
+    found = [match for name in sorted(files) if (match := re.fullmatch(r"cosqa-retrieval-(dev|test)\b.*\.json", name))]
+    codes = files.get("code_idx_map.json") or files.get("code_idx_map.txt")
+    if not found and not codes:
+        return
+    refuse(
+        (not found, f"{folder}: CoSQA needs cosqa-retrieval-dev*.json or -test*.json as well, plain or as .gz"),
+        (not codes, f"{folder}: CoSQA needs code_idx_map.txt (or .json) as well, plain or as .gz"),
+    )
+    (corpus,) = _parsed([(codes, _read_json(codes))], lambda content: [_code_row(*pair) for pair in content.items()])
+    corpus = Dataset.from_list(corpus)
+    for match in found:
+        both = [other[0] for other in found if other[1] == match[1]]
+        refuse((len(both) > 1, f"{folder}: {' and '.join(both)} are both the {match[1]} queries of CoSQA: keep one"))
+        rows = _parsed_list(files[match[0]], lambda row: _query_row(row["doc"], row["retrieval_idx"], _LANGUAGE))
+        yield match[1], (Dataset.from_list(rows), corpus)
+
+
+def _cosqa_plus_set(folder: Path, files: Mapping[str, Path]) -> Rows:
+    """Returns the queries of CoSQA+, with one row for each right code, and the corpus."""
+    names = max(_PLUS, key=lambda names: sum(name in files for name in names))
+    if missing := [name for name in names if name not in files]:
+        raise UserError(f"{folder}: CoSQA+ needs {' and '.join(missing)} as well, plain or as .gz")
+    queries, codes, pairs = (files[name] for name in names)
+    texts = {number: (_LANGUAGE, text, number) for number, text in _numbered(queries, "query").items()}
+    corpus = Dataset.from_list([_code_row(code, number) for number, code in _numbered(codes, "code").items()])
+    labels = _parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))
+    # Pairs of training and dev queries are in the same file.
+    right = [(texts[query], code, 1.0) for query, code, label in labels if label and query in texts]
+    return _graded_rows(right, corpus, pairs, texts.values()), corpus
+
+
+def _numbered(path: Path, name: str) -> dict[int, str]:
+    """Maps numbers to texts, from a list of {"NAME-idx": number, NAME: text}."""
+    texts = dict(pairs := _parsed_list(path, lambda row: (int(row[f"{name}-idx"]), row[name])))
+    refuse((len(texts) < len(pairs), f"{path}: two entries have the same {name}-idx"))
+    return texts
+
+
+def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
+    """Reads the rows of these languages from CodeSearchNet's challenge, with queries in lower case, as published."""
+
+    def read(row: dict) -> Judgment | None:
+        language, query = row["Language"].strip().lower(), row["Query"].lower()
+        return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in languages else None
+
+    with _opened(path) as file:
+        rows = [(f"{path}, row {number}", row) for number, row in enumerate(csv.DictReader(file), 1)]
+    return [judgment for judgment in _parsed(rows, read) if judgment]
+
+
+def _judgments(path: Path, languages: Sequence[str]) -> list[Judgment]:
+    """Reads the lines of relevance.jsonl."""
+    return _parsed(
+        read_json_lines(path), lambda row: _judgment(languages[0], row["query"], row["url"], row["relevance"])
+    )
+
+
+def _judgment(language: str, query: str, url: str, relevance) -> Judgment:
+    grade = float(relevance)
+    refuse(
+        (not query.strip() or not url.strip(), f"query {query!r} or url {url!r} is blank"),
+        (not 0 <= grade < math.inf, f"relevance is {relevance!r}, a number of 0 or more is expected"),
+    )
+    return (language, " ".join(query.split())), url.strip(), grade
+
+
+def _graded_rows(judgments: Iterable[Judgment], corpus: Dataset, path: Path, queries: Iterable[tuple] = ()) -> Dataset:
+    """Makes a row for every query and relevant code in the corpus, the most relevant code of a query first.
+
+    Args:
+        path: the file of the judgments, for messages.
+        queries: the queries in the order of the result. Others follow in the order of their first judgments.
+    """
+    grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
+    for query, url, grade in judgments:
+        grades.setdefault(query, {}).setdefault(url, []).append(grade)
+    known, rows, absent, number = set(corpus["url"]), [], 0, 0
+    for (language, text, *_), codes in grades.items():
+        means = {url: sum(values) / len(values) for url, values in codes.items()}
+        absent += len(means.keys() - known)
+        relevant = [(url, mean) for url, mean in means.items() if mean > 0 and url in known]
+        for url, mean in sorted(relevant, key=lambda pair: -pair[1]):
+            rows.append(_query_row(text, url, language) | {"query_number": number, "relevance": mean})
+        number += bool(relevant)
+    if not rows:
+        raise UserError(
+            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,}; judgments "
+            "must name codes as the corpus does, and only rows of --language are read from annotationStore.csv"
+        )
+    if absent or number < len(grades):
+        print_on_main(
+            f"{path.name}: {absent:,} judged codes are not in the corpus and do not count; {len(grades) - number:,} "
+            f"of {len(grades):,} queries have no relevant code there and are left out"
+        )
+    return Dataset.from_list(rows)
+
+
+# ---- Files and rows ----
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Opens a text file, which may be gzipped."""
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield file
+    except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _read_json(path: Path):
+    with _opened(path) as file:
+        return json.load(file)
+
+
+def _parsed_list(path: Path, read: Callable) -> list:
+    return _parsed(((f"{path}, entry {number}", entry) for number, entry in enumerate(_read_json(path), 1)), read)
+
+
+def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
+    """Reads every entry; each comes with its place, which the error names if it cannot be read."""
+    rows = []
+    for place, entry in entries:
+        try:
+            rows.append(read(entry))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = error if isinstance(error, UserError) else f"not as published: {error!r}"
+            raise UserError(f"{place}: {reason}") from None
+    return rows
+
+
+# Rows have CodeSearchNet's columns. Tokens are split at white space.
+
+
+def _code_row(code: str, url: object) -> dict:
+    texts = {"code": code, "code_tokens": code.split(), "original_string": code}
+    return texts | {"language": _LANGUAGE, "url": str(url)}
+
+
+def _query_row(query: str, url: object, language: str) -> dict:
+    return {"docstring": query, "docstring_tokens": query.split(), "language": language, "url": str(url)}

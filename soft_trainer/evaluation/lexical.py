@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
 from soft_trainer.estimators.bm25_scores import bm25_weights, count_terms, split_identifiers
 from soft_trainer.evaluation.ranking import Ranking
 
@@ -55,8 +55,7 @@ def lexical_rankings(
     targets = torch.as_tensor(targets).numpy()
     terms: dict[str, int] = {}
     code_counts = count_terms(map(split_identifiers, codes), terms)
-    if not terms:
-        raise UserError(f"None of the {len(codes)} codes holds a word: lexical retrieval has nothing to search.")
+    refuse((not terms, f"None of the {len(codes)} codes holds a word: lexical retrieval has nothing to search."))
     weights = bm25_weights(code_counts, "lucene", k1, b).T.tocsr()
     counts = count_terms(map(split_identifiers, queries), terms, grow=False)
     top_k, parts = min(top_k, len(codes)), defaultdict(list)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 
@@ -73,7 +72,7 @@ def _codes_to_read(dataset: Dataset, codebase: Dataset, ranking: Ranking, column
     return {"code": [lines[row] for row in own], "top_codes": [[lines[row] for row in rows] for rows in top]}
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankedQueries:
     """The rank of every query, as `save_ranks` wrote it.
 
@@ -85,26 +84,13 @@ class RankedQueries:
     path: Path
     rows: pa.Table
 
-    @cached_property
-    def urls(self) -> list[str]:
-        """The url of each query's own code."""
-        return self.rows["url"].to_pylist()
-
-    @cached_property
-    def ranks(self) -> np.ndarray:
-        """int64[Q], 1 is best."""
-        return self.rows["rank"].to_numpy()
-
-    @property
-    def pool_size(self) -> int | None:
-        """The number of codes in the corpus, None if the file does not say."""
-        size = (self.rows.schema.metadata or {}).get(b"pool_size")
-        return size and int(size)
-
-    @property
-    def corpus(self) -> bytes | None:
-        """A hash of the ids in the corpus, None if the file does not say."""
-        return (self.rows.schema.metadata or {}).get(b"corpus")
+    def __post_init__(self):
+        facts = self.rows.schema.metadata or {}
+        self.urls: list[str] = self.rows["url"].to_pylist()  # of each query's own code
+        self.ranks: np.ndarray = self.rows["rank"].to_numpy()  # int64[Q], 1 is best
+        # The number of codes in the corpus and a hash of their ids, None if the file does not say.
+        self.pool_size = int(facts[b"pool_size"]) if b"pool_size" in facts else None
+        self.corpus: bytes | None = facts.get(b"corpus")
 
     def query(self, row: int) -> str:
         """Returns the text of a query, or its code's url if the file has no texts."""

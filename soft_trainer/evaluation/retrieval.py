@@ -39,21 +39,23 @@ class RetrievalOutput:
 
 @dataclass(frozen=True)
 class GradedRanking:
-    """The ranking and nDCG of queries with several relevant codes.
+    """The ranking of queries with several relevant codes, and how well all of these are found.
 
     Args:
         ranking: one rank for each of Q queries, that of its best relevant code.
         pairs (`LongTensor[Q]`): the (query, code) pair that holds this code.
         ndcg (`float64[Q]`): normalised discounted cumulative gain of the first k ranks, from 0 to 1.
+        average_precision (`float64[Q]`): the mean precision at the ranks of the relevant codes; its mean is MAP.
     """
 
     ranking: Ranking
     pairs: Tensor
     ndcg: np.ndarray
+    average_precision: np.ndarray
 
 
 def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: int = 10) -> GradedRanking:
-    """Turns the ranks of all (query, relevant code) pairs into one rank and one nDCG@k for each query.
+    """Turns the ranks of all (query, relevant code) pairs into one rank, nDCG@k and average precision for each query.
 
     A grade g at rank p gains (2^g - 1) / log2(p + 1). The sum is divided by that of the best order of the query's
     relevant codes. Ties count against the query: among codes that score the same, the irrelevant ones come first, then
@@ -63,38 +65,23 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
         ranking: the ranking of P pairs from `rank_codes`.
         queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
         grades (`float[P]`): the relevance of each pair's code, above 0.
-        k (`int`, *optional*, defaults to 10): number of ranks that count.
+        k (`int`, *optional*, defaults to 10): number of ranks that count for nDCG.
     """
-    pairs = _pairs(ranking, queries, np.asarray(grades, dtype=np.float64))
-    best_order = pairs.sort_values("grade", ascending=False, kind="stable")
-    ideal = best_order.groupby("query").cumcount() + 1
-    gained, possible = (_gain(pairs, places, k) for places in (pairs["place"], ideal.sort_index()))
+    pairs = pd.DataFrame({"query": np.asarray(queries), "grade": np.asarray(grades, dtype=np.float64)})
+    pairs["rank"] = ranking.ranks.numpy(force=True)
+    by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
+    # Relevant codes that tie have one rank, the last of their places.
+    pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
+    pairs["best_place"] = by_grade.groupby("query").cumcount() + 1
+    gained, possible = (_gain(pairs, pairs[places], k) for places in ("place", "best_place"))
+    # Here codes that tie stay in the order of the pairs, which keeps the sums of floats the same for all grades.
+    place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
+    found = place.groupby(pairs["query"]).rank(method="first")
+    precision = np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
     first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
     places = torch.tensor(pairs["place"].to_numpy())
     top = (part.cpu()[first] for part in (ranking.top_indices, ranking.top_scores))
-    return GradedRanking(Ranking(places[first], *top), first, gained / possible)
-
-
-def average_precision(ranking: Ranking, queries: ArrayLike) -> np.ndarray:
-    """Computes each query's average precision, float64[Q]: the mean precision at the ranks of its relevant codes.
-
-    The mean over queries is MAP. Ties count against the query: among codes that score the same, the irrelevant ones
-    come first.
-
-    Args:
-        ranking: the ranking of the P pairs, as for `graded_ranking`.
-        queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
-    """
-    pairs = _pairs(ranking, queries, 1.0)
-    relevant = pairs.sort_values("place").groupby("query").cumcount().sort_index() + 1
-    return np.bincount(pairs["query"], relevant / pairs["place"]) / np.bincount(pairs["query"])
-
-
-def _pairs(ranking: Ranking, queries: ArrayLike, grades: ArrayLike) -> pd.DataFrame:
-    """Returns query, grade, rank and place of each pair. The rank of relevant codes that tie is their last place."""
-    pairs = pd.DataFrame({"query": np.asarray(queries), "rank": ranking.ranks.numpy(force=True)}).assign(grade=grades)
-    ties = pairs.sort_values("grade", ascending=False, kind="stable").groupby(["query", "rank"])
-    return pairs.assign(place=pairs["rank"] - ties.cumcount())
+    return GradedRanking(Ranking(places[first], *top), first, gained / possible, precision)
 
 
 def _gain(pairs: pd.DataFrame, places: pd.Series, k: int) -> np.ndarray:

@@ -18,12 +18,6 @@ from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
 
 MERGED_ADAPTER = "adapter"  # the subfolder for the adapter when the merged encoder is in the folder itself
 FORMS = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
-_LEGACY_POOLING = {
-    "mean": "pooling_mode_mean_tokens",
-    "cls": "pooling_mode_cls_token",
-    "last_token": "pooling_mode_lasttoken",
-}
-_MODULE = "sentence_transformers.models."
 
 
 def export_encoder(
@@ -108,11 +102,12 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
         transformer |= {"modality_config": {"text": text}, "module_output_name": "sentence_embedding"}
     else:
         modules.append(("Pooling", "1_Pooling"))
-        modes = {key: mode == profile.pooling for mode, key in _LEGACY_POOLING.items()}
         # Every release of sentence-transformers reads these older keys.
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
-            **modes,
+            "pooling_mode_mean_tokens": profile.pooling == "mean",
+            "pooling_mode_cls_token": profile.pooling == "cls",
+            "pooling_mode_lasttoken": profile.pooling == "last_token",
             "include_prompt": profile.include_prompt,
         }
     if profile.normalize:
@@ -125,7 +120,7 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
             "similarity_fn_name": profile.score_function,
         },
         "modules.json": [
-            {"idx": index, "name": str(index), "path": path, "type": _MODULE + kind}
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for index, (kind, path) in enumerate(modules)
         ],
     }

@@ -96,7 +96,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         adapter=adapter,
         title=name.rsplit("/", 1)[-1],
         base=_shown_name(base) if base else "a small encoder with random weights",
-        merging=_merging(record.get("merging")),
+        unmerged=UNMERGED,
+        shown_name=_shown_name,
         load_arguments=load_arguments(name, revision) + (", trust_remote_code=True" if with_code else ""),
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
@@ -166,17 +167,6 @@ def _hub_name(name: str | None) -> str | None:
 def _shown_name(name: str) -> str:
     """Returns an encoder's name for the card: a folder is shown without its path."""
     return f"`{_hub_name(name) or Path(name).name}`"
-
-
-def _merging(merging: Mapping | None) -> str | None:
-    """Says in a sentence what was merged; None for an encoder that is not merged, or not at all (ratio 1)."""
-    unmerged = merging and merging["models"] == [UNMERGED]
-    if merging is None or (merging["ratio"] == 1 and unmerged):
-        return None
-    models = "the trained encoder" if unmerged else " and ".join(map(_shown_name, merging["models"]))
-    mean = f"the mean of {models}" if len(merging["models"]) > 1 else models
-    base = _shown_name(merging["base"])
-    return f"Every weight is {merging['ratio']:g} x that of {mean} + {1 - merging['ratio']:g} x that of {base}."
 
 
 def _license(base_model: str | None) -> str | None:

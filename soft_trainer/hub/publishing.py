@@ -1,26 +1,39 @@
-"""Pushes what a run makes: its rows, its checkpoints in the background, and at the end the output folder."""
+"""Pushes what a run makes: its rows as a data set, its checkpoints in the background, and the output folder."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from datasets import DatasetDict
+from datasets import DatasetDict, DatasetInfo, Features
+from datasets.info import DatasetInfosDict
+from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
+from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.errors import refuse
-from soft_trainer.hub.data import write_data
+from soft_trainer.files import reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import PUSHED_ROWS, check_push, push_folder, reason
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, table
 
 logger = logging.get_logger(__name__)
+
+USES = {
+    "train": "pairs to train on",
+    "valid": "queries that choose the best checkpoint",
+    "test": "queries that the result is reported on",
+    "codebase": "the corpus: the functions that queries are ranked against",
+}
+LARGEST = 5  # repositories that the card names
+_TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
@@ -43,6 +56,9 @@ def _model_id(args: TrainingArguments) -> str:
     return args.hub_model_id or Path(args.output_dir).absolute().name
 
 
+# ---- Rows ----
+
+
 def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:
     """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given.
 
@@ -55,6 +71,61 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
         token, private = args.hub_token, args.hub_private_repo
         url = push_folder(folder, name, token, private, commit_message="Rows of a run", repo_type="dataset")
         print_on_main(f"Rows pushed: {url}")
+
+
+def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
+    """Writes `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
+
+    If any split has `source` or `negatives`, all splits get the column.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written.
+    """
+    folder, columns = Path(folder), _features(data)
+    with reporting_disk_errors(folder):
+        parts = {split: ({name: row.get(name) for name in columns} for row in rows) for split, rows in data.items()}
+        write_rows(parts, folder)
+        write_text(folder / "README.md", str(data_card(data, arguments)))
+    return folder
+
+
+def _features(data: DatasetDict) -> Features:
+    """Returns the columns of the files."""
+    given = {name for rows in data.values() for name in rows.column_names}
+    return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
+
+
+def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
+    """Fills in the card: a header that tells `datasets.load_dataset` the splits and columns, and text for people."""
+    files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
+    header = DatasetCardData(
+        language=["code"],
+        license="other",
+        task_categories=["text-retrieval"],
+        tags=["code-search", "soft-infonce", *arguments.languages],
+        configs=[{"config_name": "default", "data_files": files}],
+    )
+    DatasetInfosDict({"default": DatasetInfo(features=_features(data))}).to_dataset_card_data(header)
+    split, rows = next(iter(data.items()))
+    repositories = Counter(rows["repo"][:] if "repo" in rows.column_names else [])
+    return DatasetCard.from_template(
+        header,
+        template_path=str(_TEMPLATE),
+        title=arguments.rows_name.rsplit("/", 1)[-1],
+        name=arguments.rows_name,
+        languages=arguments.languages,
+        source=arguments.history or arguments.source_dir,
+        history=bool(arguments.history),
+        filters=arguments.filters,
+        split=split,
+        repositories=len(repositories),
+        largest=", ".join(f"{name} ({count:,})" for name, count in repositories.most_common(LARGEST)),
+        negatives="negatives" in _features(data),
+        rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
+    )
+
+
+# ---- The encoder and its checkpoints ----
 
 
 class Publisher:
@@ -94,12 +165,14 @@ class Publisher:
             return
         copies = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(folder).name}
         paths = (None, copies[strategy]) if strategy in copies else (None,)
+        push = (folder, f"Step {step}", paths)
         try:
-            staged = _staged(folder, self.args.output_dir)
+            # Training may delete the checkpoint while it is uploaded. The links go when nothing refers to them.
+            staged = tempfile.TemporaryDirectory(prefix=".push-", dir=self.args.output_dir)
+            shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
+            self._pushes.append(self._executor.submit(self._push_staged, staged, *push))
         except OSError as error:
-            self._fail(error, folder, f"Step {step}", paths)
-        else:
-            self._pushes.append(self._executor.submit(self._push_staged, staged, folder, f"Step {step}", paths))
+            self._fail(error, *push)
 
     def finish(self) -> None:
         """Waits for pushes in progress."""
@@ -137,13 +210,6 @@ class Publisher:
         cause = reason(error.__cause__ or error)
         logger.warning(f"Pushing {folder} during training failed; it is pushed again at the end: {cause}")
         self._failed |= dict.fromkeys(paths, (folder, message))
-
-
-def _staged(folder: str | Path, output_dir: str) -> tempfile.TemporaryDirectory:
-    """Links a checkpoint's files into a separate folder, since training may delete them while they are uploaded."""
-    staged = tempfile.TemporaryDirectory(prefix=".push-", dir=output_dir)  # removed when nothing refers to it
-    shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
-    return staged
 
 
 def _link(source: str, target: str) -> None:

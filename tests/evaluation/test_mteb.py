@@ -16,7 +16,7 @@ from soft_trainer.encoders.scratch import small_roberta
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
-from soft_trainer.evaluation.retrieval import average_precision, graded_ranking
+from soft_trainer.evaluation.retrieval import graded_ranking
 from soft_trainer.hub.export import export_encoder
 
 # mteb is imported inside the tests, because that takes three seconds, which the fast tests would have to wait for.
@@ -81,7 +81,7 @@ def test_several_right_codes_count_as_ours_do(encoder, rows):
     assert scores["mrr_at_1000"] == pytest.approx(retrieval_metrics(graded.ranking.ranks, 300)["mrr"], abs=1e-6)
     # mteb rounds these to five digits.
     assert scores["ndcg_at_10"] == pytest.approx(graded.ndcg.mean(), abs=1e-5)
-    assert scores["map_at_1000"] == pytest.approx(average_precision(ranking, numbers).mean(), abs=1e-5)
+    assert scores["map_at_1000"] == pytest.approx(graded.average_precision.mean(), abs=1e-5)
     halves = EvaluationSet("halves", Dataset.from_list([row | {"relevance": 1.5} for row in queries]), corpus)
     with pytest.raises(UserError, match="whole numbers as relevance"):
         EvaluationSetTask(halves, encoder.profile)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.retrieval import average_precision, graded_ranking
+from soft_trainer.evaluation.retrieval import graded_ranking
 
 
 def orders(scores):
@@ -33,12 +33,12 @@ def by_hand(scores, grades, k):
 
 
 def graded(scores, grades, k=10):
-    """`graded_ranking` and `average_precision` of queries with these scores and grades, float[Q, C], and the codes."""
+    """`graded_ranking` of queries with these scores and grades, float[Q, C], and the codes of the pairs."""
     scores, grades = np.asarray(scores, dtype=float), np.asarray(grades, dtype=float)
     queries, codes = np.nonzero(grades)
     embeddings = torch.tensor(scores, dtype=torch.float64)
     ranking = rank_codes(embeddings[queries], torch.eye(scores.shape[1]).double(), torch.tensor(codes), top_k=3)
-    return graded_ranking(ranking, queries, grades[queries, codes], k), average_precision(ranking, queries), codes
+    return graded_ranking(ranking, queries, grades[queries, codes], k), codes
 
 
 @pytest.mark.parametrize("k", [2, 10])
@@ -48,12 +48,12 @@ def test_metrics_are_those_of_the_worst_order_that_the_scores_allow(seed, k):
     scores = generator.integers(0, 3, (5, 6))
     grades = generator.integers(0, 4, (5, 6)) * (generator.random((5, 6)) < 0.6)
     grades[:, 0] = np.maximum(grades[:, 0], 1)
-    found, precisions, codes = graded(scores, grades, k)
+    found, codes = graded(scores, grades, k)
     for query in range(5):
         rank, ndcg, precision = by_hand(scores[query], grades[query], k)
         assert int(found.ranking.ranks[query]) == rank
         assert found.ndcg[query] == pytest.approx(ndcg, abs=1e-12)
-        assert precisions[query] == pytest.approx(precision, abs=1e-12)
+        assert found.average_precision[query] == pytest.approx(precision, abs=1e-12)
         # The pair named is a relevant code of the best score among the relevant ones.
         code = codes[found.pairs[query]]
         assert scores[query, code] == scores[query][grades[query] > 0].max()
@@ -61,14 +61,14 @@ def test_metrics_are_those_of_the_worst_order_that_the_scores_allow(seed, k):
 
 def test_ndcg_of_a_known_case():
     # Grades 3, 0, 2, 1 in places 1 to 4, as in textbooks with gains 7, 0, 3, 1.
-    found, _, _ = graded([[4, 3, 2, 1]], [[3, 0, 2, 1]])
+    found, _ = graded([[4, 3, 2, 1]], [[3, 0, 2, 1]])
     dcg = 7 + 3 / math.log2(4) + 1 / math.log2(5)
     assert found.ndcg[0] == pytest.approx(dcg / (7 + 3 / math.log2(3) + 1 / math.log2(4)), abs=1e-15)
 
 
 def test_the_best_order_gives_exactly_one_and_places_beyond_k_nothing():
     codes = np.arange(20)
-    found, _, _ = graded([20 - codes, codes], [[3, 3, 2, 1, 1] + [0] * 15] * 2)
+    found, _ = graded([20 - codes, codes], [[3, 3, 2, 1, 1] + [0] * 15] * 2)
     assert found.ndcg.tolist() == [1.0, 0.0]
     assert found.ranking.ranks.tolist() == [1, 16]
 
@@ -79,4 +79,4 @@ def test_average_precision_of_known_cases():
         ([[6, 5, 4, 3, 2, 1]], [[1, 0, 1, 0, 1, 0]], [(1 + 2 / 3 + 3 / 5) / 3]),
         ([[3, 2, 1], [1, 2, 3]], [[0, 1, 0], [1, 0, 0]], [1 / 2, 1 / 3]),
     ):
-        assert graded(scores, relevant)[1] == pytest.approx(expected)
+        assert graded(scores, relevant)[0].average_precision == pytest.approx(expected)

@@ -17,6 +17,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 WRITE_TOKEN = "hf_loopbackWriteTokenOfAnn"
@@ -58,20 +59,26 @@ class Blob:
         return entry | ({"lfs": lfs} if self.lfs else {})
 
 
+class Commit(NamedTuple):
+    files: dict[str, Blob]
+    title: str
+    parent: str | None
+
+
 @dataclass
 class Repo:
     private: bool
-    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
-    parents: dict[str, str | None] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
     def commit(self, branch: str, files: dict[str, Blob], title: str) -> str:
         parent = self.branches.get(branch)
-        sha = hashlib.sha1(f"{parent} {title} {len(self.commits)}".encode()).hexdigest()
-        self.commits[sha], self.parents[sha], self.titles[sha] = files, parent, title
-        self.branches[branch] = sha
+        sha = self.branches[branch] = hashlib.sha1(f"{parent} {title} {len(self.commits)}".encode()).hexdigest()
+        self.commits[sha] = Commit(files, title, parent)
         return sha
+
+    def files(self, revision: str) -> dict[str, Blob]:
+        return self.commits[self.resolve(revision)].files
 
     def resolve(self, revision: str) -> str:
         sha = self.branches.get(revision, revision)
@@ -148,8 +155,12 @@ class Hub(BaseHTTPRequestHandler):
         for name, text in (usual | (headers or {})).items():
             self.send_header(name, str(text))
         self.end_headers()
+        cut = self.command == "GET" and len(content) > 10_000 and strikes("cut_download")
         if self.command != "HEAD":
-            self.wfile.write(content)
+            self.wfile.write(content[: len(content) // 2] if cut else content)
+        if cut:
+            self.wfile.flush()
+            self.cut()
 
     # ---- Rights ----
 
@@ -211,7 +222,7 @@ class Hub(BaseHTTPRequestHandler):
         repo = self.repo(kind, id, write=True)
         if strikes("preupload"):
             raise Refusal(503, "Service unavailable")
-        known = repo.commits[repo.resolve(revision)]
+        known = repo.files(revision)
         files = []
         for file in self.json()["files"]:
             mode = "lfs" if file["path"].endswith(LFS_SUFFIXES) else "regular"
@@ -245,7 +256,7 @@ class Hub(BaseHTTPRequestHandler):
         if strikes("commit"):
             raise Refusal(500, "Internal error: commit")
         lines = [json.loads(line) for line in self.body.splitlines()]
-        files, title = dict(repo.commits[repo.resolve(revision)]), ""
+        files, title = dict(repo.files(revision)), ""
         for key, value in ((line["key"], line["value"]) for line in lines):
             if key == "header":
                 title = value["summary"]
@@ -270,14 +281,14 @@ class Hub(BaseHTTPRequestHandler):
     def info(self, kind, id, revision=None):
         repo = self.repo(kind, id)
         sha = repo.resolve(revision or "main")
-        siblings = [{"rfilename": path} for path in repo.commits[sha]]
+        siblings = [{"rfilename": path} for path in repo.files(sha)]
         facts = {"id": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": [], "lastModified": DATE}
         known = {"author": id.split("/")[0], "downloads": 0, "likes": 0, "disabled": False, "gated": False}
         self.answer(facts | known)
 
     def tree(self, kind, id, revision, folder=None):
         repo = self.repo(kind, id)
-        prefix, files = f"{folder}/" if folder else "", repo.commits[repo.resolve(revision)]
+        prefix, files = f"{folder}/" if folder else "", repo.files(revision)
         inside = {path: blob for path, blob in files.items() if path.startswith(prefix)}
         if prefix and not inside:
             raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
@@ -290,15 +301,16 @@ class Hub(BaseHTTPRequestHandler):
     def paths_info(self, kind, id, revision):
         repo = self.repo(kind, id)
         form = self.json() if self.body[:1] == b"{" else parse_qs(self.body.decode())
-        files = repo.commits[repo.resolve(revision)]
+        files = repo.files(revision)
         self.answer([files[path].describe(path) for path in form["paths"] if path in files])
 
     def commits(self, kind, id, revision):
         repo = self.repo(kind, id)
         listing, sha = [], repo.resolve(revision)
         while sha:
-            listing.append({"id": sha, "title": repo.titles[sha], "message": "", "authors": [], "date": DATE})
-            sha = repo.parents[sha]
+            commit = repo.commits[sha]
+            listing.append({"id": sha, "title": commit.title, "message": "", "authors": [], "date": DATE})
+            sha = commit.parent
         self.answer(listing)
 
     def refs(self, kind, id):
@@ -310,7 +322,7 @@ class Hub(BaseHTTPRequestHandler):
         repo = self.repo(kind, id)
         sha = repo.resolve(revision)
         headers = {"X-Repo-Commit": sha, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-        blob = repo.commits[sha].get(path)
+        blob = repo.files(sha).get(path)
         if blob is None:
             return self.answer({"error": "Entry not found"}, 404, headers | {"X-Error-Code": "EntryNotFound"})
         headers["ETag"] = f'"{blob.sha256 if blob.lfs else blob.oid}"'
@@ -318,21 +330,10 @@ class Hub(BaseHTTPRequestHandler):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": len(blob.content)}
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if span is None:
-            return self.send_file(blob.content, 200, headers)
+            return self.answer(blob.content, 200, headers)
         first, last = int(span[1]), min(int(span[2] or len(blob.content)), len(blob.content) - 1)
         headers["Content-Range"] = f"bytes {first}-{last}/{len(blob.content)}"
-        return self.send_file(blob.content[first : last + 1], 206, headers)
-
-    def send_file(self, content: bytes, status: int, headers: dict):
-        if self.command == "GET" and len(content) > 10_000 and strikes("cut_download"):
-            self.send_response(status)
-            for name, text in {"Content-Length": len(content), **headers}.items():
-                self.send_header(name, str(text))
-            self.end_headers()
-            self.wfile.write(content[: len(content) // 2])
-            self.wfile.flush()
-            return self.cut()
-        return self.answer(content, status, headers)
+        return self.answer(blob.content[first : last + 1], 206, headers)
 
     # ---- For tests ----
 
@@ -344,8 +345,8 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(LOG)
 
     def holding(self, text):
-        commits = [files for repo in REPOS.values() for files in repo.commits.values()]
-        texts = [(path, blob.content) for files in commits for path, blob in files.items()]
+        commits = [commit for repo in REPOS.values() for commit in repo.commits.values()]
+        texts = [(path, blob.content) for commit in commits for path, blob in commit.files.items()]
         contents = [*texts, *OBJECTS.items(), *((line, line.encode()) for line in LOG[:-1])]
         self.answer([name for name, content in contents if text.encode() in content])
 

@@ -1,14 +1,16 @@
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard, metadata_load
+from refusals import refused
 from transformers import T5Config, T5EncoderModel
 
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.hub.model_card import environment, write_model_card
+from soft_trainer.hub.model_card import add_eval_results, card_header, environment, write_model_card
 
 METRICS = {"mrr": 0.71234567, "recall@1": 0.6, "recall@5": 0.8, "recall@10": 0.9, "pool_size": 4360, "queries": 1261}
 SIDE = {"mean": 20.0, "p95": 40.0, "cut": 0.125, "duplicates": 3}
@@ -59,29 +61,18 @@ def header_and_body(path):
     return yaml.safe_load(header), body
 
 
-@pytest.mark.parametrize("profile", PROFILES_IN_CARDS.values(), ids=PROFILES_IN_CARDS.keys())
-def test_snippets_run_as_printed_and_agree(profile, encoder_of, record, tmp_path, capsys):
-    folder = exported(encoder_of(profile), tmp_path / "encoder")
-    check_snippets(folder, record, capsys, profile)
-
-
-def test_the_card_of_a_t5_takes_the_encoder_of_what_auto_model_loads(encoder_of, record, tmp_path, capsys):
-    profile = EncoderProfile(query_length=20, code_length=20)
-    tokenizer = encoder_of(profile).tokenizer
-    config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
-    folder = export_encoder(T5EncoderModel(config).eval(), tokenizer, profile, tmp_path / "encoder")
-    assert ".encoder" in check_snippets(folder, record, capsys, profile)
-
-
-def check_snippets(folder, record, capsys, profile) -> str:
-    """Runs the snippets of a card, compares their embeddings and returns the card."""
-    card = write_model_card(folder, record)
-    text = card.read_text()
+@pytest.mark.parametrize("name", [*PROFILES_IN_CARDS, "T5"])
+def test_snippets_run_as_printed_and_agree(name, encoder_of, record, tmp_path, capsys):
+    profile = PROFILES_IN_CARDS.get(name, EncoderProfile(query_length=20, code_length=20))
+    encoder = encoder_of(profile)
+    if name == "T5":  # `AutoModel` loads its decoder, too
+        config = T5Config(vocab_size=len(encoder.tokenizer), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+        encoder = replace(encoder, model=T5EncoderModel(config).eval())
+    text = write_model_card(exported(encoder, tmp_path / "encoder"), record).read_text()
     assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and text.endswith("```\n")
-    _, body = header_and_body(card)
-    snippets = re.findall(r"```python\n(.*?)```", body, re.S)
+    assert (".encoder" in text) == (name == "T5")
+    snippets, embeddings = re.findall(r"```python\n(.*?)```", text, re.S), []
     assert len(snippets) == 3
-    embeddings = []
     for snippet in snippets:
         names: dict = {}
         exec(snippet, names)
@@ -92,7 +83,6 @@ def check_snippets(folder, record, capsys, profile) -> str:
             if profile.score_function == "cosine":
                 ours, theirs = (torch.nn.functional.normalize(side, dim=-1) for side in (ours, theirs))
             torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=1e-5, rtol=0)
-    return body
 
 
 def test_header_is_what_the_hub_reads(card_of):
@@ -158,3 +148,74 @@ def test_card_is_valid_for_the_client_and_the_hub(here, encoder_of, record, tmp_
     card = ModelCard.load(write_model_card(folder, record))
     card.validate()
     assert card.data.eval_results[0].metric_value == 0.7123
+
+
+# ---- Results that are added to a card: only `model-index` changes ----
+
+HEADER = """license: mit  # as the data
+model-index:
+- name: mine
+  results:
+  - task:
+      type: text-retrieval
+    dataset:
+      name: other
+      type: other
+    metrics:
+    - type: mrr
+      value: 0.1
+# a comment of mine
+tags:
+- code
+"""
+TEXT = "\n# Mine   \n\nMy own words: --- and ---\n---\nmore\n"
+
+
+def result(value, name="set", split="test", **changes):
+    fields = {"task_type": "Retrieval", "dataset_type": name, "dataset_name": name, "dataset_split": split}
+    fields |= {"metric_type": "mrr", "metric_value": value, "source_name": "mteb", "source_url": "https://a.b"}
+    return EvalResult(**(fields | changes))
+
+
+def values(path):
+    return {(r.dataset_name, r.dataset_split): r.metric_value for r in ModelCard.load(path).data.eval_results}
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_only_model_index_changes_and_a_second_evaluation_replaces_its_own(tmp_path, line_break):
+    card = tmp_path / "README.md"
+    card.write_bytes(f"---\n{HEADER}---\n{TEXT}".replace("\n", line_break).encode())
+    add_eval_results(card, [result(0.5), result(0.6, split="valid")])
+    add_eval_results(card, [result(0.7), result(0.8, "new")])
+    assert values(card) == {("other", None): 0.1, ("set", "test"): 0.7, ("set", "valid"): 0.6, ("new", "test"): 0.8}
+    content = card.read_bytes().decode()
+    assert content.endswith(f"---\n{TEXT}".replace("\n", line_break))
+    assert (content.count("\r\n") == content.count("\n")) == (line_break == "\r\n")
+    header = metadata_load(card)
+    assert list(header) == ["license", "model-index", "tags"] and header["tags"] == ["code"]
+    add_eval_results(card, [result(0.7), result(0.8, "new")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md"]
+    assert card.read_bytes().decode() == content
+
+
+def test_a_card_without_a_header_gets_one_and_keeps_results_from_elsewhere_on_the_same_data(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("# Mine\n")
+    add_eval_results(card, [result(0.5, source_name=None, source_url=None)])
+    assert values(card) == {("set", "test"): 0.5} and card.read_text().endswith("---\n# Mine\n")
+    add_eval_results(card, [result(0.7)])
+    assert [entry.metric_value for entry in ModelCard.load(card).data.eval_results] == [0.5, 0.7]
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["a: [", "model-index: 3", "model-index:\n- name: x", "- a", "author: M\xfcller"],  # the last one is Latin-1
+)
+def test_a_header_that_cannot_take_results_is_refused_and_the_card_stays(tmp_path, header):
+    card = tmp_path / "README.md"
+    before = f"---\n{header}\n---\ntext\n".encode("latin-1")
+    card.write_bytes(before)
+    for add in (card_header, lambda card: add_eval_results(card, [result(0.5)])):
+        with refused("README.md: results cannot be added"):
+            add(card)
+    assert card.read_bytes() == before

@@ -62,48 +62,29 @@ class MRR(evaluate.Metric):
         )
 
     def _compute(self, predictions, references, max_rank=None, pool_size=None):
+        pairs, pools = list(zip(predictions, references, strict=True)), references
         if isinstance(references[0], str):
-            ranks, pools = [_rank_of_id(*pair) for pair in zip(predictions, references, strict=True)], [pool_size]
+            ranks = [list(ids).index(right) + 1 if right in list(ids) else np.inf for ids, right in pairs]
+            pools = [pool_size]
         elif np.ndim(predictions[0]):
-            ranks = [_rank_of_score(row, *pair) for row, pair in enumerate(zip(predictions, references, strict=True))]
+            ranks = [_rank_of_score(row, np.asarray(scores), right) for row, (scores, right) in enumerate(pairs)]
             pools = [len(scores) for scores in predictions]
         else:
-            ranks, pools = _checked_ranks(predictions, references), references
+            ranks = predictions
+            for row, (rank, pool) in enumerate(pairs):
+                if not 1 <= rank <= pool:
+                    corpus = f"references[{row}] is {pool}, the number of codes in the corpus. Rank 1 is best."
+                    raise ValueError(f"predictions[{row}] is rank {rank}, but {corpus}")
         ranks = np.asarray(ranks, dtype=np.float64)
         counted = ranks <= (np.inf if max_rank is None else max_rank)
-        return {"mrr": float((counted / ranks).mean()), "queries": len(ranks), "pool_size": _mean_size(pools)}
-
-
-def _rank_of_id(ids, right):
-    """Returns the rank of the right id, infinity if it is missing."""
-    ids = list(ids)
-    return ids.index(right) + 1 if right in ids else np.inf
+        size = pools[0] if len(set(pools)) == 1 else float(np.mean(pools))
+        return {"mrr": float((counted / ranks).mean()), "queries": len(ranks), "pool_size": size}
 
 
 def _rank_of_score(row, scores, right):
     """Returns the rank of the right code. Others with the same score come first."""
-    scores = np.asarray(scores)
     if not 0 <= right < len(scores):
         raise ValueError(f"references[{row}] is {right}, but predictions[{row}] holds {len(scores)} scores.")
     if np.isnan(scores).any():
         raise ValueError(f"predictions[{row}] holds NaN: its codes cannot be ranked.")
     return int((scores >= scores[right]).sum())
-
-
-def _checked_ranks(ranks, pools):
-    """Returns the ranks if each lies within its corpus."""
-    for row, (rank, pool) in enumerate(zip(ranks, pools, strict=True)):
-        if not 1 <= rank <= pool:
-            raise ValueError(
-                f"predictions[{row}] is rank {rank}, but references[{row}] is {pool}, the number of codes in the "
-                "corpus. Rank 1 is best."
-            )
-    return ranks
-
-
-def _mean_size(pools):
-    """Returns the size if all agree, else their mean; None if it is unknown."""
-    sizes = set(pools)
-    if None in sizes:
-        return None
-    return int(pools[0]) if len(sizes) == 1 else float(np.mean(pools))

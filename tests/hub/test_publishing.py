@@ -14,7 +14,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.codesearchnet import SPLITS, load_folder, load_hub
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.hub.data import write_data
+from soft_trainer.hub.publishing import write_data
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments
 
