@@ -20,7 +20,6 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
@@ -67,13 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measures the encoder and prints the table; writes ranks and results if there is a folder for them."""
-    with ExitStack() as stack:
-        folder = arguments.output_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="soft-trainer-"))
-        options, keep = training_arguments(arguments, folder), arguments.output_dir is not None
+    with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
+        options = training_arguments(arguments, arguments.output_dir or temporary)
         if arguments.mteb is None:
-            _measure(*options, keep=keep)
+            _measure(*options, keep=bool(arguments.output_dir))
         else:
-            _measure_with_mteb(*options, names=",".join(arguments.mteb), keep=keep)
+            _measure_with_mteb(*options, names=",".join(arguments.mteb), keep=bool(arguments.output_dir))
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:

@@ -170,10 +170,8 @@ def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, 
     codes = files.get("code_idx_map.json") or files.get("code_idx_map.txt")
     if not found and not codes:
         return
-    refuse(
-        (not found, f"{folder}: CoSQA needs cosqa-retrieval-dev*.json or -test*.json as well, plain or as .gz"),
-        (not codes, f"{folder}: CoSQA needs code_idx_map.txt (or .json) as well, plain or as .gz"),
-    )
+    missing = "cosqa-retrieval-dev*.json or -test*.json" if codes else "code_idx_map.txt (or .json)"
+    refuse((not (found and codes), f"{folder}: CoSQA needs {missing} as well, plain or as .gz"))
     (corpus,) = _parsed([(codes, _read_json(codes))], lambda content: [_code_row(*pair) for pair in content.items()])
     corpus = Dataset.from_list(corpus)
     for match in found:

@@ -58,18 +58,15 @@ def save_ranks(
     if query_columns and code_columns:
         column = text_column(dataset, query_columns, "query")
         columns["query"] = [_line(text, _WIDTH) for text in dataset[column][:]]
-        columns |= _codes_to_read(dataset, codebase, ranking, text_column(codebase, code_columns, "code"))
+        own, top = target_rows(dataset, codebase).tolist(), ranking.top_indices[:, :_SHOWN].tolist()
+        read = sorted({*own, *(row for rows in top for row in rows)})
+        texts_read = codebase[read][text_column(codebase, code_columns, "code")]
+        lines = {row: _line(text, _WIDTH) for row, text in zip(read, texts_read, strict=True)}
+        columns["code"] = [lines[row] for row in own]
+        columns["top_codes"] = [[lines[row] for row in rows] for rows in top]
     corpus = {"pool_size": str(len(urls)), "corpus": xxh3_128_hexdigest(json.dumps(sorted(urls)).encode())}
     with written_aside(path) as aside:
         pq.write_table(pa.table(columns).replace_schema_metadata(corpus), aside)
-
-
-def _codes_to_read(dataset: Dataset, codebase: Dataset, ranking: Ranking, column: str) -> dict[str, list]:
-    """Returns `code` and `top_codes` of every query, reading only those rows of the corpus."""
-    own, top = target_rows(dataset, codebase).tolist(), ranking.top_indices[:, :_SHOWN].tolist()
-    rows = sorted({*own, *(row for rows in top for row in rows)})
-    lines = {row: _line(text, _WIDTH) for row, text in zip(rows, codebase[rows][column], strict=True)}
-    return {"code": [lines[row] for row in own], "top_codes": [[lines[row] for row in rows] for rows in top]}
 
 
 @dataclass

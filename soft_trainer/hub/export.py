@@ -57,10 +57,9 @@ def export_encoder(
             for path in written:
                 (folder / path).parent.mkdir(exist_ok=True)
                 (Path(aside) / path).replace(folder / path)
-        for pattern in FORMS:  # AutoModel would load an adapter onto weights that an earlier run left there
-            for path in folder.glob(pattern):
-                if path.relative_to(folder) not in written:
-                    path.unlink()
+        # AutoModel would load an adapter onto weights that an earlier run left there.
+        for path in {path for pattern in FORMS for path in folder.glob(pattern)} - {folder / path for path in written}:
+            path.unlink()
     return folder
 
 

@@ -171,11 +171,9 @@ def _shown_name(name: str) -> str:
 
 def _license(base_model: str | None) -> str | None:
     """Reads the licence from the card of the base model; None if there is none or it cannot be read."""
-    try:
+    with suppress(ValueError):
         card = repository_file(base_model, "README.md") if base_model else None
         return ModelCard.load(card).data.license if card else None
-    except (UserError, ValueError):
-        return None
 
 
 # ---- Results of an existing card ----

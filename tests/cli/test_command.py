@@ -1,6 +1,5 @@
 """The program `soft-trainer`: its commands, its errors for wrong ones, and how fast it starts."""
 
-import errno
 import importlib
 import json
 import os
@@ -22,9 +21,16 @@ from soft_trainer.studies.grid import read_study
 HEAVY = ("torch", "transformers", "datasets", "numpy", "scipy", "pyarrow", "tree_sitter", "yaml", "huggingface_hub")
 
 
-def in_a_process(code: str) -> str:
+def in_a_process(*words: str) -> list[str]:
+    """The lines of a command, and last the slow modules that it imports and its seconds, in a new process."""
+    code = (
+        f"import sys, time; start = time.process_time(); sys.argv = {['soft-trainer', *words]}\n"
+        "from soft_trainer.cli.__main__ import main\n"
+        "try: main()\n"
+        f"finally: print(*(name for name in {HEAVY} if name in sys.modules), time.process_time() - start)"
+    )
     environment = os.environ | {"PYTHONPATH": str(Path(soft_trainer.__file__).parents[1])}
-    return subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    return subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines()
 
 
 def error_of(words: list[str], monkeypatch, capsys) -> str:
@@ -61,28 +67,16 @@ def test_a_command_has_a_description_and_options_and_help(name, capsys):
 
 
 def test_the_overview_lists_the_commands_and_imports_nothing_heavy():
-    code = (
-        "import sys, time; start = time.process_time(); sys.argv = ['soft-trainer', '--help']\n"
-        "from soft_trainer.cli.__main__ import main\n"
-        "try: main()\n"
-        f"finally: print([name for name in {HEAVY} if name in sys.modules], time.process_time() - start)"
-    )
-    *listed, last = in_a_process(code).splitlines()
+    *listed, last = in_a_process("--help")
     assert re.findall(r"^    (\S+)", "\n".join(listed), re.MULTILINE) == list(COMMANDS)
-    assert last.startswith("[] ") and float(last.split()[1]) < 1
+    assert float(last) < 1  # no module stands before the seconds
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_does_not_wait_for_torch(name):
     heavy = HEAVY if name in ("compare", "index", "report", "search", "study") else HEAVY[:3]
-    code = (
-        f"import sys; sys.argv = ['soft-trainer', '{name}', '--help']\n"
-        "from soft_trainer.cli.__main__ import main\n"
-        "try: main()\n"
-        f"finally: print([name for name in {heavy} if name in sys.modules])"
-    )
-    assert in_a_process(code).splitlines()[-1] == "[]"
+    assert not {*in_a_process(name, "--help")[-1].split()} & {*heavy}
 
 
 def test_the_version_and_without_a_command_the_overview(capsys):
@@ -130,16 +124,9 @@ def test_a_wrong_word_is_one_line_and_exit_code_2(words, says, monkeypatch, caps
 
 
 def test_what_the_disk_refuses_is_one_line_too(monkeypatch, capsys, tmp_path):
-    words = ["mine", "x", "--language", "go", "--output_dir", "x"]
-
-    def write(*_):
-        raise OSError(errno.ENOSPC, "No space left on device", "train.jsonl.gz")
-
-    monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: write())
-    assert "No space left on device" in error_of(words, monkeypatch, capsys)
     (tmp_path / "taken").write_text("")
     monkeypatch.setattr("soft_trainer.cli.mine.mine_to", lambda **options: (tmp_path / "taken").mkdir())
-    line = error_of(words, monkeypatch, capsys)
+    line = error_of(["mine", "x", "--language", "go", "--output_dir", "x"], monkeypatch, capsys)
     assert "File exists" in line and "taken" in line
 
 

@@ -1,6 +1,7 @@
 """mteb: our encoder as its model, our rows as its task, and the same MRR where nothing ties."""
 
 import dataclasses
+import importlib
 import json
 import shutil
 
@@ -19,8 +20,20 @@ from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import graded_ranking
 from soft_trainer.hub.export import export_encoder
 
-# mteb is imported inside the tests, because that takes three seconds, which the fast tests would have to wait for.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
+
+
+@pytest.fixture(scope="module")
+def mteb():
+    """The library, imported here because that takes three seconds, which the fast tests would have to wait for."""
+    return importlib.import_module("mteb")
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """Our package of that name with its modules."""
+    importlib.import_module("soft_trainer.mteb.results")
+    return importlib.import_module("soft_trainer.mteb")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +56,7 @@ def embeddings_of(encoder, rows):
     return queries, codes
 
 
-def test_the_mrr_of_mteb_is_ours_with_its_cut_and_one_right_code(encoder, rows):
-    from soft_trainer.mteb import EvaluationSetTask, MtebEncoder
-    from soft_trainer.mteb.results import measure, results_table
-
+def test_the_mrr_of_mteb_is_ours_with_its_cut_and_one_right_code(ours, encoder, rows):
     corpus, queries = corpus_of(rows, 1100), Dataset.from_list([{"docstring": row["docstring"]} for row in rows])
     query_embeddings, codes = embeddings_of(encoder, EvaluationSet("texts", queries, corpus))
     # The own codes have places from the first to the last, the last beyond the cut.
@@ -55,26 +65,23 @@ def test_the_mrr_of_mteb_is_ours_with_its_cut_and_one_right_code(encoder, rows):
     ranks = rank_codes(query_embeddings, codes, targets).ranks
     assert (ranks > 1000).sum() == 1
     rows = EvaluationSet("one", queries.add_column("url", [f"u{target:04}" for target in targets.tolist()]), corpus)
-    measured = measure(MtebEncoder(encoder), EvaluationSetTask(rows, encoder.profile))
+    measured = ours.results.measure(ours.MtebEncoder(encoder), ours.EvaluationSetTask(rows, encoder.profile))
     ((_, _, scores),) = measured.scores()
     assert scores["mrr_at_1000"] == pytest.approx(retrieval_metrics(ranks, 1100, max_rank=1000)["mrr"], abs=1e-6)
     assert scores["languages"] == ["python-Code"] and measured.pool_sizes == {("default", "test"): 1100}
-    assert results_table([measured]).splitlines()[-1].split("|")[1].strip() == "one"
-    assert results_table([measured, measured]).splitlines()[-1].split("|")[1].strip() == "mean of 2 tasks"
+    assert ours.results.results_table([measured]).splitlines()[-1].split("|")[1].strip() == "one"
+    assert ours.results.results_table([measured, measured]).splitlines()[-1].split("|")[1].strip() == "mean of 2 tasks"
 
 
-def test_several_right_codes_count_as_ours_do(encoder, rows):
-    from soft_trainer.mteb import EvaluationSetTask, MtebEncoder
-    from soft_trainer.mteb.results import measure
-
+def test_several_right_codes_count_as_ours_do(ours, encoder, rows):
     corpus = corpus_of(rows, 300)
     places = [(i, f"u{(i * 97 + 31 * place) % 300:04}") for i in range(len(rows)) for place in range(1 + i % 3)]
     queries = [
         {"docstring": rows[i]["docstring"], "url": url, "query_number": i, "relevance": 1.0} for i, url in places
     ]
     several = EvaluationSet("several", Dataset.from_list(queries), corpus)
-    task = EvaluationSetTask(several, encoder.profile)
-    ((_, _, scores),) = measure(MtebEncoder(encoder), task).scores()
+    task = ours.EvaluationSetTask(several, encoder.profile)
+    ((_, _, scores),) = ours.results.measure(ours.MtebEncoder(encoder), task).scores()
     targets = torch.tensor([int(url[1:]) for url in several.queries["url"][:]])
     ranking, numbers = rank_codes(*embeddings_of(encoder, several), targets), several.queries["query_number"][:]
     graded = graded_ranking(ranking, numbers, several.queries["relevance"][:])
@@ -84,25 +91,17 @@ def test_several_right_codes_count_as_ours_do(encoder, rows):
     assert scores["map_at_1000"] == pytest.approx(graded.average_precision.mean(), abs=1e-5)
     halves = EvaluationSet("halves", Dataset.from_list([row | {"relevance": 1.5} for row in queries]), corpus)
     with pytest.raises(UserError, match="whole numbers as relevance"):
-        EvaluationSetTask(halves, encoder.profile)
+        ours.EvaluationSetTask(halves, encoder.profile)
 
 
-def test_the_encoder_passes_the_check_that_mteb_has_for_models(encoder):
-    import mteb
-
-    from soft_trainer.mteb import MtebEncoder
-
-    assert isinstance(MtebEncoder(encoder), mteb.EncoderProtocol)
-    report = mteb.mock_run(MtebEncoder(encoder))
+def test_the_encoder_passes_the_check_that_mteb_has_for_models(ours, mteb, encoder):
+    assert isinstance(ours.MtebEncoder(encoder), mteb.EncoderProtocol)
+    report = mteb.mock_run(ours.MtebEncoder(encoder))
     assert report.all_passed and sum(result is not None for result in report.task_results.values()) > 20
 
 
-def test_both_sides_and_the_score_are_those_of_the_encoder(encoder, rows):
-    import mteb
-
-    from soft_trainer.mteb import MtebEncoder
-
-    model, task = MtebEncoder(encoder), mteb.get_task("CosQA").metadata
+def test_both_sides_and_the_score_are_those_of_the_encoder(ours, mteb, encoder, rows):
+    model, task = ours.MtebEncoder(encoder), mteb.get_task("CosQA").metadata
     texts = [row["docstring"] + " with many more words than sixteen tokens can hold in any way" for row in rows[:3]]
     common = {"task_metadata": task, "hf_split": "test", "hf_subset": "default"}
     queries, codes = (
@@ -117,15 +116,11 @@ def test_both_sides_and_the_score_are_those_of_the_encoder(encoder, rows):
     assert model.mteb_model_meta.similarity_fn_name == "cosine"
 
 
-def test_data_flow_needs_one_language_and_is_left_out_without(encoder, tokenizer, rows, capsys):
-    import mteb
-
-    from soft_trainer.mteb.model import MtebEncoder, code_language, language_code
-
+def test_data_flow_needs_one_language_and_is_left_out_without(ours, mteb, encoder, tokenizer, rows, capsys):
     profile = encoder.profile.replace(data_flow_length=16, code_length=24)
     torch.manual_seed(1)
     graphs = Encoder(small_roberta("32x1", tokenizer, profile).eval(), tokenizer, profile)
-    model, codes = MtebEncoder(graphs), [row["code"] for row in rows[:4]]
+    model, codes = ours.MtebEncoder(graphs), [row["code"] for row in rows[:4]]
     common = {"hf_split": "test", "prompt_type": mteb.types.PromptType.document}
     names = ("CosQA", "CodeSearchNetRetrieval", "CodeFeedbackST")
     known, subset, unknown = (mteb.get_task(name).metadata for name in names)
@@ -137,20 +132,15 @@ def test_data_flow_needs_one_language_and_is_left_out_without(encoder, tokenizer
     plain = dataclasses.replace(graphs, profile=profile.replace(data_flow_length=0, code_length=40))
     assert torch.equal(embeddings, plain.encode_codes(codes))
     assert capsys.readouterr().err.count("CodeFeedbackST: no single language") == 1
-    assert code_language(mteb.get_task("CodeTransOceanContest").metadata, "default") is None
-    assert [language_code(name) for name in ("csharp", "kotlin", None)] == ["c#-Code", "eng-Latn", "eng-Latn"]
+    assert ours.model.code_language(mteb.get_task("CodeTransOceanContest").metadata, "default") is None
+    assert [*map(ours.model.language_code, ("csharp", "kotlin", None))] == ["c#-Code", "eng-Latn", "eng-Latn"]
 
 
-def test_tasks_are_found_by_name_and_those_that_cannot_be_measured_are_one_line(encoder):
-    from mteb.get_tasks import TASK_LIST
-
-    from soft_trainer.mteb import EvaluationSetTask
-    from soft_trainer.mteb.tasks import check_data, find_tasks, split_names
-
-    assert split_names("MTEB(Code, v1), CosQA,,") == ["MTEB(Code, v1)", "CosQA"]
-    names = [task.metadata.name for task in find_tasks(["CosQA", "MTEB(Code, v1)"])]
+def test_tasks_are_found_by_name_and_those_that_cannot_be_measured_are_one_line(ours, encoder):
+    assert ours.tasks.split_names("MTEB(Code, v1), CosQA,,") == ["MTEB(Code, v1)", "CosQA"]
+    names = [task.metadata.name for task in ours.tasks.find_tasks(["CosQA", "MTEB(Code, v1)"])]
     assert len(names) == len(set(names)) == 12 and names[0] == "CosQA"
-    pictures = next(task.metadata.name for task in TASK_LIST if task.metadata.modalities == ["image"])
+    pictures = next(task.metadata.name for task in ours.tasks.TASK_LIST if task.metadata.modalities == ["image"])
     for name, *words in (
         ("cosqa", "did you mean 'CosQA'"),
         ("MTEB(Code)", "did you mean 'MTEB(Code, v1)'"),
@@ -158,12 +148,12 @@ def test_tasks_are_found_by_name_and_those_that_cannot_be_measured_are_one_line(
         (pictures, f"mteb={pictures}: ", "reads image; an encoder of code"),
     ):
         with refused(*words):
-            find_tasks([name])
+            ours.tasks.find_tasks([name])
     with refused("CosQA: mteb cannot load", "needs the network once"):
-        check_data(find_tasks(["CosQA"]))
+        ours.tasks.check_data(ours.tasks.find_tasks(["CosQA"]))
     corpus = Dataset.from_list([{"docstring": "a", "code": "b", "url": "u"}])
     with refused("CosQA: mteb has a task of this name, ", "rename the folder"):
-        EvaluationSetTask(EvaluationSet("CosQA", corpus, corpus), encoder.profile)
+        ours.EvaluationSetTask(EvaluationSet("CosQA", corpus, corpus), encoder.profile)
 
 
 def test_cheap_checks_come_before_the_downloads(encoder, data_dir, tmp_path, monkeypatch):
@@ -182,12 +172,10 @@ def test_cheap_checks_come_before_the_downloads(encoder, data_dir, tmp_path, mon
             run_command(["evaluate", *words, *end])
 
 
-def test_a_task_that_fails_leaves_the_results_of_earlier_ones(encoder, data_dir, tmp_path, monkeypatch, capsys):
-    from soft_trainer.mteb import results
-
+def test_a_task_that_fails_leaves_the_results_of_earlier_ones(ours, encoder, data_dir, tmp_path, monkeypatch, capsys):
     folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "tiny")
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    other, measure, names = tmp_path / "other", results.measure, []
+    other, measure, names = tmp_path / "other", ours.results.measure, []
     shutil.copytree(data_dir, other)
 
     def measure_one(model, task, *rest):
@@ -196,7 +184,7 @@ def test_a_task_that_fails_leaves_the_results_of_earlier_ones(encoder, data_dir,
             raise UserError("the second one fails")
         return measure(model, task, *rest)
 
-    monkeypatch.setattr(results, "measure", measure_one)
+    monkeypatch.setattr(ours.results, "measure", measure_one)
     words = ["--data_dir", str(data_dir), "--eval_data_dir", str(other), "--language", "python", "--use_cpu", "true"]
     with pytest.raises(UserError, match="the second one fails"):
         run_command(["evaluate", str(folder), *words, "--disable_tqdm", "true", "--mteb"])
@@ -204,11 +192,9 @@ def test_a_task_that_fails_leaves_the_results_of_earlier_ones(encoder, data_dir,
     assert "MRR@1000 over 24 codes" in (folder / "README.md").read_text()
 
 
-def test_the_command_writes_the_table_the_file_and_the_card(encoder, data_dir, tmp_path, monkeypatch, capsys):
-    import mteb
-
-    from soft_trainer.mteb import MtebEncoder
-
+def test_the_command_writes_the_table_the_file_and_the_card(
+    ours, mteb, encoder, data_dir, tmp_path, monkeypatch, capsys
+):
     folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "tiny")
     (folder / "README.md").write_text("---\nlicense: mit\n---\n\nMy own words.\n")
     words = ["evaluate", str(folder), "--use_cpu", "true", "--disable_tqdm", "true"]
@@ -220,7 +206,7 @@ def test_the_command_writes_the_table_the_file_and_the_card(encoder, data_dir, t
     assert run_command([*words, "--output_dir", str(tmp_path / "out")]) == 0
     name = f"{data_dir.name}-test"
     assert capsys.readouterr().out.splitlines()[2].split("|")[1].strip() == name
-    meta = MtebEncoder(folder, device="cpu").mteb_model_meta
+    meta = ours.MtebEncoder(folder, device="cpu").mteb_model_meta
     (file,) = (tmp_path / "out").rglob(f"{name}.json")
     score = json.loads(file.read_text())["scores"]["test"][0]["main_score"]
     assert mteb.ResultCache(tmp_path / "out").load_task_result(name, meta).get_score() == score

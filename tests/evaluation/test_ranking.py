@@ -60,6 +60,8 @@ KINDS = {
     "identical": lambda: changed(lambda queries, codes: (queries, codes[:1].repeat(CODES, 1))),
     "whole numbers": lambda: changed(lambda queries, codes: (queries.sign(), codes.round())),  # many vectors tie
     "float64": in_float64,
+    "float16": lambda: changed(lambda queries, codes: (queries.half(), codes.half())),
+    "bfloat16": lambda: changed(lambda queries, codes: (queries.bfloat16(), codes.bfloat16())),
     "huge": lambda: changed(lambda queries, codes: (queries * 5e37, codes * 5e37)),
     "tiny": lambda: changed(lambda queries, codes: (queries * 1e-38, codes * 1e-39)),
 }
@@ -71,16 +73,6 @@ def test_ranks_are_those_of_float64_for_every_block_size(kind):
     expected, _ = float64_ranking(queries, codes, targets)
     for block_size in (None, 5, 32, 33):
         assert rank_codes(queries, codes, targets, block_size=block_size).ranks.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions_rank_the_numbers_they_hold(dtype):
-    queries, codes, targets = random()
-    queries, codes = queries.to(dtype), codes.to(dtype)
-    expected, orders = float64_ranking(queries, codes, targets)
-    ranked = rank_codes(queries, codes, targets, top_k=3)
-    assert ranked.ranks.tolist() == expected.tolist()
-    assert ranked.top_indices.tolist() == orders[:, :3].tolist()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("whole numbers", "huge", "tiny")])

@@ -60,21 +60,17 @@ class LoopbackHub:
         """Returns the files of all commits, the objects and the requests that contain a text."""
         return self.request("GET", f"/-/holding/{text}")
 
-    def environment(self, token: str | None = None, **more: str) -> dict[str, str]:
-        """Returns the environment of a client process: this Hub, an empty home and only this token."""
+    def run(self, *arguments: str | Path, token: str | None = None) -> subprocess.CompletedProcess:
+        """Runs Python with these arguments as a client of this Hub: with an empty home and only this token."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         hub = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
-        return kept | hub | ({"HF_TOKEN": token} if token else {}) | more
-
-    def run(self, *arguments: str | Path, token: str | None = None, **more: str) -> subprocess.CompletedProcess:
-        """Runs Python with these arguments as a client of this Hub."""
-        environment = self.environment(token, **more)
+        environment = kept | hub | {"OMP_NUM_THREADS": "1"} | ({"HF_TOKEN": token} if token else {})
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
     def train(self, token: str, **options) -> subprocess.CompletedProcess:
         """Runs the script as a client of this Hub: a tiny training with these options."""
-        return self.run(SCRIPT, *as_argv(TINY | options), token=token, OMP_NUM_THREADS="1")
+        return self.run(SCRIPT, *as_argv(TINY | options), token=token)
 
     @property
     def running(self) -> bool:
@@ -137,18 +133,14 @@ class Train:
 
     def __call__(self, **options) -> tuple[int, str]:
         """Runs a tiny training with these options; returns its exit code and the line of the error, if any."""
-        own = {"data_dir": self.data_dir, "output_dir": self.folder}
-        argv, sys.argv = sys.argv, [str(SCRIPT), *as_argv(TINY | own | options)]
-        code = 0
+        own, code = {"data_dir": self.data_dir, "output_dir": self.folder}, 0
         try:
             with exit_on_user_error():
-                self.script.main()
+                self.script.main(as_argv(TINY | own | options))
         except SystemExit as exit:
             code = exit.code
-        finally:
-            sys.argv = argv
-            printed = self._capfd.readouterr()
-            self.said += printed.out + printed.err + self._caplog.text
+        printed = self._capfd.readouterr()
+        self.said += printed.out + printed.err + self._caplog.text
         errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
         assert len(errors) == bool(code)
         return code, "".join(errors)

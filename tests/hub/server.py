@@ -298,12 +298,6 @@ class Hub(BaseHTTPRequestHandler):
         entries += [blob.describe(path) for path, blob in inside.items()]
         self.answer([entry for entry in entries if recursive or "/" not in entry["path"][len(prefix) :]])
 
-    def paths_info(self, kind, id, revision):
-        repo = self.repo(kind, id)
-        form = self.json() if self.body[:1] == b"{" else parse_qs(self.body.decode())
-        files = repo.files(revision)
-        self.answer([files[path].describe(path) for path in form["paths"] if path in files])
-
     def commits(self, kind, id, revision):
         repo = self.repo(kind, id)
         listing, sha = [], repo.resolve(revision)
@@ -312,11 +306,6 @@ class Hub(BaseHTTPRequestHandler):
             listing.append({"id": sha, "title": commit.title, "message": "", "authors": [], "date": DATE})
             sha = commit.parent
         self.answer(listing)
-
-    def refs(self, kind, id):
-        branches = self.repo(kind, id).branches.items()
-        entries = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha} for name, sha in branches]
-        self.answer({"branches": entries, "converts": [], "tags": []})
 
     def file(self, kind, id, revision, path):
         repo = self.repo(kind, id)
@@ -374,10 +363,8 @@ ROUTES = [
     ("POST", rf"/api/{REPO}/preupload/(?P<revision>.+)", Hub.preupload),
     ("POST", rf"/api/{REPO}/commit/(?P<revision>.+)", Hub.commit),
     ("POST", rf"/api/{REPO}/branch/(?P<name>.+)", Hub.branch),
-    ("POST", rf"/api/{REPO}/paths-info/(?P<revision>[^/]+)", Hub.paths_info),
     ("GET", rf"/api/{REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", Hub.tree),
     ("GET", rf"/api/{REPO}/commits/(?P<revision>.+)", Hub.commits),
-    ("GET", rf"/api/{REPO}/refs", Hub.refs),
     ("GET", rf"/api/{REPO}(?:/revision/(?P<revision>.+))?", Hub.info),
     ("POST", rf"{FILES}\.git/info/lfs/objects/batch", Hub.batch),
     ("GET HEAD", rf"{FILES}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Hub.file),
