@@ -92,8 +92,8 @@ def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
     return bool(arguments.data_dir or arguments.source_dir or arguments.history)
 
 
-def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> tuple:
-    """Loads the encoder's profile, and the rows: the run's own, and the evaluation sets."""
+def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, none: bool = False) -> tuple:
+    """Loads the encoder's profile and, unless `none` are asked for, the run's own rows and the evaluation sets."""
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer import distributed
     from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
@@ -102,8 +102,9 @@ def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOp
 
     distributed.use_the_cores()
     check_sources(data_args)
-    no_rows = data_args.dataset_name == "none" and not _own_rows(data_args)
-    needed = () if no_rows else needed_splits(data_args, args)
+    if none:
+        return build_profile(model_args), {}, []
+    needed = needed_splits(data_args, args)
     with args.main_process_first(desc="loading data"):
         local = load_local(data_args, needed)
     profile = build_profile(model_args)
@@ -163,7 +164,8 @@ def _measure_with_mteb(
     from soft_trainer.training.building import build_model, build_tokenizer, model_name
 
     tasks = find_tasks(split_names(names))
-    profile, data, sets = _rows(model_args, data_args, args)
+    no_rows = data_args.dataset_name == "none" and not (_own_rows(data_args) or data_args.eval_data_dir)
+    profile, data, sets = _rows(model_args, data_args, args, no_rows)
     card = _card(Path(model_name(model_args)), profile)
     rows_name, language = Path(data_args.rows_name).name, data_args.languages[0]
     named = [(f"{rows_name}-{each.name}", each) for each in split_sets(args, data, data_args.languages)]

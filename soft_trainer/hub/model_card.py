@@ -113,8 +113,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
     """Builds the YAML header. Names that are not on the Hub stay out of it, because the Hub links them."""
     base, dataset = _hub_name(record["base_model"]), _hub_name(record["dataset"])
-    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
-    tags += (["peft"] if adapter == "adapter" else []) + (["lora"] if adapter else [])
+    of_adapter = {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
+    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce", *of_adapter]
     tags += ["matryoshka"] if matryoshka else []
     relation = {"base_model_relation": "adapter" if adapter == "adapter" else "finetune"} if base else {}
     return ModelCardData(

@@ -48,21 +48,19 @@ def check_push(
             cannot be reached.
     """
     _check_name(hub_model_id, repo_type)
-    api = HfApi(token=_token(token))
+    api, user = HfApi(token=_token(token)), None
     try:
         user = api.whoami()
-    except (HTTPError, OSError) as error:
-        raise UserError(f"cannot push to {hub_model_id}: {reason(error)}") from error
-    try:
         _create(api, hub_model_id, private, repo_type)
         api.auth_check(hub_model_id, repo_type=repo_type, write=True)
     except (HTTPError, OSError) as error:
-        spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
-        role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
-        raise UserError(
-            f"cannot push to {hub_model_id}: {reason(error)}. This token (role {role!r}) belongs to {user['name']}: "
-            f"use one with the right to write from {_TOKENS_PAGE}, or one of these as USER: {spaces}"
-        ) from error
+        message = f"cannot push to {hub_model_id}: {reason(error)}"
+        if user:
+            spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
+            role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
+            message += f". This token (role {role!r}) belongs to {user['name']}: use one with the right to write from "
+            message += f"{_TOKENS_PAGE}, or one of these as USER: {spaces}"
+        raise UserError(message) from error
 
 
 def push_folder(

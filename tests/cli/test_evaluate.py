@@ -134,6 +134,7 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
         (["/nowhere/at/all", "--data_dir", "ASTRAY"], "test: row 1 has a url that is not in the codebase"),
         (["/nowhere/at/all", "--data_dir", "ASTRAY", "--mteb"], "test: row 1 has a url that is not in the codebase"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
+        (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: name a folder"),
         (["ENCODER", "--data_dir", ".", "--source_dir", "."], "give one of them"),
     ],
 )

@@ -33,15 +33,20 @@ def load(folder, codebase=None, **arguments):
 
 
 def written(folder, **files):
-    """Writes JSON files into a new folder."""
+    """Writes texts, and other values as JSON, into a new folder."""
     folder.mkdir()
     for name, value in files.items():
-        (folder / name).write_text(json.dumps(value))
+        (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
     return folder
 
 
 def numbered(columns, *rows):
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def graded_rows(evaluation_set):
+    columns = ("docstring", "url", "query_number", "relevance")
+    return [tuple(row[name] for name in columns) for row in evaluation_set.queries]
 
 
 @pytest.fixture
@@ -50,17 +55,10 @@ def cosqa(tmp_path):
     return written(tmp_path / "cosqa", **{COSQA_FILES[0]: CODES, COSQA_FILES[1]: QUERIES})
 
 
-@pytest.fixture
-def judged(tmp_path):
-    """A function that writes relevance.jsonl."""
-
-    def write(*judgments):
-        rows = numbered(("query", "url", "relevance"), *judgments)
-        (tmp_path / "judged").mkdir()
-        (tmp_path / "judged/relevance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return tmp_path / "judged"
-
-    return write
+def judged(folder, *judgments):
+    """Writes relevance.jsonl into a new folder."""
+    lines = map(json.dumps, numbered(("query", "url", "relevance"), *judgments))
+    return written(folder / "judged", **{"relevance.jsonl": "\n".join(lines)})
 
 
 @pytest.fixture
@@ -108,8 +106,7 @@ def cosqa_plus(tmp_path):
 def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
     (found,) = load(cosqa_plus)
     assert found.name == "plus" and found.graded and len(found.codebase) == 3
-    columns = ("docstring", "url", "query_number", "relevance")
-    assert [tuple(row[name] for name in columns) for row in found.queries] == [
+    assert graded_rows(found) == [
         ("python  sum of a list", "1", 0, 1.0),
         ("python  sum of a list", "2", 0, 1.0),
         ("largest number python", "0", 1, 1.0),
@@ -163,19 +160,20 @@ def test_published_files_with_something_wrong(files, place, content, words, requ
         load(folder)
 
 
-def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, judged, data_dir, rows, pool):
+def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, tmp_path, data_dir, rows, pool):
     found = load(f"{cosqa}, {data_dir}/")
     assert [evaluation_set.name for evaluation_set in found] == ["cosqa", data_dir.name]
     assert (len(found[1].queries), len(found[1].codebase), found[1].graded) == (4, 24, False)
-    folder = judged(("sort", rows[0]["url"], 1))
+    folder = judged(tmp_path, ("sort", rows[0]["url"], 1))
     (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
     (found,) = load(folder, pool)  # which has a codebase, too
     assert len(found.codebase) == 5
 
 
-def test_judged_queries_give_a_row_for_each_relevant_code(judged, rows, pool, capsys):
+def test_judged_queries_give_a_row_for_each_relevant_code(tmp_path, rows, pool, capsys):
     url = [row["url"] for row in rows]
     folder = judged(
+        tmp_path,
         ("sort  things", url[1], 1),
         ("sort things", url[0], 3),
         ("nothing fits", url[4], 0),
@@ -185,8 +183,7 @@ def test_judged_queries_give_a_row_for_each_relevant_code(judged, rows, pool, ca
     )
     (found,) = load(folder, pool)
     assert found.graded and found.name == "judged" and found.codebase is pool
-    columns = ("docstring", "url", "query_number", "relevance")
-    assert [tuple(row[name] for name in columns) for row in found.queries] == [
+    assert graded_rows(found) == [
         ("sort things", url[0], 0, 3.0),
         ("sort things", url[1], 0, 1.5),
         ("write it", url[2], 1, 2.0),
@@ -207,10 +204,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
         f"Go,sort a list,{url[2]},3,\n"
     )
     (found,) = load(tmp_path, pool)
-    assert [(row["docstring"], row["url"], row["relevance"]) for row in found.queries] == [
-        ("sort a list", url[0], 2.5),
-        ("sort a list", url[3], 1.0),
-    ]
+    assert graded_rows(found) == [("sort a list", url[0], 0, 2.5), ("sort a list", url[3], 0, 1.0)]
     (both,) = load(tmp_path, pool, language="go,python")
     assert [row["query_number"] for row in both.queries] == [0, 0, 1]
     with pytest.raises(UserError, match="none of 0 queries .* rows of --language"):
@@ -230,19 +224,17 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
         ('{"query": "x", "url": "y", "relevance": 1}', "none of 1 queries has a relevant code in the corpus of 24"),
     ],
 )
-def test_judgments_with_something_wrong(judged, pool, line, words):
-    folder = judged()
-    (folder / "relevance.jsonl").write_text(line)
+def test_judgments_with_something_wrong(tmp_path, pool, line, words):
     with refused("relevance.jsonl", words):
-        load(folder, pool)
+        load(written(tmp_path / "judged", **{"relevance.jsonl": line}), pool)
 
 
-def test_annotations_without_a_column_or_a_pool(judged, pool, tmp_path):
+def test_annotations_without_a_column_or_a_pool(pool, tmp_path):
     (tmp_path / "annotationStore.csv").write_text("Language,Query,GitHubUrl\nPython,sort,somewhere\n")
     with refused("annotationStore.csv, row 1", "'Relevance'"):
         load(tmp_path, pool)
     with refused("neither the folder nor the run has a codebase"):
-        load(judged(("x", "y", 1)))
+        load(judged(tmp_path, ("x", "y", 1)))
 
 
 def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):

@@ -40,27 +40,8 @@ class Refusal(Exception):
         self.status, self.code = status, code
 
 
-@dataclass
-class Blob:
-    content: bytes
-    lfs: bool
-
-    @property
-    def oid(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
-
-    def describe(self, path: str) -> dict:
-        entry = {"type": "file", "path": path, "oid": self.oid, "size": len(self.content)}
-        lfs = {"oid": self.sha256, "size": len(self.content), "pointerSize": 130}
-        return entry | ({"lfs": lfs} if self.lfs else {})
-
-
 class Commit(NamedTuple):
-    files: dict[str, Blob]
+    files: dict[str, bytes]
     title: str
     parent: str | None
 
@@ -71,13 +52,13 @@ class Repo:
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
-    def commit(self, branch: str, files: dict[str, Blob], title: str) -> str:
+    def commit(self, branch: str, files: dict[str, bytes], title: str) -> str:
         parent = self.branches.get(branch)
         sha = self.branches[branch] = hashlib.sha1(f"{parent} {title} {len(self.commits)}".encode()).hexdigest()
         self.commits[sha] = Commit(files, title, parent)
         return sha
 
-    def files(self, revision: str) -> dict[str, Blob]:
+    def files(self, revision: str) -> dict[str, bytes]:
         return self.commits[self.resolve(revision)].files
 
     def resolve(self, revision: str) -> str:
@@ -92,6 +73,18 @@ OBJECTS: dict[str, bytes] = {}
 FAULTS: dict[str, int] = {}
 LOG: list[str] = []
 LOCK = threading.RLock()
+
+
+def oids(content: bytes) -> tuple[str, str]:
+    """Returns the names of a content in git, and in git's storage of large files."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest(), hashlib.sha256(content).hexdigest()
+
+
+def described(path: str, content: bytes) -> dict:
+    oid, sha256 = oids(content)
+    entry = {"type": "file", "path": path, "oid": oid, "size": len(content)}
+    lfs = {"lfs": {"oid": sha256, "size": len(content), "pointerSize": 130}}
+    return entry | (lfs if path.endswith(LFS_SUFFIXES) else {})
 
 
 def strikes(fault: str) -> bool:
@@ -206,7 +199,7 @@ class Hub(BaseHTTPRequestHandler):
         if (kind, id) in REPOS:
             return self.answer({"error": "You already created this repo", "url": url}, 409)
         repo = REPOS[kind, id] = Repo(wanted.get("visibility") == "private")
-        repo.commit("main", {".gitattributes": Blob(b"", False)}, "initial commit")
+        repo.commit("main", {".gitattributes": b""}, "initial commit")
         return self.answer({"url": url, "name": id})
 
     def validate_yaml(self):
@@ -225,10 +218,10 @@ class Hub(BaseHTTPRequestHandler):
         known = repo.files(revision)
         files = []
         for file in self.json()["files"]:
-            mode = "lfs" if file["path"].endswith(LFS_SUFFIXES) else "regular"
-            old = known.get(file["path"])
-            oid = old and (old.sha256 if old.lfs else old.oid)
-            files.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+            path, lfs = file["path"], file["path"].endswith(LFS_SUFFIXES)
+            oid = oids(known[path])[lfs] if path in known else None
+            mode = "lfs" if lfs else "regular"
+            files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self.answer({"files": files})
 
     def batch(self, kind, id):
@@ -263,9 +256,9 @@ class Hub(BaseHTTPRequestHandler):
                 if value.get("parentCommit", repo.branches[revision]) != repo.branches[revision]:
                     raise Refusal(412, "A commit has happened since.")
             elif key == "file":
-                files[value["path"]] = Blob(base64.b64decode(value["content"]), False)
+                files[value["path"]] = base64.b64decode(value["content"])
             elif key == "lfsFile":
-                files[value["path"]] = Blob(OBJECTS[value["oid"]], True)
+                files[value["path"]] = OBJECTS[value["oid"]]
             elif key == "deletedFile":
                 files.pop(value["path"], None)
         sha = repo.commit(revision, files, title)
@@ -289,13 +282,13 @@ class Hub(BaseHTTPRequestHandler):
     def tree(self, kind, id, revision, folder=None):
         repo = self.repo(kind, id)
         prefix, files = f"{folder}/" if folder else "", repo.files(revision)
-        inside = {path: blob for path, blob in files.items() if path.startswith(prefix)}
+        inside = {path: content for path, content in files.items() if path.startswith(prefix)}
         if prefix and not inside:
             raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
         folders = {path[: at.start()] for path in inside for at in re.finditer("/", path) if at.start() > len(prefix)}
         recursive = self.query.get("recursive", ["false"])[0].lower() in ("true", "1")
         entries = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
-        entries += [blob.describe(path) for path, blob in inside.items()]
+        entries += [described(path, content) for path, content in inside.items()]
         self.answer([entry for entry in entries if recursive or "/" not in entry["path"][len(prefix) :]])
 
     def commits(self, kind, id, revision):
@@ -311,18 +304,18 @@ class Hub(BaseHTTPRequestHandler):
         repo = self.repo(kind, id)
         sha = repo.resolve(revision)
         headers = {"X-Repo-Commit": sha, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-        blob = repo.files(sha).get(path)
-        if blob is None:
+        content, lfs = repo.files(sha).get(path), path.endswith(LFS_SUFFIXES)
+        if content is None:
             return self.answer({"error": "Entry not found"}, 404, headers | {"X-Error-Code": "EntryNotFound"})
-        headers["ETag"] = f'"{blob.sha256 if blob.lfs else blob.oid}"'
-        if blob.lfs:
-            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": len(blob.content)}
+        headers["ETag"] = f'"{oids(content)[lfs]}"'
+        if lfs:
+            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": len(content)}
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if span is None:
-            return self.answer(blob.content, 200, headers)
-        first, last = int(span[1]), min(int(span[2] or len(blob.content)), len(blob.content) - 1)
-        headers["Content-Range"] = f"bytes {first}-{last}/{len(blob.content)}"
-        return self.answer(blob.content[first : last + 1], 206, headers)
+            return self.answer(content, 200, headers)
+        first, last = int(span[1]), min(int(span[2] or len(content)), len(content) - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+        return self.answer(content[first : last + 1], 206, headers)
 
     # ---- For tests ----
 
@@ -335,8 +328,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def holding(self, text):
         commits = [commit for repo in REPOS.values() for commit in repo.commits.values()]
-        texts = [(path, blob.content) for commit in commits for path, blob in commit.files.items()]
-        contents = [*texts, *OBJECTS.items(), *((line, line.encode()) for line in LOG[:-1])]
+        files = [file for commit in commits for file in commit.files.items()]
+        contents = [*files, *OBJECTS.items(), *((line, line.encode()) for line in LOG[:-1])]
         self.answer([name for name, content in contents if text.encode() in content])
 
     def reset(self):
