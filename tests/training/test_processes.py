@@ -10,7 +10,7 @@ import worker
 from safetensors.torch import load_file
 from trainings import check_weights
 
-from soft_trainer.data import chunks
+from soft_trainer.data import collator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import STRATEGIES
 
@@ -107,7 +107,7 @@ def sharded(two):
 @pytest.fixture
 def alone(folder, tmp_path, monkeypatch):
     """Runs a case on this process alone; returns the folder of its results."""
-    monkeypatch.setitem(chunks.LAYER_OVERHEAD, "cpu", 1e3)
+    monkeypatch.setitem(collator.LAYER_OVERHEAD, "cpu", 1e3)
 
     def run(name: str, options: dict) -> Path:
         worker.train(folder, name, options, tmp_path)
