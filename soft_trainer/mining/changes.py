@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
 from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.definitions import parse
-from soft_trainer.mining.functions import FileFunctions, Function
+from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.repository import REGULAR_FILES, decoded, read_object, shallow_ends, source_text
+from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, read_object, shallow_ends
 from soft_trainer.mining.rules import first_broken, is_test_path
-from soft_trainer.mining.source_files import SKIPPED_FOLDERS
+from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, person_made
 
 if TYPE_CHECKING:
     import pygit2
@@ -28,12 +29,11 @@ _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the sa
 
 
 class ChangedFunction(NamedTuple):
-    """A function that a commit changes: its path and its name in the file then, and its row; `added` if it is new."""
+    """A function that a commit changes: its path and its name in the file then, and its row."""
 
     path: str
     name: str
     row: Row
-    added: bool
 
 
 @dataclass
@@ -58,41 +58,6 @@ class Change:
     patch: str = ""
 
 
-class SourceFile:
-    """The functions of one version of a file, each with a name that no other function of the file has."""
-
-    def __init__(self, source: bytes, language: str):
-        root = parse(source, language)
-        self._file = None if root is None else FileFunctions(root, source, language)
-        self.functions: dict[str, Function] = {}
-        seen: Counter[str] = Counter()
-        for function in self._file.functions if self._file else ():
-            seen[function.name] += 1
-            number = seen[function.name]
-            self.functions[function.name if number == 1 else f"{function.name}~{number}"] = function
-
-    def row(self, name: str, path: str) -> Row:
-        """The row of a function. Its url holds the path and the name, and not the lines, which every commit moves."""
-        return self._file.row(self.functions[name], path) | {"url": function_url(path, name)}
-
-    def at(self, lines: Sequence[range]) -> set[str]:
-        """The innermost functions that hold these lines."""
-        owners: dict[int, str] = {}
-        wanted = {line for part in lines for line in part}
-        for name, function in self.functions.items():  # outer functions come before those inside them
-            first, last = function.lines
-            if last - first < len(wanted):
-                owners.update((line, name) for line in range(first, last + 1) if line in wanted)
-            else:
-                owners.update((line, name) for line in wanted if first <= line <= last)
-        return set(owners.values())
-
-
-def function_url(path: str, name: str) -> str:
-    """The id of a function: all its versions have the same."""
-    return f"{path}#{name}"
-
-
 class ChangeReader:
     """Reads commits of a repository, for one language.
 
@@ -101,17 +66,11 @@ class ChangeReader:
         body: the query holds the first paragraph of the body too.
     """
 
-    def __init__(
-        self,
-        repository: pygit2.Repository,
-        language: str,
-        max_functions: int = 5,
-        body: bool = False,
-    ):
-        self.repository, self.language = repository, language
+    def __init__(self, path: str | os.PathLike[str], language: str, max_functions: int, body: bool):
+        self.path, self.repository, self.language = path, open_repository(path), language
         self.max_functions, self.body = max_functions, body
-        self._ends = shallow_ends(repository)
-        self._files: OrderedDict[Any, SourceFile] = OrderedDict()
+        self._ends = shallow_ends(self.repository)
+        self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository, language))
 
     def read(self, commit_id: str) -> Change:
         """The change that a commit makes."""
@@ -125,35 +84,30 @@ class ChangeReader:
         elif commit_id in self._ends:
             change.outcome = "end of a shallow clone"
         else:
-            self._read_files(commit, change)
+            deltas = self._deltas(commit)
+            change.renames = [(d.old_file.path, d.new_file.path) for d in deltas if d.status_char() == "R"]
+            if change.outcome == "kept":
+                change.outcome = self._read_functions(deltas, change)
         return change
 
-    def _read_files(self, commit: pygit2.Commit, change: Change) -> None:
-        """Fills in renames, and the functions of a commit whose message is of use."""
-        diff = self._diff(commit)
+    def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
+        """The files that mining reads and that differ from the first parent's."""
+        if commit.parent_ids:
+            diff = read_object(self.repository, commit.parent_ids[0]).tree.diff_to_tree(commit.tree)
+        else:
+            diff = commit.tree.diff_to_tree(swap=True)
         deltas = [delta for delta in diff.deltas if self._is_source(delta)]
-        kinds = {delta.status_char() for delta in deltas}
-        if kinds >= {"A", "D"}:
+        if {delta.status_char() for delta in deltas} >= {"A", "D"}:
             diff.find_similar()
             deltas = [delta for delta in diff.deltas if self._is_source(delta)]
-        change.renames = [(d.old_file.path, d.new_file.path) for d in deltas if d.status_char() == "R"]
-        if change.outcome == "kept":
-            change.outcome = self._read_functions(deltas, change)
-
-    def _diff(self, commit: pygit2.Commit) -> pygit2.Diff:
-        """The files that differ from the first parent's."""
-        if not commit.parent_ids:
-            return commit.tree.diff_to_tree(swap=True)
-        return read_object(self.repository, commit.parent_ids[0]).tree.diff_to_tree(commit.tree)
+        return deltas
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
         """True for files of the language that mining reads, by both names of a renamed one."""
-        sides = [file for file in (delta.old_file, delta.new_file) if file.mode]
         return all(
-            file.mode in REGULAR_FILES
-            and (path := decoded(file.raw_path)) is not None
-            and is_mined_path(path, self.language)
-            for file in sides
+            file.mode in REGULAR_FILES and is_mined_path(decoded(file.raw_path) or "", self.language)
+            for file in (delta.old_file, delta.new_file)
+            if file.mode
         )
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
@@ -180,26 +134,30 @@ class ChangeReader:
         self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]
     ) -> Iterator[tuple[ChangedFunction, str]]:
         """Yields the changed functions of a file, each with the rule that drops it; `update` takes the lines."""
-        before, after = (self._source_file(file) for file in (delta.old_file, delta.new_file))
-        if not any(file and file.functions for file in (before, after)):
+        sides = delta.old_file, delta.new_file
+        versions = [self._functions(side.id, side.path) if side.mode else None for side in sides]
+        if not any(file and file.functions for file in versions):
             return
-        old_lines, new_lines = self._lines(delta, update)
-        names = dict.fromkeys(sorted(before.at(old_lines)) if before else ())
-        names |= dict.fromkeys(sorted(after.at(new_lines)) if after else ())
+        names: dict[str, None] = {}
+        for file, lines in zip(versions, self._lines(sides, update), strict=True):
+            names |= dict.fromkeys(sorted(file.at(lines)) if file else ())
         for name in names:
-            old = before.row(name, delta.old_file.path) if before and name in before.functions else None
-            new = after.row(name, delta.new_file.path) if after and name in after.functions else None
-            if old and new and old["code_tokens"] == new["code_tokens"]:
+            found = [
+                (file.row(file.functions[name], side.path), file.functions[name].node)
+                for file, side in zip(versions, sides, strict=True)
+                if file and name in file.functions
+            ]
+            if len(found) == 2 and found[0][0]["code_tokens"] == found[1][0]["code_tokens"]:
                 continue
-            row, file = (old, before) if old else (new, after)
-            reason = "syntax error" if file.functions[name].node.has_error else first_broken(row, RULES)
-            yield ChangedFunction(row["path"], name, row, old is None), reason
+            row, node = found[0]  # as it was before the commit, or as it was added
+            reason = "syntax error" if node.has_error else first_broken(row, RULES)
+            yield ChangedFunction(row["path"], name, row), reason
 
-    def _lines(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> tuple[list[range], list[range]]:
+    def _lines(
+        self, sides: Sequence[pygit2.DiffFile], update: Callable[[bytes], None]
+    ) -> tuple[list[range], list[range]]:
         """The lines that are removed from the old file and added in the new one."""
-        old, new = (
-            read_object(self.repository, file.id) if file.mode else None for file in (delta.old_file, delta.new_file)
-        )
+        old, new = (read_object(self.repository, side.id) if side.mode else None for side in sides)
         # A diff with nothing can only be asked for from the side that exists.
         patch = old.diff(new, context_lines=0) if old and new else (old or new).diff(context_lines=0)
         removed, added = [], []
@@ -210,17 +168,17 @@ class ChangeReader:
                 update((line.origin if old else "+").encode() + line.raw_content.strip())
         return (removed, added) if old else ([], removed)
 
-    def _source_file(self, file: pygit2.DiffFile) -> SourceFile | None:
-        """The functions of a file, None if there is no file or mining skips it."""
-        if not file.mode:
-            return None
-        key = file.id
-        if key not in self._files:
-            self._files[key] = SourceFile(source_text(self.repository, file.id, file.path) or b"", self.language)
-            if len(self._files) > _KEPT_FILES:
-                self._files.popitem(last=False)
-        self._files.move_to_end(key)
-        return self._files[key]
+
+def read_functions(repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str) -> FileFunctions | None:
+    """The functions of a version of a file, None if mining skips it or it cannot be parsed."""
+    source = person_made(blob(repository, oid), path, strict=True)
+    root = parse(source, language) if isinstance(source, bytes) else None
+    return None if root is None else FileFunctions(root, source, language)
+
+
+def function_url(path: str, name: str) -> str:
+    """The id of a function. All its versions have the same, so it holds no lines, which every commit moves."""
+    return f"{path}#{name}"
 
 
 def _name_and_address(person: pygit2.Signature) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from tree_sitter import Node, Query, QueryCursor
 from soft_trainer.dataflow.grammars import parser
 from soft_trainer.mining.definitions import definitions, last_child, name_node
 from soft_trainer.mining.documentation import document_tokens, summary
-from soft_trainer.mining.languages import SOURCE_LANGUAGES, SourceLanguage
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
 
 Row = dict[str, Any]
 Span = tuple[int, int]
@@ -26,7 +27,7 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
     documentation has an empty `docstring`. One with tags alone has a `docstring`, but no `docstring_tokens`.
     """
     file = FileFunctions(root, source, language)
-    for function in file.functions:
+    for function in file.functions.values():
         yield file.row(function, path), function.node
 
 
@@ -45,13 +46,20 @@ class Function(NamedTuple):
 
 
 class FileFunctions:
-    """The functions of one file. They are found at once; a row, which costs most of the time, is made on request."""
+    """The functions of one file. They are found at once; a row, which costs most of the time, is made on request.
+
+    Attributes:
+        functions: in order, each by a name that no other function of the file has (`Cart.total`, `Cart.total~2`).
+    """
 
     def __init__(self, root: Node, source: bytes, language: str):
         self.source, self.language, self.table = source, language, SOURCE_LANGUAGES[language]
-        self._comments = _Comments(source, _comment_nodes(root, language), self.table)
-        self.functions: list[Function] = []
-        end, places = 0, set()
+        self._comments = sorted(_comment_nodes(root, language), key=lambda node: node.start_byte)
+        self._starts = [node.start_byte for node in self._comments]
+        # In some grammars a comment ends at the start of the next line.
+        self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
+        self.functions: dict[str, Function] = {}
+        end, places, seen = 0, set(), Counter()
         for found in definitions(root, source, language):
             node = named = found.node
             if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
@@ -66,13 +74,15 @@ class FileFunctions:
             function = Function(".".join([*scope, found.name]), node, named, body)
             if body is not None and found.name and function.lines not in places:
                 places.add(function.lines)
-                self.functions.append(function)
+                seen[function.name] += 1
+                number = f"~{seen[function.name]}" if seen[function.name] > 1 else ""
+                self.functions[function.name + number] = function
 
     def row(self, function: Function, path: str) -> Row:
         """The row of a function; see `functions`."""
         named, (first, last) = function.named, function.lines
-        docstring = self._comments.docstring(named, function.body)
-        spans = self._comments.between(named.start_byte, named.end_byte, function.body)
+        docstring = self._docstring(function)
+        spans = self._comment_spans(function)
         return {
             "path": path,
             "func_name": function.name,
@@ -84,6 +94,50 @@ class FileFunctions:
             "docstring_tokens": document_tokens(summary(docstring, self.table.style)) if docstring else [],
             "url": f"{path}#L{first}-L{last}",
         }
+
+    def at(self, lines: Sequence[range]) -> set[str]:
+        """The names of the innermost functions that hold these lines."""
+        owners: dict[int, str] = {}
+        wanted = {line for part in lines for line in part}
+        for name, function in self.functions.items():  # outer functions come before those inside them
+            first, last = function.lines
+            owners.update(dict.fromkeys(wanted.intersection(range(first, last + 1)), name))
+        return set(owners.values())
+
+    def _comment_spans(self, function: Function) -> list[Span]:
+        """The byte spans of the comments in a function."""
+        places = (bisect_left(self._starts, at) for at in (function.named.start_byte, function.named.end_byte))
+        # An inner function that consists of a docstring would not parse without it.
+        return [
+            (node.start_byte, node.end_byte)
+            for node in self._comments[slice(*places)]
+            if node.type != "expression_statement" or node.parent.named_child_count > 1 or node.parent == function.body
+        ]
+
+    def _docstring(self, function: Function) -> str:
+        """The documentation of a function without delimiters, empty if it has none."""
+        if not self.table.docstring_in_body:
+            return self.table.style.strip(self._comment_above(function.named)).strip()
+        first = function.body.named_children[0] if function.body.named_child_count else None
+        is_string = first is not None and first.type == "expression_statement"
+        literal = first.named_children[0] if is_string else None
+        return self.table.style.strip(_node_text(literal)) if literal is not None and literal.type == "string" else ""
+
+    def _comment_above(self, node: Node) -> str:
+        """The doc comment that ends on the line above a function. Line comments are joined."""
+        while node.parent is not None and node.parent.type in self.table.wrappers:
+            node = node.parent
+        row, group = node.start_point[0] - 1, [""]
+        while (comment := self._by_last_row.get(row)) is not None:
+            line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
+            if self.source[line_start : comment.start_byte].strip():
+                break  # it stands behind code
+            group.insert(0, _node_text(comment))
+            row = comment.start_point[0] - 1
+            if group[0].startswith(("/*", "=begin")):
+                del group[1:]
+                break
+        return "\n".join(group) if group[0].startswith(self.table.doc_prefix) else ""
 
 
 def comment_spans(root: Node, language: str) -> list[Span]:
@@ -98,59 +152,6 @@ def _comment_nodes(root: Node, language: str) -> list[Node]:
 @cache
 def _comment_query(language: str) -> Query:
     return Query(parser(language).language, SOURCE_LANGUAGES[language].comments)
-
-
-class _Comments:
-    """The comments of a file: their places, and the documentation of each function."""
-
-    def __init__(self, source: bytes, nodes: list[Node], table: SourceLanguage):
-        self.source, self.table = source, table
-        self.nodes = sorted(nodes, key=lambda node: node.start_byte)
-        self.starts = [node.start_byte for node in self.nodes]
-        self.by_last_row = {_last_row(node): node for node in self.nodes}
-
-    def between(self, start: int, end: int, body: Node) -> list[Span]:
-        """The byte spans of the comments in a function, which goes from `start` to `end` and has this `body`."""
-        inside = self.nodes[bisect_left(self.starts, start) : bisect_left(self.starts, end)]
-        # An inner function that consists of a docstring would not parse without it.
-        return [
-            (node.start_byte, node.end_byte)
-            for node in inside
-            if node.type != "expression_statement" or node.parent.named_child_count > 1 or node.parent == body
-        ]
-
-    def docstring(self, function: Node, body: Node) -> str:
-        """The documentation of `function` without delimiters, empty if it has none."""
-        if self.table.docstring_in_body:
-            first = body.named_children[0] if body.named_child_count else None
-            is_string = first is not None and first.type == "expression_statement"
-            literal = first.named_children[0] if is_string else None
-            return self.table.strip(_node_text(literal)) if literal is not None and literal.type == "string" else ""
-        comment = self._before(function)
-        return self.table.strip(comment).strip() if comment else ""
-
-    def _before(self, function: Node) -> str:
-        """The doc comment that ends on the line above `function`. Line comments are joined."""
-        while function.parent is not None and function.parent.type in self.table.wrappers:
-            function = function.parent
-        row, group = function.start_point[0] - 1, [""]
-        while (comment := self.by_last_row.get(row)) is not None and self._alone(comment):
-            group.insert(0, _node_text(comment))
-            row = comment.start_point[0] - 1
-            if group[0].startswith(("/*", "=begin")):
-                del group[1:]
-                break
-        return "\n".join(group) if group[0].startswith(self.table.doc_prefix) else ""
-
-    def _alone(self, comment: Node) -> bool:
-        """True if `comment` is the first thing on its line."""
-        start = comment.start_byte
-        return not self.source[self.source.rfind(b"\n", 0, start) + 1 : start].strip()
-
-
-def _last_row(comment: Node) -> int:
-    """The row of the comment's last character. In some grammars a comment ends at the start of the next line."""
-    return comment.end_point[0] - (comment.end_point[1] == 0)
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
@@ -175,22 +176,17 @@ _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 
 def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:
     """The leaves of `node` outside `spans`. A string is one leaf."""
-    skipped, tokens = dict(spans), []
-    cursor, depth = node.walk(), 0
+    skipped, tokens, cursor = dict(spans), [], node.walk()
     while True:
         leaf = cursor.node
         comment = skipped.get(leaf.start_byte) == leaf.end_byte
         if not comment and leaf.type not in strings and cursor.goto_first_child():
-            depth += 1
             continue
         text = source[leaf.start_byte : leaf.end_byte].strip()
         if not comment and text and text != b"\\":
             tokens.append(text.decode(errors="replace"))
         while not cursor.goto_next_sibling():
-            if depth == 0 or not cursor.goto_parent():
-                return tokens
-            depth -= 1
-            if depth == 0:
+            if not cursor.goto_parent():
                 return tokens
 
 

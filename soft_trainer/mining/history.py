@@ -12,19 +12,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.dataflow.grammars import parser
+from soft_trainer.errors import refuse
 from soft_trainer.files import write_rows
 from soft_trainer.mining import repository as git
-from soft_trainer.mining.changes import RULES, Change, ChangeReader, SourceFile, function_url, is_mined_path
+from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, is_mined_path, read_functions
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
 from soft_trainer.mining.functions import Function
-from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
-from soft_trainer.mining.workers import each_in_order
+from soft_trainer.mining.tree import each_in_order, explained
 from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
@@ -80,28 +82,24 @@ def mine_history(
         UserError: an unknown language, no repository that can be read, a missing object, a source_dir outside it, or
             too few commits for three splits.
     """
-    refuse(
-        (language not in SOURCE_LANGUAGES, f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}"),
-        (max_functions < 1, f"max_functions={max_functions}: must be 1 or more"),
-    )
+    parser(language)  # refuses an unknown language
     opened = git.open_repository(repository)
-    folder = _folder_inside(opened, source_dir)
+    folder = _folder_inside(opened, source_dir) if source_dir is not None else None
     with git.reporting_missing_objects(repository):
-        order = [str(commit.id) for commit in git.commits_oldest_first(opened)]
+        order = git.commits_oldest_first(opened)
         if git.shallow_ends(opened):
             print_on_main(
                 f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
             )
-        arguments = repository, language, max_functions, body
-        changes = list(each_in_order(_read_change, order, num_workers, "commit", _AT_ONCE, _start_worker, arguments))
+        start = partial(_start_worker, repository, language, max_functions, body)
+        changes = list(each_in_order(_read_change, order, num_workers, "commit", _AT_ONCE, start))
         splitter = _Splitter(opened, language, changes)
-        counts: Counter[str] = Counter()
         corpus, places = splitter.corpus()
-        rows = splitter.pairs({row["url"] for row in corpus}, counts)
+        rows, counts = splitter.pairs({row["url"] for row in corpus})
         if folder is not None:
             rows["train"] += splitter.documented(folder)
-    if missing := [split for split in rows if not rows[split]]:
-        raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
+    missing = [split for split in rows if not rows[split]]
+    refuse((missing, f"{repository}: the history is too short; no row is left for {', '.join(missing)}"))
     relevance = [{"query": row["docstring"], "url": row["url"], "relevance": 1.0} for row in rows["test"]]
     name = Path(repository).resolve().name.removesuffix(".git")
     rows = {split: [{"repo": name, **row} for row in part] for split, part in (rows | {"codebase": corpus}).items()}
@@ -139,19 +137,18 @@ def history_state(repository: str | os.PathLike[str]) -> str:
     return str(git.open_repository(repository).head.target)
 
 
-def _folder_inside(opened: pygit2.Repository, source_dir: str | os.PathLike[str] | None) -> str | None:
-    """The path of `source_dir` in the repository, with `/` at the end; None without one."""
-    if source_dir is None:
-        return None
-    own = Path(source_dir).resolve()
+def _folder_inside(opened: pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
+    """The path of `source_dir` in the repository, with `/` at the end."""
+    own, root = Path(source_dir).resolve(), Path(opened.workdir or opened.path).resolve()
     if own == Path(opened.path).resolve():
         return ""
-    root = Path(opened.workdir or opened.path).resolve()
-    if not own.is_relative_to(root):
-        raise UserError(
+    refuse(
+        (
+            not own.is_relative_to(root),
             f"source_dir={source_dir}: is no folder of the repository {root}; documentation is read from the tree at "
-            "the cut, so that nothing newer reaches training"
+            "the cut, so that nothing newer reaches training",
         )
+    )
     return "".join(f"{part}/" for part in own.relative_to(root).parts)
 
 
@@ -162,11 +159,11 @@ _reader: ChangeReader | None = None
 
 def _start_worker(repository: str | os.PathLike[str], *options: Any) -> None:
     global _reader
-    _reader = ChangeReader(git.open_repository(repository), *options)
+    _reader = ChangeReader(repository, *options)
 
 
 def _read_change(commit_id: str) -> Change:
-    with git.picklable_errors():
+    with git.reporting_missing_objects(_reader.path):
         return _reader.read(commit_id)
 
 
@@ -179,40 +176,37 @@ class _Splitter:
     def __init__(self, repository: pygit2.Repository, language: str, changes: Sequence[Change]):
         self.repository, self.language, self.changes = repository, language, changes
         kept = [place for place, change in enumerate(changes) if change.functions and change.parent]
-        sizes = [max(1, math.floor(len(kept) * share)) for share in (TEST_SHARE, VALID_SHARE)]
-        self._check_long_enough(len(kept), sum(sizes))
-        self.test_start, self.before_test = self._cut(kept, sizes[0])
+        tested, validated = (max(1, math.floor(len(kept) * share)) for share in (TEST_SHARE, VALID_SHARE))
+        self.test_start, self.before_test = self._cut(kept, tested, tested + validated)
         older = [place for place in kept if changes[place].commit in self.before_test]
-        self.valid_start, self.before_valid = self._cut(older, sizes[1])
+        self.valid_start, self.before_valid = self._cut(older, validated, 0)
         self.cut, self.train_cut = (changes[place].parent for place in (self.test_start, self.valid_start))
         self.urls, self.renamed = self._urls_at_cut()
 
-    def _cut(self, kept: list[int], size: int) -> tuple[int, set[str]]:
+    def _cut(self, kept: list[int], size: int, taken: int) -> tuple[int, set[str]]:
         """The place of the oldest of the newest `size` commits, and the ids of all that its parent descends from.
 
         Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
-        of a commit on an old branch does not know what happened on other branches.
+        of a commit on an old branch does not know what happened on other branches. A history in which no more than
+        `taken` commits are left is refused.
         """
-        near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
-        self._check_long_enough(len(kept), 0)
-        wanted = kept[-size] if len(kept) >= size else kept[0]
-        best = len(self.changes), 0, 0, set()
-        for place in near[:: max(1, len(near) // _CANDIDATES)]:
-            known = git.ancestors(self.repository, git.read_object(self.repository, self.changes[place].parent))
-            unknown = sum(self.changes[other].commit not in known for other in kept if other < place)
-            best = min(best, (unknown, abs(place - wanted), place, known), key=lambda found: found[:2])
-        return best[2:]
-
-    def _check_long_enough(self, kept: int, taken: int) -> None:
-        """Refuses a history of which nothing is left for the older splits."""
-        if kept > taken:
-            return
-        counts = Counter(change.outcome for change in self.changes if not change.functions)
-        reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
-        raise UserError(
-            f"only {kept} of {len(self.changes):,} commits change {self.language} functions and say how; train, valid "
-            f"and test need some each{f' ({reasons})' if reasons else ''}"
+        reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
+        refuse(
+            (
+                len(kept) <= taken,
+                f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how; "
+                f"train, valid and test need some each{reasons}",
+            )
         )
+        near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
+        wanted = kept[-size:][0]
+
+        def judged(place: int) -> tuple[int, int, int, set[str]]:
+            known = {str(commit.id) for commit in self.repository.walk(self.changes[place].parent)}
+            unknown = sum(self.changes[other].commit not in known for other in kept if other < place)
+            return unknown, abs(place - wanted), place, known
+
+        return min(map(judged, near[:: max(1, len(near) // _CANDIDATES)]), key=itemgetter(0, 1))[2:]
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
         """The urls that the changed functions of every commit have in the corpus.
@@ -239,23 +233,20 @@ class _Splitter:
 
     def split(self, place: int) -> str:
         """The split of a commit; empty for one that neither precedes a cut nor follows it."""
-        commit = self.changes[place].commit
         if place >= self.test_start:
             return "test"
-        if place >= self.valid_start:
-            return "valid" if commit in self.before_test else ""
-        return "train" if commit in self.before_valid else ""
+        name, known = ("valid", self.before_test) if place >= self.valid_start else ("train", self.before_valid)
+        return name if self.changes[place].commit in known else ""
 
-    def pairs(self, known: set[str], counts: Counter[str]) -> dict[str, list[Row]]:
-        """The rows of every split, newest first, each pair of a query and a function once.
+    def pairs(self, known: set[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
+        """The rows of every split, newest first, each pair of a query and a function once; commits by outcome.
 
         Args:
             known: urls of the corpus. Other functions did not exist at the cut and answer no query.
-            counts: receives the number of commits by outcome.
         """
-        rows: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
-        starts = {"valid": self.valid_start, "test": self.test_start}
-        seen = {name: self._texts_before(start) for name, start in starts.items()}
+        rows: dict[str, dict[tuple[str, str], Row]] = {"train": {}, "valid": {}, "test": {}}
+        seen = {"valid": self._texts_before(self.valid_start), "test": self._texts_before(self.test_start)}
+        counts: Counter[str] = Counter()
         for place in reversed(range(len(self.changes))):
             change = self.changes[place]
             split = self.split(place) if change.functions else ""
@@ -268,8 +259,12 @@ class _Splitter:
                 elif not pairs:
                     outcome = f"{split}: no function that existed at the cut"
             counts[outcome] += 1
-            rows[split or "train"] += [_pair(change.query, url, each.row, split, COMMITS) for url, each in pairs]
-        return {name: _distinct(found) for name, found in rows.items()}
+            query = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
+            for url, each in pairs:
+                row = each.row | query | {"url": url, "partition": split, "source": COMMITS}
+                part, key = rows[split], (change.query, url)
+                part[key] = part.pop(key, row)  # the newest version, in the place of the oldest
+        return {split: list(part.values()) for split, part in rows.items()}, counts
 
     def _texts_before(self, start: int) -> set[str]:
         """Queries in lower case and hashes of patches of all commits before a place."""
@@ -278,15 +273,13 @@ class _Splitter:
 
     def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, Function]]:
         """Yields the functions of a commit's tree below a folder that have no syntax error."""
-        for path, oid in git.tree_files(self.repository, git.read_object(self.repository, commit).tree):
+        for path, oid in git.tree_files(self.repository, commit):
             if not path.startswith(folder) or not is_mined_path(path, self.language):
                 continue
-            if (source := git.source_text(self.repository, oid, path)) is None:
-                continue
-            file = SourceFile(source, self.language)
-            for name, function in file.functions.items():
+            file = read_functions(self.repository, self.language, oid, path)
+            for name, function in file.functions.items() if file else ():
                 if not function.node.has_error:
-                    yield file.row(name, path) | {"url": function_url(renamed.get(path, path), name)}, function
+                    yield file.row(function, path) | {"url": function_url(renamed.get(path, path), name)}, function
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
         """The functions of the tree at the cut, without documentation, and their places."""
@@ -296,22 +289,10 @@ class _Splitter:
 
     def documented(self, folder: str) -> list[Row]:
         """Training rows from the documentation below a folder, as it was at the cut of training."""
-        rules = (*CODE_RULES, *DOCUMENT_RULES)
         rows = [
             row | {"partition": "train", "source": DOCUMENTATION}
             for row, _ in self.tree(self.train_cut, self.renamed, folder)
-            if row["docstring_tokens"] and not first_broken(row, rules)
+            if row["docstring_tokens"] and not first_broken(row, (*CODE_RULES, *DOCUMENT_RULES))
         ]
         copies = exact_duplicates(fingerprint(row["code_tokens"]) for row in rows)
         return [row for row, copy in zip(rows, copies, strict=True) if not copy]
-
-
-def _pair(query: str, url: str, row: Row, split: str, source: str) -> Row:
-    """A row whose query is a commit's."""
-    texts = {"docstring": query, "docstring_tokens": document_tokens(query)}
-    return row | texts | {"url": url, "partition": split, "source": source}
-
-
-def _distinct(rows: list[Row]) -> list[Row]:
-    """The rows, each pair of query and function once, the first of its kind."""
-    return list({(row["docstring"], row["url"]): row for row in reversed(rows)}.values())[::-1]

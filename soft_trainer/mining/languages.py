@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from soft_trainer.mining import documentation
 from soft_trainer.mining.documentation import DocStyle
+
+
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,7 @@ class SourceLanguage:
         extensions: endings of file names.
         functions: node types with a `body` field that count as functions.
         strings: node types that are one token with all that they contain.
-        style: the markup of documentation.
-        strip: removes the delimiters of a doc comment.
+        style: the delimiters and the markup of documentation.
         comments: tree-sitter query for comments and docstrings.
         containers: node types whose name goes in front of the function's (`Class.method`).
         types: further node types that define a name: structures, aliases, macros. Search shows them; mining does not.
@@ -30,10 +32,9 @@ class SourceLanguage:
     """
 
     extensions: tuple[str, ...]
-    functions: tuple[str, ...]
+    functions: frozenset[str]
     strings: frozenset[str]
     style: DocStyle
-    strip: Callable[[str], str]
     comments: str = "(comment) @comment"
     containers: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()
@@ -43,123 +44,106 @@ class SourceLanguage:
     nested: bool = False
 
 
+_LINES_AND_BLOCKS = "(line_comment) @comment (block_comment) @comment"
 SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
     "ruby": SourceLanguage(
         extensions=(".rb", ".rake"),
-        functions=("method", "singleton_method"),
-        strings=frozenset({"string", "heredoc_body", "regex", "subshell", "delimited_symbol", "string_array"}),
-        containers=frozenset({"class", "module"}),
+        functions=_types("method singleton_method"),
+        strings=_types("string heredoc_body regex subshell delimited_symbol string_array"),
+        containers=_types("class module"),
         style=documentation.RUBY,
-        strip=documentation.strip_ruby,
         doc_prefix=("#", "=begin"),
     ),
     "python": SourceLanguage(
         extensions=(".py",),
-        functions=("function_definition",),
-        strings=frozenset({"string"}),
+        functions=_types("function_definition"),
+        strings=_types("string"),
         # A string that is a statement is a docstring or serves as a comment.
         comments="(comment) @comment (expression_statement . (string) .) @comment",
-        containers=frozenset({"class_definition"}),
+        containers=_types("class_definition"),
         style=documentation.PYTHON,
-        strip=documentation.strip_python,
         docstring_in_body=True,
     ),
     "java": SourceLanguage(
         extensions=(".java",),
-        functions=("method_declaration", "constructor_declaration", "compact_constructor_declaration"),
-        strings=frozenset({"string_literal", "character_literal"}),
-        comments="(line_comment) @comment (block_comment) @comment",
-        containers=frozenset({"class_declaration", "interface_declaration", "enum_declaration", "record_declaration"}),
+        functions=_types("method_declaration constructor_declaration compact_constructor_declaration"),
+        strings=_types("string_literal character_literal"),
+        comments=_LINES_AND_BLOCKS,
+        containers=_types("class_declaration interface_declaration enum_declaration record_declaration"),
         style=documentation.JAVADOC,
-        strip=documentation.strip_java,
         doc_prefix=("/**", "///"),
     ),
     "javascript": SourceLanguage(
         extensions=(".js", ".mjs", ".cjs", ".jsx"),
-        functions=(
-            "function_declaration",
-            "generator_function_declaration",
-            "function_expression",
-            "generator_function",
-            "arrow_function",
-            "method_definition",
+        functions=_types(
+            "function_declaration generator_function_declaration function_expression generator_function arrow_function"
+            " method_definition"
         ),
-        strings=frozenset({"string", "template_string", "regex"}),
-        containers=frozenset({"class_declaration"}),
+        strings=_types("string template_string regex"),
+        containers=_types("class_declaration"),
         wrappers={
             "variable_declarator": "name",
             "assignment_expression": "left",
             "pair": "key",
             "field_definition": "property",
-            "expression_statement": None,
-            "variable_declaration": None,
-            "lexical_declaration": None,
-            "export_statement": None,
+            **dict.fromkeys(_types("expression_statement variable_declaration lexical_declaration export_statement")),
         },
         style=documentation.JSDOC,
-        strip=documentation.strip_block,
         # A function often wraps a module, and constructors define methods.
         nested=True,
     ),
     "php": SourceLanguage(
         extensions=(".php", ".inc"),
-        functions=("function_definition", "method_declaration"),
-        strings=frozenset({"string", "encapsed_string", "heredoc", "nowdoc", "shell_command_expression"}),
-        containers=frozenset({"class_declaration", "interface_declaration", "trait_declaration", "enum_declaration"}),
+        functions=_types("function_definition method_declaration"),
+        strings=_types("string encapsed_string heredoc nowdoc shell_command_expression"),
+        containers=_types("class_declaration interface_declaration trait_declaration enum_declaration"),
         style=documentation.PHPDOC,
-        strip=documentation.strip_block,
     ),
     "go": SourceLanguage(
         extensions=(".go",),
-        functions=("function_declaration", "method_declaration"),
-        strings=frozenset({"interpreted_string_literal", "raw_string_literal", "rune_literal"}),
+        functions=_types("function_declaration method_declaration"),
+        strings=_types("interpreted_string_literal raw_string_literal rune_literal"),
         style=documentation.GO,
-        strip=documentation.strip_go,
         doc_prefix=("//", "/*"),
-        types=frozenset({"type_spec", "type_alias"}),
+        types=_types("type_spec type_alias"),
     ),
     "c": SourceLanguage(
         extensions=(".c", ".h"),
-        functions=("function_definition",),
-        strings=frozenset({"string_literal", "char_literal", "system_lib_string"}),
+        functions=_types("function_definition"),
+        strings=_types("string_literal char_literal system_lib_string"),
         style=documentation.JAVADOC,
-        strip=documentation.strip_java,
         doc_prefix=("/**", "/*!", "///", "//!"),
-        types=frozenset({"struct_specifier", "union_specifier", "enum_specifier", "type_definition"})
-        | {"preproc_function_def"},
+        types=_types("struct_specifier union_specifier enum_specifier type_definition preproc_function_def"),
     ),
     "rust": SourceLanguage(
         extensions=(".rs",),
-        functions=("function_item",),
-        strings=frozenset({"string_literal", "raw_string_literal", "char_literal"}),
-        comments="(line_comment) @comment (block_comment) @comment",
-        containers=frozenset({"impl_item", "trait_item", "mod_item"}),
+        functions=_types("function_item"),
+        strings=_types("string_literal raw_string_literal char_literal"),
+        comments=_LINES_AND_BLOCKS,
+        containers=_types("impl_item trait_item mod_item"),
         style=documentation.RUST,
-        strip=documentation.strip_java,
         doc_prefix=("///", "/**"),
-        types=frozenset({"struct_item", "enum_item", "union_item", "type_item", "macro_definition"}),
+        types=_types("struct_item enum_item union_item type_item macro_definition"),
     ),
     "csharp": SourceLanguage(
         extensions=(".cs",),
-        functions=("method_declaration", "constructor_declaration", "local_function_statement"),
-        strings=frozenset({"string_literal", "verbatim_string_literal", "raw_string_literal", "character_literal"})
+        functions=_types("method_declaration constructor_declaration local_function_statement"),
+        strings=_types("string_literal verbatim_string_literal raw_string_literal character_literal")
         | {"interpolated_string_expression"},
-        containers=frozenset({"class_declaration", "interface_declaration", "struct_declaration"})
-        | {"record_declaration", "enum_declaration"},
+        containers=_types("class_declaration interface_declaration struct_declaration record_declaration")
+        | {"enum_declaration"},
         style=documentation.JAVADOC,
-        strip=documentation.strip_java,
         doc_prefix=("///", "/**"),
-        types=frozenset({"delegate_declaration", "property_declaration"}),
+        types=_types("delegate_declaration property_declaration"),
     ),
     "kotlin": SourceLanguage(
         extensions=(".kt", ".kts"),
-        functions=("function_declaration",),
-        strings=frozenset({"string_literal", "multiline_string_literal", "character_literal"}),
-        comments="(line_comment) @comment (block_comment) @comment",
-        containers=frozenset({"class_declaration", "object_declaration"}),
+        functions=_types("function_declaration"),
+        strings=_types("string_literal multiline_string_literal character_literal"),
+        comments=_LINES_AND_BLOCKS,
+        containers=_types("class_declaration object_declaration"),
         style=documentation.KDOC,
-        strip=documentation.strip_block,
-        types=frozenset({"type_alias"}),
+        types=_types("type_alias"),
     ),
 }
 _C, _JAVASCRIPT = SOURCE_LANGUAGES["c"], SOURCE_LANGUAGES["javascript"]
@@ -167,17 +151,17 @@ SOURCE_LANGUAGES["cpp"] = replace(
     _C,
     extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".cu", ".cuh"),
     strings=_C.strings | {"raw_string_literal"},
-    containers=frozenset({"class_specifier", "struct_specifier", "namespace_definition"}),
+    containers=_types("class_specifier struct_specifier namespace_definition"),
     wrappers={"template_declaration": None},
     types=(_C.types | {"alias_declaration", "concept_definition"}) - {"struct_specifier"},
 )
 SOURCE_LANGUAGES["typescript"] = replace(
     _JAVASCRIPT,
     extensions=(".ts", ".mts", ".cts"),
-    containers=frozenset({"class_declaration", "abstract_class_declaration", "internal_module"}),
+    containers=_types("class_declaration abstract_class_declaration internal_module"),
     wrappers={kind: name for kind, name in _JAVASCRIPT.wrappers.items() if kind != "field_definition"}
     | {"public_field_definition": "name"},
-    types=frozenset({"interface_declaration", "type_alias_declaration", "enum_declaration"}),
+    types=_types("interface_declaration type_alias_declaration enum_declaration"),
 )
 # the same language with markup in it, which has its own grammar
 SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".tsx",))

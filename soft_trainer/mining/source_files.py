@@ -44,16 +44,28 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
     return f"over {limit:,} bytes" if status.st_size > limit or len(source) > limit else source
 
 
-def read_text(root: str | os.PathLike[str], path: str, limit: int = MAX_FILE_BYTES) -> bytes | str:
+def read_text(
+    root: str | os.PathLike[str], path: str, limit: int = MAX_FILE_BYTES, strict: bool = False
+) -> bytes | str:
     """Reads a file's text as `person_made` returns it; else the reason to skip it."""
-    source = read_regular(os.path.join(root, path), limit)
-    return source if isinstance(source, str) else person_made(source, path)
+    return person_made(read_regular(os.path.join(root, path), limit), path, strict)
 
 
-def person_made(source: bytes, path: str) -> bytes | str:
-    """Returns a text without byte order mark and `\\r`; else the reason why no person wrote it or may show it."""
+def person_made(source: bytes | str, path: str, strict: bool = False) -> bytes | str:
+    """Returns a text without byte order mark and `\\r`; else the reason why no person wrote it or may show it.
+
+    Args:
+        source: a file's bytes, or the reason why they are not read, which is returned.
+        strict: take no text outside UTF-8 and no file that is minified by its name, as mining does.
+    """
+    if isinstance(source, str):
+        return source
+    if strict and ".min." in path.rsplit("/", 1)[-1]:
+        return "minified"
     if b"\0" in source:
         return "binary"
+    if strict and decoded(source) is None:
+        return "not UTF-8"
     source = source.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"PRIVATE KEY" in source and _PRIVATE_KEY.search(source):  # a plain search is ten times as fast
         return "secret"
@@ -63,12 +75,9 @@ def person_made(source: bytes, path: str) -> bytes | str:
     return "generated" if _GENERATED.search(b"\n".join(source.split(b"\n", 10)[:10])) else source
 
 
-def decodable(source: bytes, path: str) -> bytes | str:
-    """Does what `person_made` does for mining, which takes no text outside UTF-8."""
-    if ".min." in path.rsplit("/", 1)[-1]:
-        return "minified"
+def decoded(source: bytes) -> str | None:
+    """A text or a name in UTF-8, None for others."""
     try:
-        source.decode()
+        return source.decode()
     except UnicodeDecodeError:
-        return "binary" if b"\0" in source else "not UTF-8"
-    return person_made(source, path)
+        return None

@@ -7,11 +7,13 @@ Duplicates are dropped over the whole tree. The same tree gives the same bytes w
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.dataflow.grammars import parser
+from soft_trainer.errors import refuse
 from soft_trainer.files import write_rows
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
@@ -27,13 +30,14 @@ from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, is_test_path
-from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, decodable, read_regular
-from soft_trainer.mining.workers import each_in_order
-from soft_trainer.terminal import table
+from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, read_text
+from soft_trainer.terminal import Progress, table
 
 Row = dict[str, Any]
 # a function, and the MinHash of its code
 Candidate = tuple[Row, np.ndarray]
+# the outcome of a file, its pairs, its functions without usable documentation, and the functions dropped
+MinedFile = tuple[str, list[Candidate], list[Candidate], Counter[str]]
 
 RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
@@ -71,22 +75,16 @@ def mine(
         UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
             fewer than three packages.
     """
-    _check(source_dir, language, keep)
     mined = Mined({})
-    root = Path(source_dir)
-    paths = sorted(_source_files(root, language, "tests" in keep, mined.files))
-    if not paths:
-        endings = " ".join(SOURCE_LANGUAGES[language].extensions)
-        raise UserError(f"{root}: no {language} file to mine ({endings}){_explain(mined.files)}")
     pairs: list[Candidate] = []
     others: list[Candidate] = []
-    read = partial(_mine_file, root, language, frozenset(keep), max_file_bytes)
-    for outcome, documented, undocumented, dropped in each_in_order(read, paths, num_workers, "file", 8):
+    read = _read_tree(source_dir, language, num_workers, keep, max_file_bytes, mined.files)
+    for outcome, documented, undocumented, dropped in read:
         mined.files[outcome] += 1
         mined.functions.update(dropped)
         pairs += documented
         others += undocumented
-    mined.rows = _split(pairs, others, root, mined.functions)
+    mined.rows = _split(pairs, others, source_dir, mined.functions)
     mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
     return mined
 
@@ -119,13 +117,9 @@ def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[
     Raises:
         UserError: no such folder, an unknown language, or no function.
     """
-    _check(source_dir, language, ())
-    root = Path(source_dir)
-    read = partial(_mine_file, root, language, frozenset(), MAX_FILE_BYTES)
-    mined = [read(path) for path in sorted(_source_files(root, language, False, Counter()))]
+    mined = _read_tree(source_dir, language, 1, (), MAX_FILE_BYTES, Counter())
     rows = [row for row, _ in _distinct([c for _, pairs, others, _ in mined for c in (*pairs, *others)], Counter())]
-    if not rows:
-        raise UserError(f"{root}: no function")
+    refuse((not rows, f"{source_dir}: no function"))
     return rows
 
 
@@ -137,60 +131,98 @@ def mining_table(counts: Mapping[str, Any]) -> str:
     return table(["", f"mined in {counts['seconds']:.1f} s{cut}", "count"], rows)
 
 
-def _check(source_dir: str | os.PathLike[str], language: str, keep: Sequence[str]) -> None:
-    """Raises UserError for a wrong argument, before any file is read."""
-    unknown = sorted(set(keep) - set(RULES))
-    refuse(
-        (language not in SOURCE_LANGUAGES, f"language={language!r}: use one of {', '.join(SOURCE_LANGUAGES)}"),
-        (not Path(source_dir).is_dir(), f"{source_dir}: no such folder; give the root of a source tree"),
-        (unknown, f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}"),
-    )
+def explained(counts: Counter[str]) -> str:
+    """The most common reasons with their counts, for the end of an error message."""
+    return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4)) if counts else ""
 
 
-def _explain(counts: Counter[str]) -> str:
-    """Formats the most common reasons with their counts for an error message."""
-    return "; " + ", ".join(f"{name}: {count}" for name, count in counts.most_common(4)) if counts else ""
+def each_in_order(
+    run: Callable[[Any], Any],
+    items: Sequence,
+    num_workers: int | None,
+    unit: str,
+    chunk: int,
+    start: Callable[[], None] | None = None,
+) -> Iterator[Any]:
+    """Yields `run(item)` of every item in order, computed in processes, and shows how far they are.
+
+    Args:
+        num_workers: processes; None means one a CPU core. The results are the same for any number.
+        unit: one item, in words.
+        chunk: items that a process takes at once.
+        start: called in every process before its first item.
+    """
+    workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
+    with ExitStack() as stack:
+        bar = stack.enter_context(Progress("Mining", len(items), unit))
+        if workers > 1:
+            results = stack.enter_context(multiprocessing.Pool(workers, start)).imap(run, items, chunk)
+        else:
+            if start:
+                start()
+            results = map(run, items)
+        for result in results:
+            bar.update(1)
+            yield result
 
 
-def _source_files(root: Path, language: str, with_tests: bool, skipped: Counter[str]) -> Iterator[str]:
-    """Yields the paths of the language's source files, relative to `root`. Counts links and tests in `skipped`."""
-    extensions = SOURCE_LANGUAGES[language].extensions
+def _source_files(root: str | os.PathLike[str], language: str, with_tests: bool, skipped: Counter[str]) -> list[str]:
+    """The sorted paths of the language's files, relative to `root`. Counts links, tests and others in `skipped`."""
+    extensions, found = SOURCE_LANGUAGES[language].extensions, []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
-        for name in [*links, *names]:
-            if name not in links and not name.endswith(extensions):
-                continue
+        for name in [*links, *(name for name in names if name.endswith(extensions))]:
             full = os.path.join(folder, name)
             path = os.path.relpath(full, root).replace(os.sep, "/")
-            if os.path.islink(full):
-                skipped["symbolic link"] += 1
-            elif not stat.S_ISREG(os.lstat(full).st_mode):
-                skipped["not a regular file"] += 1
+            mode = os.lstat(full).st_mode
+            if not stat.S_ISREG(mode):
+                skipped["symbolic link" if stat.S_ISLNK(mode) else "not a regular file"] += 1
             elif is_test_path(path, language) and not with_tests:
                 skipped["test"] += 1
             else:
-                yield path
+                found.append(path)
+    return sorted(found)
 
 
 def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     """A hash of the names, sizes and times of the tree's source files. It changes when the tree changes."""
-    root = Path(source_dir)
-    stats = ((path, (root / path).stat()) for path in sorted(_source_files(root, language, True, Counter())))
+    paths = _source_files(source_dir, language, True, Counter())
+    stats = ((path, Path(source_dir, path).stat()) for path in paths)
     return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
 
 
+def _read_tree(
+    source_dir: str | os.PathLike[str],
+    language: str,
+    num_workers: int | None,
+    keep: Sequence[str],
+    max_file_bytes: int,
+    skipped: Counter[str],
+) -> Iterator[MinedFile]:
+    """Yields what every file of a tree gives; counts files that are not opened in `skipped`."""
+    parser(language)  # refuses an unknown language
+    unknown = sorted(set(keep) - set(RULES))
+    refuse(
+        (not Path(source_dir).is_dir(), f"{source_dir}: no such folder; give the root of a source tree"),
+        (unknown, f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}"),
+    )
+    paths = _source_files(source_dir, language, "tests" in keep, skipped)
+    endings = " ".join(SOURCE_LANGUAGES[language].extensions)
+    refuse((not paths, f"{source_dir}: no {language} file to mine ({endings}){explained(skipped)}"))
+    read = partial(_mine_file, source_dir, language, frozenset(keep), max_file_bytes)
+    yield from each_in_order(read, paths, num_workers, "file", 8)
+
+
 def _mine_file(
-    root: Path, language: str, keep: frozenset[str], max_bytes: int, path: str
-) -> tuple[str, list[Candidate], list[Candidate], Counter[str]]:
-    """The outcome of a file, its pairs, its functions without usable documentation, and the functions dropped."""
+    root: str | os.PathLike[str], language: str, keep: frozenset[str], max_bytes: int, path: str
+) -> MinedFile:
+    """Reads one file and judges its functions."""
     dropped: Counter[str] = Counter()
-    source = read_regular(root / path, max_bytes)
-    source = source if isinstance(source, str) else decodable(source, path)
-    if isinstance(source, str):
-        return source, [], [], dropped
-    if (root_node := parse(source, language)) is None:
-        return "unparseable", [], [], dropped
+    source = read_text(root, path, max_bytes, strict=True)
+    root_node = parse(source, language) if isinstance(source, bytes) else None
+    if root_node is None:
+        return source if isinstance(source, str) else "unparseable", [], [], dropped
     code_rules = [name for name in CODE_RULES if name not in keep]
     document_rules = [name for name in DOCUMENT_RULES if name not in keep]
     pairs, others = [], []
@@ -214,18 +246,21 @@ def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candid
     return [candidate for candidate, copy in zip(candidates, near, strict=True) if not copy]
 
 
-def _split(pairs: list[Candidate], others: list[Candidate], root: Path, dropped: Counter[str]) -> dict[str, list[Row]]:
+def _split(
+    pairs: list[Candidate], others: list[Candidate], root: str | os.PathLike[str], dropped: Counter[str]
+) -> dict[str, list[Row]]:
     """The distinct rows of every split and of the codebase, in the order of the tree."""
     pairs = _distinct(pairs, dropped)
-    if not pairs:
-        raise UserError(f"{root}: no documented function{_explain(dropped)}")
     package = package_names(Counter(row["path"] for row, _ in pairs))
     sizes = Counter(package(row["path"]) for row, _ in pairs)
-    if len(sizes) < len(SPLITS):
-        raise UserError(
+    refuse(
+        (not pairs, f"{root}: no documented function{explained(dropped)}"),
+        (
+            len(sizes) < len(SPLITS),
             f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
-            "train, valid and test need one each: give a larger tree"
-        )
+            "train, valid and test need one each: give a larger tree",
+        ),
+    )
     split = assign_splits(sizes)
     rows: dict[str, list[Row]] = {name: [] for name in (*SPLITS, "codebase")}
     for row, _ in pairs:

@@ -209,7 +209,7 @@ def main_language(repository: str | os.PathLike[str]) -> str:
     """
     opened = open_repository(repository)
     with reporting_missing_objects(repository):
-        paths = [path for path, _ in tree_files(opened, opened[opened.head.target].tree)]
+        paths = [path for path, _ in tree_files(opened, opened.head.target)]
     counts = Counter({name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES})
     language, count = counts.most_common(1)[0]
     known = ", ".join(SOURCE_LANGUAGES)

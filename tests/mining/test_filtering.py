@@ -4,12 +4,11 @@ from datasets import Dataset
 from soft_trainer.data.filtering import filter_rows
 from soft_trainer.errors import UserError
 from soft_trainer.mining.rules import (
-    CODE_RULES,
     CODESEARCHNET_RULES,
     COLUMNS,
-    DOCUMENT_RULES,
     GRAPHCODEBERT_RULES,
     RULES,
+    first_broken,
     is_test_path,
 )
 
@@ -51,9 +50,8 @@ def row(code=CODE, query="add two numbers", name="add", path="shop/cart.py", lan
     ],
 )
 def test_row_rules(rule, dropped, kept):
-    breaks = {**CODE_RULES, **DOCUMENT_RULES}[rule]
-    assert breaks(dropped)
-    assert not breaks(kept)
+    assert first_broken(dropped, [rule]) == rule
+    assert first_broken(kept, [rule]) == ""
 
 
 def test_test_paths():

@@ -14,7 +14,8 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-from soft_trainer.mining.changes import SourceFile
+from soft_trainer.mining.definitions import parse
+from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.history import mine_history
 from soft_trainer.options.fields import DataArguments
 
@@ -209,7 +210,8 @@ class A {
     ],
 )
 def test_a_line_belongs_to_the_innermost_function(lines, names):
-    assert SourceFile(NESTED, "javascript").at(lines) == names
+    file = FileFunctions(parse(NESTED, "javascript"), NESTED, "javascript")
+    assert file.at(lines) == names
 
 
 def test_the_same_rows_with_any_number_of_workers(tmp_path):
