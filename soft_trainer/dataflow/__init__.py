@@ -1,7 +1,6 @@
 """Builds data-flow graphs with tree-sitter. `inputs.py` (with torch) makes GraphCodeBERT's input from them."""
 
-from soft_trainer.dataflow.grammars import LANGUAGES, parser
 from soft_trainer.dataflow.graph import DataFlow, Edge, extract_data_flow
-from soft_trainer.dataflow.source import code_tokens, parses, remove_comments
+from soft_trainer.dataflow.source import LANGUAGES, code_tokens, parser, parses, remove_comments
 
 __all__ = ["LANGUAGES", "DataFlow", "Edge", "code_tokens", "extract_data_flow", "parser", "parses", "remove_comments"]

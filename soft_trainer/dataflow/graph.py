@@ -182,7 +182,7 @@ def _compile(source: Source) -> list[tuple]:
     return program
 
 
-def _assign(target: Node, origin: Node, rule: Define | ForEach, source: Source) -> list:
+def _assign(target: Node, origin: Node, rule: Define, source: Source) -> list:
     """Reads the right side, then sets the left side."""
     targets, origins = [[target]], [[origin]]
     if rule.pairwise:
@@ -240,7 +240,7 @@ def _for_each(rule: ForEach, node: Node, source: Source) -> list | None:
         origin, target = (*node.named_children, None, None)[:2]
     if target is None or origin is None:
         return None
-    body = node.child_by_field_name(rule.body)
+    body = node.child_by_field_name("body")
     if rule.body_type and node.children[-1].type != rule.body_type:
         body = None
     tasks = _assign(target, origin, rule, source) + ([body] if body else [])

@@ -60,23 +60,16 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class ForEach:
-    """A loop over a collection: `target` is computed from `source`, then `body` follows, all of it twice.
+class ForEach(Define):
+    """A loop over a collection: `target` is computed from `source`, then the field `body` follows, all of it twice.
 
     Args:
-        target, source, body: names of the fields. If the grammar has no fields, `target` is empty, and source and
-            target are the first two named children.
+        target, source: as in `Define`; if the grammar has no fields, both are empty, and source and target are the
+            first two named children.
         body_type: the body counts only if the last child is of this type.
-        grouped, pairwise: as in `Define`.
     """
 
-    target: str
-    source: str
-    body: str = "body"
     body_type: str = ""
-    grouped: bool = False
-    pairwise: bool = False
-    relation: str = COMPUTED_FROM
 
 
 @dataclass(frozen=True)
@@ -130,17 +123,18 @@ class Rules:
     docstring: str = ""
 
 
-def _types(*names: str) -> frozenset[str]:
-    return frozenset(names)
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 def _each(names: str, rule: Rule) -> dict[str, Rule]:
-    return {name: rule for name in names.split()}
+    return dict.fromkeys(names.split(), rule)
 
 
 _DECLARE = Define("name", "value", COMES_FROM, declares=True)
 _TUPLES = Define("left", "right", grouped=True, pairwise=True)
-_UPDATE = Define("")
+_ASSIGN, _UPDATE = Define("left", "right"), Define("")
+_CLAUSES = First("for_in_clause")
 
 RULES = {
     "ruby": Rules(
@@ -148,14 +142,14 @@ RULES = {
             "keyword_parameter": _DECLARE,
             "assignment": _TUPLES,
             "operator_assignment": Define("left", "right", grouped=True),
-            **_each("if elsif else unless when", Branch(_types("if", "elsif", "else", "unless", "when"), rest=False)),
+            **_each("if elsif else unless when", Branch(_types("if elsif else unless when"), rest=False)),
             "for": ForEach("pattern", "value", grouped=True),
             **_each("while_modifier until", Loop()),
         },
         atoms=_types("string"),
-        plain=_types("bare_string", "bare_symbol"),
-        dropped=_types("string_content", "heredoc_content"),
-        wrappers=_types("body_statement", "block_body"),
+        plain=_types("bare_string bare_symbol"),
+        dropped=_types("string_content heredoc_content"),
+        wrappers=_types("body_statement block_body"),
         heads={"call": 3},
     ),
     "python": Rules(
@@ -163,13 +157,10 @@ RULES = {
             "default_parameter": _DECLARE,
             **_each("assignment augmented_assignment", _TUPLES),
             "for_in_clause": Define("left", "right", grouped=True),
-            "if_statement": Branch(_types("elif_clause", "else_clause"), rest=False, exhaustive=_types("else_clause")),
+            "if_statement": Branch(_types("elif_clause else_clause"), rest=False, exhaustive=_types("else_clause")),
             "for_statement": ForEach("left", "right", body_type="block", grouped=True, pairwise=True),
             "while_statement": Loop(),
-            **_each(
-                "list_comprehension set_comprehension dictionary_comprehension generator_expression",
-                First("for_in_clause"),
-            ),
+            **_each("list_comprehension set_comprehension dictionary_comprehension generator_expression", _CLAUSES),
         },
         atoms=_types("string"),
         dropped=_types("line_continuation"),
@@ -178,9 +169,9 @@ RULES = {
     "java": Rules(
         nodes={
             "variable_declarator": _DECLARE,
-            "assignment_expression": Define("left", "right"),
+            "assignment_expression": _ASSIGN,
             "update_expression": _UPDATE,
-            "if_statement": Branch(_types("if_statement", "else")),
+            "if_statement": Branch(_types("if_statement else")),
             # The grammar of 2020 had a `for_init`, which kept the published extractor from a second pass.
             "for_statement": Loop(again_after="for_init"),
             "enhanced_for_statement": ForEach("name", "value"),
@@ -188,23 +179,20 @@ RULES = {
             **_each("type_parameter class_literal", Label("type_identifier", variable=True)),
         },
         atoms=_types("string_literal"),
-        comments=_types("line_comment", "block_comment"),
+        comments=_types("line_comment block_comment"),
         text_comments=True,
     ),
     "javascript": Rules(
         nodes={
             "variable_declarator": _DECLARE,
-            **_each(
-                "assignment_pattern object_assignment_pattern augmented_assignment_expression",
-                Define("left", "right"),
-            ),
+            **_each("assignment_pattern object_assignment_pattern augmented_assignment_expression", _ASSIGN),
             "update_expression": _UPDATE,
-            "if_statement": Branch(_types("if_statement", "else_clause")),
+            "if_statement": Branch(_types("if_statement else_clause")),
             "for_statement": Loop(again_after="variable_declaration"),
             "while_statement": Loop(),
         },
         atoms=_types("string"),
-        comments=_types("comment", "html_comment"),
+        comments=_types("comment html_comment"),
         text_comments=True,
         dropped=_types("string_fragment"),
         signs=_types("optional_chain"),
@@ -213,27 +201,24 @@ RULES = {
     "php": Rules(
         nodes={
             "simple_parameter": Define("name", "default_value", COMES_FROM, declares=True),
-            **_each(
-                "assignment_expression augmented_assignment_expression reference_assignment_expression",
-                Define("left", "right"),
-            ),
+            **_each("assignment_expression augmented_assignment_expression reference_assignment_expression", _ASSIGN),
             "update_expression": _UPDATE,
-            **_each("if_statement else_clause", Branch(_types("if_statement", "else_clause"))),
+            **_each("if_statement else_clause", Branch(_types("if_statement else_clause"))),
             "for_statement": Loop(again_after="assignment_expression"),
             "foreach_statement": ForEach("", ""),
             "while_statement": Loop(),
         },
-        atoms=_types("string", "encapsed_string", "heredoc", "nowdoc"),
+        atoms=_types("string encapsed_string heredoc nowdoc"),
         text_comments=True,
-        signs=_types("cast_type", "primitive_type", "php_end_tag"),
-        keywords=_types("self", "static", "parent"),
+        signs=_types("cast_type primitive_type php_end_tag"),
+        keywords=_types("self static parent"),
     ),
     "go": Rules(
         nodes={
             "var_spec": _DECLARE,
-            "assignment_statement": Define("left", "right"),
+            "assignment_statement": _ASSIGN,
             "inc_statement": _UPDATE,
-            "if_statement": Branch(_types("if_statement", "else")),
+            "if_statement": Branch(_types("if_statement else")),
             "for_statement": Loop(again_after="for_clause"),
             "keyed_element": Label("literal_element", variable=False),
         },

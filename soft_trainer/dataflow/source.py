@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from bisect import bisect_left
+from functools import cache
 
-from tree_sitter import Node
+from tree_sitter import Language, Node, Parser
 
-from soft_trainer.dataflow.grammars import check_language, parser
 from soft_trainer.dataflow.rules import RULES, Rules
+from soft_trainer.errors import refuse
 
+LANGUAGES = tuple(RULES)  # whose data flow is extracted
+# Language -> the package of its grammar, and the function in it that returns the grammar.
+_GRAMMARS = {
+    **{
+        name: (f"tree_sitter_{name}", "language")
+        for name in "ruby python java javascript go c cpp rust kotlin".split()
+    },
+    "php": ("tree_sitter_php", "language_php"),
+    "typescript": ("tree_sitter_typescript", "language_typescript"),
+    "tsx": ("tree_sitter_typescript", "language_tsx"),
+    "csharp": ("tree_sitter_c_sharp", "language"),
+}
+PARSED_LANGUAGES = tuple(_GRAMMARS)
 # Frames turn a piece of source into a file: (before, opening, closing, after). Opening and closing give no tokens.
 # A bare method parses inside a class, a nameless JavaScript function inside parentheses.
 _FRAMES = {
@@ -21,6 +36,22 @@ _FRAMES |= {"csharp": _FRAMES["java"], "typescript": _FRAMES["javascript"], "tsx
 _FILE = ((b"", b"", b"", b""),)
 # Strings are matched too, so that a comment sign inside a string is not taken for a comment.
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+@cache
+def parser(language: str) -> Parser:
+    """Returns the tree-sitter parser of a language of `PARSED_LANGUAGES`. Each process makes it once.
+
+    Raises:
+        UserError: any other language.
+    """
+    _check(language, PARSED_LANGUAGES)
+    package, function = _GRAMMARS[language]
+    return Parser(Language(getattr(importlib.import_module(package), function)()))
+
+
+def _check(language: str, known: tuple[str, ...]) -> None:
+    refuse((language not in known, f"language={language!r}: use one of {', '.join(known)}"))
 
 
 class Source:
@@ -86,7 +117,7 @@ def read(code: str, language: str) -> Source:
     Raises:
         UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
-    check_language(language)
+    _check(language, LANGUAGES)
     rules = RULES[language]
     return Source(*_parse(_cut_comments(code) if rules.text_comments else code, language), rules)
 
@@ -118,7 +149,7 @@ def remove_comments(code: str, language: str) -> str:
     Raises:
         UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
     """
-    check_language(language)
+    _check(language, LANGUAGES)
     rules = RULES[language]
     if rules.text_comments:
         return _cut_comments(code)

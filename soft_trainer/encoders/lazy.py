@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from soft_trainer.dataflow.grammars import LANGUAGES
+from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.errors import UserError
 
 

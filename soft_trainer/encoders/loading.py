@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from soft_trainer.dataflow.grammars import LANGUAGES
+from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.adapters import has_adapter, load_adapter, merge_adapter
 from soft_trainer.encoders.encoding import embed, prompt_length, tokenize

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from scipy import sparse
 
-from soft_trainer.mining.identifiers import identifier_words
+from soft_trainer.mining.rules import identifier_words
 
 OKAPI_EPSILON = 0.25  # rank_bm25's: a negative idf becomes this share of the mean idf
 

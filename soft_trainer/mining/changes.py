@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -28,14 +28,6 @@ MAX_CHANGED_FILES = 100  # a commit that changes more of the language's files is
 _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the same ones
 
 
-class ChangedFunction(NamedTuple):
-    """A function that a commit changes: its path and its name in the file then, and its row."""
-
-    path: str
-    name: str
-    row: Row
-
-
 @dataclass
 class Change:
     """A commit as mining sees it.
@@ -44,7 +36,7 @@ class Change:
         commit: its id, and `parent` that of its first parent, empty for a root.
         query: its message as a query.
         outcome: the reason why it is left out, or "kept".
-        functions: those that it changes, without those that a rule of mining drops.
+        functions: the name in its file and the row of each that it changes, without those that a rule of mining drops.
         renames: (old path, new path) of renamed source files, also of commits that are left out.
         patch: a hash of the lines that it removes and adds.
     """
@@ -53,7 +45,7 @@ class Change:
     parent: str
     query: str
     outcome: str
-    functions: list[ChangedFunction] = field(default_factory=list)
+    functions: list[tuple[str, Row]] = field(default_factory=list)
     renames: list[tuple[str, str]] = field(default_factory=list)
     patch: str = ""
 
@@ -77,7 +69,10 @@ class ChangeReader:
         commit = read_object(self.repository, commit_id)
         parent = str(commit.parent_ids[0]) if commit.parent_ids else ""
         message = commit.raw_message.decode(errors="replace")
-        people = (_name_and_address(person) for person in (commit.author, commit.committer))
+        people = [
+            b" ".join(part[:200] for part in (person.raw_name, person.raw_email)).decode(errors="replace")
+            for person in (commit.author, commit.committer)
+        ]
         change = Change(commit_id, parent, query_of(message, self.body), reason_against(message, *people) or "kept")
         if len(commit.parent_ids) > 1:
             change.outcome = "merge"
@@ -116,24 +111,21 @@ class ChangeReader:
             return f"no {self.language} file changed"
         if len(deltas) > MAX_CHANGED_FILES:
             return f"over {MAX_CHANGED_FILES} files"
-        functions: list[ChangedFunction] = []
-        touched, digest = 0, xxhash.xxh3_128()
+        functions, touched, digest = [], 0, xxhash.xxh3_128()
         for delta in deltas:
-            for function, reason in self._changed(delta, digest.update):
+            for name, row, reason in self._changed(delta, digest.update):
                 touched += 1
                 if touched > self.max_functions:
                     return f"over {self.max_functions} functions"
                 if not reason:
-                    functions.append(function)
+                    functions.append((name, row))
         if functions:
             change.functions, change.patch = functions, digest.hexdigest()
             return "kept"
         return "tests or syntax errors alone" if touched else "no function changed, or only its layout and comments"
 
-    def _changed(
-        self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]
-    ) -> Iterator[tuple[ChangedFunction, str]]:
-        """Yields the changed functions of a file, each with the rule that drops it; `update` takes the lines."""
+    def _changed(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> Iterator[tuple[str, Row, str]]:
+        """Yields name and row of each changed function, and the rule that drops it; `update` takes the lines."""
         sides = delta.old_file, delta.new_file
         versions = [self._functions(side.id, side.path) if side.mode else None for side in sides]
         if not any(file and file.functions for file in versions):
@@ -151,11 +143,9 @@ class ChangeReader:
                 continue
             row, node = found[0]  # as it was before the commit, or as it was added
             reason = "syntax error" if node.has_error else first_broken(row, RULES)
-            yield ChangedFunction(row["path"], name, row), reason
+            yield name, row, reason
 
-    def _lines(
-        self, sides: Sequence[pygit2.DiffFile], update: Callable[[bytes], None]
-    ) -> tuple[list[range], list[range]]:
+    def _lines(self, sides: Sequence[pygit2.DiffFile], update: Callable[[bytes], None]) -> tuple[list[range], ...]:
         """The lines that are removed from the old file and added in the new one."""
         old, new = (read_object(self.repository, side.id) if side.mode else None for side in sides)
         # A diff with nothing can only be asked for from the side that exists.
@@ -179,11 +169,6 @@ def read_functions(repository: pygit2.Repository, language: str, oid: pygit2.Oid
 def function_url(path: str, name: str) -> str:
     """The id of a function. All its versions have the same, so it holds no lines, which every commit moves."""
     return f"{path}#{name}"
-
-
-def _name_and_address(person: pygit2.Signature) -> str:
-    """A person's name and e-mail address, in any encoding."""
-    return b" ".join(part[:200] for part in (person.raw_name, person.raw_email)).decode(errors="replace")
 
 
 def is_mined_path(path: str, language: str) -> bool:

@@ -17,6 +17,37 @@ _LEAD_IN = re.compile(r"(?i)(?<=[.!?)])\s+(for (example|instance)|examples?|usag
 Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
+def strip_comment(comment: str, directive: str = "(?!)") -> str:
+    """The text of a `/** ... */` comment without the stars in front of its lines, or of lines of `//`, `///` or `#`.
+
+    Of the latter, those that match `directive` are left out. Common indentation is removed.
+    """
+    if comment.startswith("/*"):
+        body = re.sub(r"^/\*+|\*+/$", "", comment)
+        return cleandoc("\n".join(re.sub(r"^\s*\*(?!\*\w) ?", "", line) for line in body.splitlines()))
+    lines = (line for line in comment.splitlines() if not re.match(directive, line))
+    return cleandoc("\n" + "\n".join(re.sub(r"^\s*(/+|#+)", "", line) for line in lines))
+
+
+def strip_go(comment: str) -> str:
+    """The text of a Go doc comment, without directives such as `//go:noinline` and `//nolint`."""
+    return strip_comment(comment, r"\s*//(go:|export |line |nolint|#|\s*\+build)")
+
+
+def strip_ruby(comment: str) -> str:
+    """The text of a Ruby doc comment (`#` lines or `=begin` to `=end`), without linter and type directives."""
+    if comment.startswith("=begin"):
+        return cleandoc("\n".join(comment.splitlines()[1:-1]))
+    directive = r"\s*#(:|\s*(rubocop:|frozen_string_literal:|encoding:|-\*-|typed:|@api |!))"
+    # RDoc ignores the text from `#--` to `#++`.
+    return re.sub(r"(?ms)^--\s*$.*?(^\+\+\s*$|\Z)", "", strip_comment(comment, directive)).strip()
+
+
+def strip_python(literal: str) -> str:
+    """The text of a Python docstring literal."""
+    return cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip()
+
+
 @dataclass(frozen=True)
 class DocStyle:
     """The markup of one ecosystem's documentation.
@@ -25,10 +56,10 @@ class DocStyle:
     before the first line that matches `stop`, and leaves out lines that match `skip`.
     """
 
-    strip: Callable[[str], str]
     substitutions: tuple[Substitution, ...]
     stop: str
     skip: str = "(?!)"
+    strip: Callable[[str], str] = strip_comment
 
 
 def summary(docstring: str, style: DocStyle) -> str:
@@ -50,50 +81,9 @@ def document_tokens(text: str) -> list[str]:
     return _TOKEN.findall(text)
 
 
-def strip_block(comment: str) -> str:
-    """The text of a `/** ... */` or `/* ... */` comment, without the stars in front of its lines."""
-    body = re.sub(r"^/\*+|\*+/$", "", comment)
-    return cleandoc("\n".join(re.sub(r"^\s*\*(?!\*\w) ?", "", line) for line in body.splitlines()))
-
-
-def strip_line_comments(comment: str, sign: str, directive: str = "(?!)") -> str:
-    """The text of line comments that begin with `sign` (`//`, `#`), without their common indentation.
-
-    Lines that match `directive` are left out.
-    """
-    lines = (line for line in comment.splitlines() if not re.match(directive, line))
-    return cleandoc("\n" + "\n".join(re.sub(rf"^\s*{sign}+", "", line) for line in lines))
-
-
-def strip_java(comment: str) -> str:
-    """The text of a Javadoc comment, `/** ... */` or lines of `///`."""
-    return strip_block(comment) if comment.startswith("/*") else strip_line_comments(comment, "/")
-
-
-def strip_go(comment: str) -> str:
-    """The text of a Go doc comment, without directives such as `//go:noinline` and `//nolint`."""
-    if comment.startswith("/*"):
-        return strip_block(comment)
-    return strip_line_comments(comment, "//", r"\s*//(go:|export |line |nolint|#|\s*\+build)")
-
-
-def strip_ruby(comment: str) -> str:
-    """The text of a Ruby doc comment (`#` lines or `=begin` to `=end`), without linter and type directives."""
-    if comment.startswith("=begin"):
-        return cleandoc("\n".join(comment.splitlines()[1:-1]))
-    directive = r"\s*#(:|\s*(rubocop:|frozen_string_literal:|encoding:|-\*-|typed:|@api |!))"
-    # RDoc ignores the text from `#--` to `#++`.
-    return re.sub(r"(?ms)^--\s*$.*?(^\+\+\s*$|\Z)", "", strip_line_comments(comment, "#", directive)).strip()
-
-
-def strip_python(literal: str) -> str:
-    """The text of a Python docstring literal."""
-    return cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip()
-
-
 _BLOCK_TAGS = "p|br|hr|pre|ul|ol|li|dl|dt|dd|div|table|tr|td|th|h[1-6]|blockquote|example|summary|para|remarks"
 _INLINE_TAGS = (
-    "a|abbr|b|big|c|cite|code|del|em|font|i|img|ins|kbd|nobr|q|s|samp|small|span|strike|strong|su[bp]|tt|u|var"
+    "a|abbr|b|big|c|cite|code|del|em|font|i|img|ins|kbd|nobr|q|s|samp|small|span|strike|strong|sub|sup|tt|u|var"
 )
 
 
@@ -128,24 +118,22 @@ _TAG_LINE = r"\s*@\w"
 _INDENTED = r"(\t| {2,})\s*\S"
 _UNDERLINE = r"\s*(?P<sign>[-=~^*#_])(?P=sign){2,}\s*$"
 
-JAVADOC = DocStyle(strip_java, _JAVADOC + _HTML + _QUOTES, stop=_TAG_LINE)
-PHPDOC = DocStyle(strip_block, _JAVADOC + _HTML + _MARKDOWN, stop=_TAG_LINE)
+JAVADOC = DocStyle(_JAVADOC + _HTML + _QUOTES, stop=_TAG_LINE)
+PHPDOC = DocStyle(_JAVADOC + _HTML + _MARKDOWN, stop=_TAG_LINE)
 JSDOC = DocStyle(
-    strip_block,
     ((r"(?m)^\s*@(description|desc|summary|classdesc)\b\s*", ""), *PHPDOC.substitutions),
     stop=rf"{_TAG_LINE}|\s*```|{_UNDERLINE}|\s*#+ (Examples?|Usage|Params?)",
 )
 GO = DocStyle(
-    strip_go,
     ((r"\[\*?([A-Za-z_][\w./]*)\]", r"\1"), *_MARKDOWN),
     stop=rf"\s*(Deprecated:|#\s)|{_INDENTED}",
     skip=r"\s*(TODO|FIXME|XXX|BUG)\b",
+    strip=strip_go,
 )
 # Rustdoc's sections are headings; KDoc has Javadoc's tags and Markdown
-RUST = DocStyle(strip_java, GO.substitutions, stop=r"\s*#+ |\s*```")
-KDOC = DocStyle(strip_block, GO.substitutions, stop=rf"{_TAG_LINE}|\s*```")
+RUST = DocStyle(GO.substitutions, stop=r"\s*#+ |\s*```")
+KDOC = DocStyle(GO.substitutions, stop=rf"{_TAG_LINE}|\s*```")
 PYTHON = DocStyle(
-    strip_python,
     (
         (r":[\w:.+-]+:`[~!]?([^`<]*?)(\s*<[^`>]*>)?`", r"\1"),
         (r"`([^`<]+?)\s*<[^`>]*>`_+", r"\1"),
@@ -157,9 +145,9 @@ PYTHON = DocStyle(
         r"|\s*(Args|Arguments|Params|Parameters|Keyword Args|Keywords|Returns?|Yields|Raises|Throws|Examples?|Usage"
         r"|Notes?|See Also|Attributes|Warnings?)\s*:?\s*$"
     ),
+    strip=strip_python,
 )
 RUBY = DocStyle(
-    strip_ruby,
     (
         (r"(?m)^\s*:?call-seq:.*\n(([ \t]+.*)?\n)*", ""),
         (r":(nodoc|doc|yields?|args?|notnew|(stop|start)doc|include|section|category|(singleton-)?method):.*", ""),
@@ -173,4 +161,5 @@ RUBY = DocStyle(
     ),
     stop=(rf"{_TAG_LINE}|{_INDENTED}|=+ |\S+::(\s|$)|{_UNDERLINE}|(Examples?|Usage|Options|Parameters|Returns):+\s*$"),
     skip=r"\s*(TODO|FIXME|XXX)\b",
+    strip=strip_ruby,
 )

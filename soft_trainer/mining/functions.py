@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tree_sitter import Node, Query, QueryCursor
 
-from soft_trainer.dataflow.grammars import parser
+from soft_trainer.dataflow import parser
 from soft_trainer.mining.definitions import definitions, last_child, name_node
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.languages import SOURCE_LANGUAGES

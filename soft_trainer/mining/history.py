@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soft_trainer.dataflow.grammars import parser
+from soft_trainer.dataflow import parser
 from soft_trainer.errors import refuse
 from soft_trainer.files import write_rows
 from soft_trainer.mining import repository as git
@@ -91,9 +91,9 @@ def mine_history(
             print_on_main(
                 f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
             )
-        start = partial(_start_worker, repository, language, max_functions, body)
-        changes = list(each_in_order(_read_change, order, num_workers, "commit", _AT_ONCE, start))
-        splitter = _Splitter(opened, language, changes)
+        _reader.cache_clear()
+        read = partial(_read_change, (repository, language, max_functions, body))
+        splitter = _Splitter(opened, language, list(each_in_order(read, order, num_workers, "commit", _AT_ONCE)))
         corpus, places = splitter.corpus()
         rows, counts = splitter.pairs({row["url"] for row in corpus})
         if folder is not None:
@@ -142,32 +142,20 @@ def _folder_inside(opened: pygit2.Repository, source_dir: str | os.PathLike[str]
     own, root = Path(source_dir).resolve(), Path(opened.workdir or opened.path).resolve()
     if own == Path(opened.path).resolve():
         return ""
-    refuse(
-        (
-            not own.is_relative_to(root),
-            f"source_dir={source_dir}: is no folder of the repository {root}; documentation is read from the tree at "
-            "the cut, so that nothing newer reaches training",
-        )
-    )
+    outside = f"source_dir={source_dir}: is no folder of the repository {root}, whose tree at the cut is read"
+    refuse((not own.is_relative_to(root), outside))
     return "".join(f"{part}/" for part in own.relative_to(root).parts)
 
 
-# ---- Workers ----
-
-_reader: ChangeReader | None = None
-
-
-def _start_worker(repository: str | os.PathLike[str], *options: Any) -> None:
-    global _reader
-    _reader = ChangeReader(repository, *options)
+@cache
+def _reader(*options: Any) -> ChangeReader:
+    """The reader of this process."""
+    return ChangeReader(*options)
 
 
-def _read_change(commit_id: str) -> Change:
-    with git.reporting_missing_objects(_reader.path):
-        return _reader.read(commit_id)
-
-
-# ---- Splits ----
+def _read_change(options: tuple, commit_id: str) -> Change:
+    with git.reporting_missing_objects(options[0]):
+        return _reader(*options).read(commit_id)
 
 
 class _Splitter:
@@ -191,13 +179,8 @@ class _Splitter:
         `taken` commits are left is refused.
         """
         reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
-        refuse(
-            (
-                len(kept) <= taken,
-                f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how; "
-                f"train, valid and test need some each{reasons}",
-            )
-        )
+        too_few = f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how"
+        refuse((len(kept) <= taken, f"{too_few}; train, valid and test need some each{reasons}"))
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
         wanted = kept[-size:][0]
 
@@ -215,20 +198,19 @@ class _Splitter:
         the corpus of files that were renamed between the cut of training and that of the test queries.
         """
         urls: list[list[str]] = [[]] * len(self.changes)
-        now: dict[str, str] = {}
         renamed: dict[str, str] = {}
+        now: dict[str, str] = {}  # path -> its path at the cut
         for place in reversed(range(self.test_start)):
             change = self.changes[place]
             if change.commit in self.before_test:
                 now |= {old: now.get(new, new) for old, new in change.renames}
-            urls[place] = [function_url(now.get(each.path, each.path), each.name) for each in change.functions]
+            urls[place] = _urls(change, now)
             if place == self.valid_start:
                 renamed = dict(now)
-        then: dict[str, str] = {}
-        for place in range(self.test_start, len(self.changes)):
-            change = self.changes[place]
-            urls[place] = [function_url(then.get(each.path, each.path), each.name) for each in change.functions]
-            then |= {new: then.get(old, old) for old, new in change.renames}
+        now = {}
+        for place, change in enumerate(self.changes[self.test_start :], self.test_start):
+            urls[place] = _urls(change, now)
+            now |= {new: now.get(old, old) for old, new in change.renames}
         return urls, renamed
 
     def split(self, place: int) -> str:
@@ -253,15 +235,15 @@ class _Splitter:
             outcome = change.outcome if not change.functions else split or "on a branch merged after a cut"
             pairs = list(zip(self.urls[place], change.functions, strict=True)) if split else []
             if split in seen:
-                pairs = [(url, each) for url, each in pairs if url in known]
+                pairs = [(url, function) for url, function in pairs if url in known]
                 if change.query.casefold() in seen[split] or change.patch in seen[split]:
                     outcome, pairs = f"{split}: subject or patch occurs before", []
                 elif not pairs:
                     outcome = f"{split}: no function that existed at the cut"
             counts[outcome] += 1
             query = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
-            for url, each in pairs:
-                row = each.row | query | {"url": url, "partition": split, "source": COMMITS}
+            for url, (_, row) in pairs:
+                row = row | query | {"url": url, "partition": split, "source": COMMITS}
                 part, key = rows[split], (change.query, url)
                 part[key] = part.pop(key, row)  # the newest version, in the place of the oldest
         return {split: list(part.values()) for split, part in rows.items()}, counts
@@ -296,3 +278,8 @@ class _Splitter:
         ]
         copies = exact_duplicates(fingerprint(row["code_tokens"]) for row in rows)
         return [row for row, copy in zip(rows, copies, strict=True) if not copy]
+
+
+def _urls(change: Change, paths: dict[str, str]) -> list[str]:
+    """The urls of a commit's functions, by what each path is at the cut."""
+    return [function_url(paths.get(row["path"], row["path"]), name) for name, row in change.functions]

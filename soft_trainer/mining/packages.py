@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ SPLITS = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.1
 # Shares that are good enough. Better ones would need smaller packages.
 MIN_TRAIN_SHARE, MIN_HELD_OUT_SHARE = 0.6, 0.05
+_ENDING = re.compile(r"\.[^/]*\Z")
 
 
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
@@ -25,7 +27,7 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
     divided: set[str] = set()
 
     def name(path: str) -> str:
-        parts = _stem(path).split("/")
+        parts = _ENDING.sub("", path).split("/")
         prefixes = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         return next((prefix for prefix in prefixes if prefix not in divided), "/".join(parts))
 
@@ -33,19 +35,13 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
         packages: Counter[str] = Counter()
         for path, size in sizes.items():
             packages[name(path)] += size
-        divisible = {name(path) for path in sizes if name(path) != _stem(path)}
+        divisible = {name(path) for path in sizes if name(path) != _ENDING.sub("", path)}
         largest = max(divisible, key=lambda package: (packages[package], package), default=None)
         if _balanced(packages) or largest is None:
             return name
         if len(packages) > len(SPLITS) and packages[largest] < MIN_HELD_OUT_SHARE * packages.total():
             return name
         divided.add(largest)
-
-
-def _stem(path: str) -> str:
-    """The path without its ending."""
-    folder, slash, file = path.rpartition("/")
-    return folder + slash + file.split(".")[0]
 
 
 def _balanced(sizes: Counter[str]) -> bool:

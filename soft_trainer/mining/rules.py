@@ -1,8 +1,8 @@
 """The rules by which CodeSearchNet and GraphCodeBERT choose their rows.
 
-Most rules look at a single row in CodeSearchNet's columns and return True to drop it; a rule's parameters are the
-columns that it reads. `comments` drops nothing but removes the comments from the code. The two rules on duplicates
-compare a row with the rows before it.
+Most rules look at a single row in CodeSearchNet's columns: a function with the rule's name, whose parameters are the
+columns that it reads, returns True to drop it. `comments` drops nothing but removes the comments from the code. The
+two rules on duplicates compare a row with the rows before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from soft_trainer import dataflow
-from soft_trainer.mining.identifiers import identifier_words
 
 Row = dict[str, Any]
 
@@ -46,19 +45,28 @@ _TEST_WORDS = {"test", "tests"}
 _SPEC_LANGUAGES = {"ruby", *_LIKE_JAVASCRIPT}
 _IMAGE = re.compile(r"<\s*img\b", re.IGNORECASE)
 _LINK = re.compile(r"https?\s*:\s*/\s*/", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 
 
-def does_not_parse(code: str, language: str) -> bool:
+def identifier_words(text: str) -> list[str]:
+    """Splits text into words in lower case: `parseHTTPHeader2` and `parse_http_header_2` give the same four.
+
+    Punctuation is dropped and numbers stay.
+    """
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def unparseable(code: str, language: str) -> bool:
     """The code has a syntax error."""
     return not dataflow.parses(code, language)
 
 
-def is_short(code: str) -> bool:
+def short_functions(code: str) -> bool:
     """The code has fewer than three lines, blank ones not counted."""
     return sum(1 for line in code.splitlines() if line.strip()) < MIN_CODE_LINES
 
 
-def is_test(path: str, func_name: str, language: str) -> bool:
+def tests(path: str, func_name: str, language: str) -> bool:
     """The function's name or its path contains the word `test` (in Ruby and JavaScript also `spec` in the path)."""
     name = func_name.rsplit(".", 1)[-1]
     return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(name))
@@ -70,53 +78,47 @@ def is_test_path(path: str, language: str) -> bool:
     return not words.isdisjoint(identifier_words(path))
 
 
-def is_constructor(func_name: str, language: str) -> bool:
+def constructors(func_name: str, language: str) -> bool:
     """The function's name is that of a constructor or destructor, in Java that of its class."""
     *scope, name = func_name.split(".")
     named_as_class = language in _NAMED_AS_CLASS and scope[-1:] == [name]
     return named_as_class or bool(re.fullmatch(_CONSTRUCTORS.get(language, "(?!)"), name))
 
 
-def is_magic(func_name: str, language: str) -> bool:
+def magic_methods(func_name: str, language: str) -> bool:
     """The function is a method that any class may have, such as `__str__`, `toString` or `<=>`, but no constructor."""
     magic = re.fullmatch(_MAGIC_METHODS.get(language, "(?!)"), func_name.rsplit(".", 1)[-1])
-    return bool(magic) and not is_constructor(func_name, language)
+    return bool(magic) and not constructors(func_name, language)
 
 
-def has_document_of_odd_length(docstring_tokens: list[str]) -> bool:
+def document_length(docstring_tokens: list[str]) -> bool:
     """The document has fewer than 3 or more than 256 tokens."""
     return not MIN_DOCUMENT_TOKENS <= len(docstring_tokens) <= MAX_DOCUMENT_TOKENS
 
 
-def has_image(docstring_tokens: list[str]) -> bool:
+def images(docstring_tokens: list[str]) -> bool:
     """The document contains `<img ...>`."""
     return bool(_IMAGE.search(" ".join(docstring_tokens)))
 
 
-def has_link(docstring_tokens: list[str]) -> bool:
+def links(docstring_tokens: list[str]) -> bool:
     """The document contains `http://` or `https://`."""
     return bool(_LINK.search(" ".join(docstring_tokens)))
 
 
-def is_not_english(docstring_tokens: list[str]) -> bool:
+def not_english(docstring_tokens: list[str]) -> bool:
     """The document has a character outside ASCII, which no published query has."""
     return not "".join(docstring_tokens).isascii()
 
 
-# name -> True for a row to drop. Code rules look at the function, document rules at its documentation.
-CODE_RULES: dict[str, Callable[..., bool]] = {
-    "short_functions": is_short,
-    "tests": is_test,
-    "constructors": is_constructor,
-    "magic_methods": is_magic,
-}
-DOCUMENT_RULES: dict[str, Callable[..., bool]] = {
-    "document_length": has_document_of_odd_length,
-    "images": has_image,
-    "links": has_link,
-    "not_english": is_not_english,
-}
-ROW_RULES = {"unparseable": does_not_parse, **CODE_RULES, **DOCUMENT_RULES}
+def _named(*rules: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
+    return {rule.__name__: rule for rule in rules}
+
+
+# Code rules look at the function, document rules at its documentation.
+CODE_RULES = _named(short_functions, tests, constructors, magic_methods)
+DOCUMENT_RULES = _named(document_length, images, links, not_english)
+ROW_RULES = {**_named(unparseable), **CODE_RULES, **DOCUMENT_RULES}
 RULES: dict[str, str] = {
     "comments": "Comments and docstrings are removed from the code. The count is the number of rows with comments.",
     **{name: rule.__doc__ or "" for name, rule in ROW_RULES.items()},

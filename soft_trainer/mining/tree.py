@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from soft_trainer.dataflow.grammars import parser
+from soft_trainer.dataflow import parser
 from soft_trainer.errors import refuse
 from soft_trainer.files import write_rows
 from soft_trainer.mining.definitions import parse
@@ -75,11 +75,12 @@ def mine(
         UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
             fewer than three packages.
     """
-    mined = Mined({})
+    paths, skipped = _source_files(source_dir, language, keep)
+    mined = Mined({}, skipped)
     pairs: list[Candidate] = []
     others: list[Candidate] = []
-    read = _read_tree(source_dir, language, num_workers, keep, max_file_bytes, mined.files)
-    for outcome, documented, undocumented, dropped in read:
+    read = partial(_mine_file, source_dir, language, frozenset(keep), max_file_bytes)
+    for outcome, documented, undocumented, dropped in each_in_order(read, paths, num_workers, "file", 8):
         mined.files[outcome] += 1
         mined.functions.update(dropped)
         pairs += documented
@@ -117,7 +118,8 @@ def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[
     Raises:
         UserError: no such folder, an unknown language, or no function.
     """
-    mined = _read_tree(source_dir, language, 1, (), MAX_FILE_BYTES, Counter())
+    paths, _ = _source_files(source_dir, language)
+    mined = [_mine_file(source_dir, language, frozenset(), MAX_FILE_BYTES, path) for path in paths]
     rows = [row for row, _ in _distinct([c for _, pairs, others, _ in mined for c in (*pairs, *others)], Counter())]
     refuse((not rows, f"{source_dir}: no function"))
     return rows
@@ -137,12 +139,7 @@ def explained(counts: Counter[str]) -> str:
 
 
 def each_in_order(
-    run: Callable[[Any], Any],
-    items: Sequence,
-    num_workers: int | None,
-    unit: str,
-    chunk: int,
-    start: Callable[[], None] | None = None,
+    run: Callable[[Any], Any], items: Sequence, num_workers: int | None, unit: str, chunk: int
 ) -> Iterator[Any]:
     """Yields `run(item)` of every item in order, computed in processes, and shows how far they are.
 
@@ -150,25 +147,38 @@ def each_in_order(
         num_workers: processes; None means one a CPU core. The results are the same for any number.
         unit: one item, in words.
         chunk: items that a process takes at once.
-        start: called in every process before its first item.
     """
     workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
     with ExitStack() as stack:
         bar = stack.enter_context(Progress("Mining", len(items), unit))
-        if workers > 1:
-            results = stack.enter_context(multiprocessing.Pool(workers, start)).imap(run, items, chunk)
-        else:
-            if start:
-                start()
-            results = map(run, items)
-        for result in results:
+        pool = stack.enter_context(multiprocessing.Pool(workers)) if workers > 1 else None
+        for result in pool.imap(run, items, chunk) if pool else map(run, items):
             bar.update(1)
             yield result
 
 
-def _source_files(root: str | os.PathLike[str], language: str, with_tests: bool, skipped: Counter[str]) -> list[str]:
-    """The sorted paths of the language's files, relative to `root`. Counts links, tests and others in `skipped`."""
-    extensions, found = SOURCE_LANGUAGES[language].extensions, []
+def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
+    """A hash of the names, sizes and times of the tree's source files. It changes when the tree changes."""
+    paths, _ = _source_files(source_dir, language, ("tests",))
+    stats = ((path, Path(source_dir, path).stat()) for path in paths)
+    return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
+
+
+def _source_files(
+    root: str | os.PathLike[str], language: str, keep: Sequence[str] = ()
+) -> tuple[list[str], Counter[str]]:
+    """The sorted paths of the language's files, relative to `root`, and the number of others by reason.
+
+    Raises UserError for a wrong argument, before any file is read.
+    """
+    parser(language)  # refuses an unknown language
+    unknown = sorted(set(keep) - set(RULES))
+    refuse(
+        (not Path(root).is_dir(), f"{root}: no such folder; give the root of a source tree"),
+        (unknown, f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}"),
+    )
+    extensions = SOURCE_LANGUAGES[language].extensions
+    paths, skipped = [], Counter()
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
@@ -178,40 +188,12 @@ def _source_files(root: str | os.PathLike[str], language: str, with_tests: bool,
             mode = os.lstat(full).st_mode
             if not stat.S_ISREG(mode):
                 skipped["symbolic link" if stat.S_ISLNK(mode) else "not a regular file"] += 1
-            elif is_test_path(path, language) and not with_tests:
+            elif is_test_path(path, language) and "tests" not in keep:
                 skipped["test"] += 1
             else:
-                found.append(path)
-    return sorted(found)
-
-
-def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
-    """A hash of the names, sizes and times of the tree's source files. It changes when the tree changes."""
-    paths = _source_files(source_dir, language, True, Counter())
-    stats = ((path, Path(source_dir, path).stat()) for path in paths)
-    return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
-
-
-def _read_tree(
-    source_dir: str | os.PathLike[str],
-    language: str,
-    num_workers: int | None,
-    keep: Sequence[str],
-    max_file_bytes: int,
-    skipped: Counter[str],
-) -> Iterator[MinedFile]:
-    """Yields what every file of a tree gives; counts files that are not opened in `skipped`."""
-    parser(language)  # refuses an unknown language
-    unknown = sorted(set(keep) - set(RULES))
-    refuse(
-        (not Path(source_dir).is_dir(), f"{source_dir}: no such folder; give the root of a source tree"),
-        (unknown, f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}"),
-    )
-    paths = _source_files(source_dir, language, "tests" in keep, skipped)
-    endings = " ".join(SOURCE_LANGUAGES[language].extensions)
-    refuse((not paths, f"{source_dir}: no {language} file to mine ({endings}){explained(skipped)}"))
-    read = partial(_mine_file, source_dir, language, frozenset(keep), max_file_bytes)
-    yield from each_in_order(read, paths, num_workers, "file", 8)
+                paths.append(path)
+    refuse((not paths, f"{root}: no {language} file to mine ({' '.join(extensions)}){explained(skipped)}"))
+    return sorted(paths), skipped
 
 
 def _mine_file(

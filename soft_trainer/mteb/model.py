@@ -12,7 +12,7 @@ from mteb.models import ModelMeta
 from mteb.types import PromptType
 from torch import Tensor
 
-from soft_trainer.dataflow.grammars import LANGUAGES
+from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.encoders.loading import Encoder, load_encoder
 from soft_trainer.encoders.pooling import comparable
 from soft_trainer.encoders.repository import published_name

@@ -12,8 +12,7 @@ from itertools import chain, count
 
 import numpy as np
 
-from soft_trainer.mining.identifiers import identifier_words
-from soft_trainer.mining.rules import is_test_path
+from soft_trainer.mining.rules import identifier_words, is_test_path
 from soft_trainer.mining.source_files import read_text
 from soft_trainer.search.listing import maybe_vendored
 from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split

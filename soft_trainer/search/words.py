@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from soft_trainer.mining.identifiers import identifier_words
+from soft_trainer.mining.rules import identifier_words
 
 WORD = re.compile(r"\w+")
 # longer ones, unless `_` divides them, are hashes and encoded data

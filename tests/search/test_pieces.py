@@ -5,7 +5,7 @@ import time
 import pytest
 from trees import write_tree
 
-from soft_trainer.dataflow.grammars import PARSED_LANGUAGES
+from soft_trainer.dataflow.source import PARSED_LANGUAGES
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.pieces import MAX_LINES, first_paragraph, language_of, split
 
