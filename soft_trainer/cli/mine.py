@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from soft_trainer.cli.shared_options import to_bool
 from soft_trainer.errors import refuse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.source_files import MAX_FILE_BYTES
@@ -28,14 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
     parser.add_argument("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
     parser.add_argument("--num_workers", type=int, help="processes (default: one a CPU core)")
-    parser.add_argument(
-        "--max_functions", type=int, help="--history: leave out commits that change more functions (default: 5)"
-    )
-    parser.add_argument(
-        "--body",
-        choices=("true", "false"),
-        help="--history: the first paragraph of a commit's body joins its subject in the query (default: false)",
-    )
+    functions = "--history: leave out commits that change more functions (default: 5)"
+    parser.add_argument("--max_functions", type=int, help=functions)
+    body = "--history: the first paragraph of a commit's body joins its subject in the query (default: false)"
+    parser.add_argument("--body", type=to_bool, help=body)
     parser.add_argument("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}")
     parser.add_argument("--max_file_bytes", type=int, help=f"skip larger files (default: {MAX_FILE_BYTES:,})")
 
@@ -43,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Mines, and prints what became of functions or commits."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
-    if "body" in options:
-        options["body"] = options["body"] == "true"
     history = options.pop("history", None)
     unread = set(options) & set(_OF_TREE if history else _OF_HISTORY)
     what = "a tree; --history reads no such option" if history else "--history"
@@ -53,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
         (not history and "source_dir" not in options, "give a SOURCE_DIR, or a repository with --history"),
     )
     if history:
-        from soft_trainer.mining.history import mine_history_to
+        from soft_trainer.mining.history import mine_history_to  # needs pygit2
 
         counts = mine_history_to(history, **options)
     else:

@@ -61,11 +61,7 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
     source = read(code, language)
     flow = _Flow(source)
     flow.run(_compile(source))
-    connected = set()
-    for target, _, sources in flow.edges:
-        if sources:
-            connected.add(target)
-            connected.update(sources)
+    connected = {token for target, _, sources in flow.edges if sources for token in (target, *sources)}
     edges = [Edge(*edge) for edge in sorted(flow.edges, key=itemgetter(0)) if edge[0] in connected]
     return DataFlow(source.tokens, edges)
 

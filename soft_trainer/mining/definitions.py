@@ -61,7 +61,7 @@ class Definition(NamedTuple):
 
 def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
     """Yields every definition below `root`, outer ones before inner ones."""
-    captures = QueryCursor(_query(language)).captures(root)
+    captures = QueryCursor(queries(language)[0]).captures(root)
     nodes = [
         (node.start_byte, -node.end_byte, order, node)
         for order, kind in enumerate(_KINDS)
@@ -129,12 +129,13 @@ def _text(source: bytes, node: Node) -> str:
 
 
 @cache
-def _query(language: str) -> Query:
-    """Captures every function, class, type and what may stand around a function, in one pass."""
+def queries(language: str) -> tuple[Query, Query]:
+    """Queries that capture every function, class, type and what may stand around a function, and every comment."""
     table = SOURCE_LANGUAGES[language]
     wrappers = [*table.wrappers, *(["decorated_definition"] if language == "python" else [])]
     kinds = {"function": table.functions, "container": table.containers, "type": table.types, "wrapper": wrappers}
     alternatives = [
         f"[{' '.join(f'({node})' for node in sorted(nodes))}] @{kind}" for kind, nodes in kinds.items() if nodes
     ]
-    return Query(parser(language).language, "\n".join(alternatives))
+    grammar = parser(language).language
+    return Query(grammar, "\n".join(alternatives)), Query(grammar, table.comments)

@@ -31,15 +31,11 @@ def fingerprint(tokens: Sequence[str]) -> int:
 
 
 def minhash(tokens: Sequence[str]) -> np.ndarray:
-    """The MinHash signature of a code's tokens, uint32[128]."""
+    """The MinHash signature of a code's tokens, uint32[128]: of all its sequences of three tokens."""
+    starts = range(max(1, len(tokens) - SHINGLE + 1))
     signature = _MINHASH.copy()
-    signature.update_batch(_shingles(tokens))
+    signature.update_batch({" ".join(tokens[start : start + SHINGLE]).encode() for start in starts})
     return signature.hashvalues
-
-
-def _shingles(tokens: Sequence[str]) -> set[bytes]:
-    """All sequences of three tokens, each as one string."""
-    return {" ".join(tokens[i : i + SHINGLE]).encode() for i in range(max(1, len(tokens) - SHINGLE + 1))}
 
 
 def exact_duplicates(fingerprints: Iterable[int]) -> np.ndarray:
@@ -58,9 +54,13 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
         signature: row -> the result of `minhash`. It is read twice or more, so it may be a column on disk.
     """
     keys = _band_keys(rows, signature)
+    shared = np.zeros(len(keys), dtype=bool)  # with another row, in any band
+    for column in keys.T:
+        _, number, count = np.unique(column, return_inverse=True, return_counts=True)
+        shared |= count[number] > 1
     near = np.zeros(len(keys), dtype=bool)
     kept: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for place in np.flatnonzero(_shared(keys).any(1)).tolist():
+    for place in np.flatnonzero(shared).tolist():
         own = signature(rows[place])
         buckets = [kept[key] for key in enumerate(keys[place].tolist())]
         candidates = set().union(*buckets)
@@ -78,12 +78,3 @@ def _band_keys(rows: Sequence[int], signature: Callable[[int], np.ndarray]) -> n
         values = np.stack([signature(row)[: BANDS * BAND] for row in rows[start : start + _READ_AT_ONCE]])
         keys[start : start + len(values)] = (values.reshape(-1, BANDS, BAND).astype(np.uint64) * _FACTORS).sum(2)
     return keys
-
-
-def _shared(keys: np.ndarray) -> np.ndarray:
-    """True where another row has the same key in that band, bool[n, 9]."""
-    shared = np.empty(keys.shape, dtype=bool)
-    for band, column in enumerate(keys.T):
-        _, number, count = np.unique(column, return_inverse=True, return_counts=True)
-        shared[:, band] = count[number] > 1
-    return shared

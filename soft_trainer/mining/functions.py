@@ -6,18 +6,18 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
-from tree_sitter import Node, Query, QueryCursor
+from tree_sitter import Node, QueryCursor
 
-from soft_trainer.dataflow import parser
-from soft_trainer.mining.definitions import definitions, last_child, name_node
+from soft_trainer.mining.definitions import definitions, last_child, name_node, queries
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 
 Row = dict[str, Any]
 Span = tuple[int, int]
+# blanks up to the end of the line, and the blank lines after it
+_REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 
 
 def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
@@ -54,7 +54,7 @@ class FileFunctions:
 
     def __init__(self, root: Node, source: bytes, language: str):
         self.source, self.language, self.table = source, language, SOURCE_LANGUAGES[language]
-        self._comments = sorted(_comment_nodes(root, language), key=lambda node: node.start_byte)
+        self._comments = sorted(_comments(root, language), key=lambda node: node.start_byte)
         self._starts = [node.start_byte for node in self._comments]
         # In some grammars a comment ends at the start of the next line.
         self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
@@ -142,16 +142,11 @@ class FileFunctions:
 
 def comment_spans(root: Node, language: str) -> list[Span]:
     """The byte spans of every comment and docstring below `root`."""
-    return [(node.start_byte, node.end_byte) for node in _comment_nodes(root, language)]
+    return [(node.start_byte, node.end_byte) for node in _comments(root, language)]
 
 
-def _comment_nodes(root: Node, language: str) -> list[Node]:
-    return QueryCursor(_comment_query(language)).captures(root).get("comment", [])
-
-
-@cache
-def _comment_query(language: str) -> Query:
-    return Query(parser(language).language, SOURCE_LANGUAGES[language].comments)
+def _comments(root: Node, language: str) -> list[Node]:
+    return QueryCursor(queries(language)[1]).captures(root).get("comment", [])
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
@@ -168,10 +163,6 @@ def _without(source: bytes, node: Node, spans: list[Span]) -> str:
             at = end
     pieces.append(source[at : node.end_byte])
     return b"".join(pieces).decode(errors="replace").rstrip()
-
-
-# blanks up to the end of the line, and the blank lines after it
-_REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 
 
 def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:
