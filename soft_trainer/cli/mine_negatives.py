@@ -18,9 +18,10 @@ import tempfile
 from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import refuse
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.terminal import print_on_main, table
 
 # The options that training has too, with the same names, help and defaults.
 SHARED = {
@@ -57,7 +58,19 @@ def run(arguments: argparse.Namespace) -> None:
 
     given = {kind: kind(**{name: getattr(arguments, name) for name in names}) for kind, names in SHARED.items()}
     data_args, options, model_args = given.values()
-    _check(arguments)
+    estimator, codes = arguments.estimator, Path(arguments.codes or "").name
+    refuse(
+        (
+            estimator in (None, "none") or "initial_model" in estimator.split("+"),
+            f"estimator={estimator}: use bm25, or the encoder that shall mine: --estimator trained_model "
+            "--estimator_model NAME",
+        ),
+        (codes.startswith("codebase."), f"{codes}: a codebase holds the codes of test, which must not be trained on"),
+        (
+            not arguments.output.endswith((".jsonl", ".jsonl.gz")),
+            f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz",
+        ),
+    )
     check_values(options)
     choice = choice_of(dataclasses.replace(options, negatives_per_query=1))
     profile = build_profile(dataclasses.replace(model_args, profile=model_args.profile or "auto"))
@@ -76,33 +89,15 @@ def run(arguments: argparse.Namespace) -> None:
         sys.stdout.write(f"{_summary(negatives)}\nWritten to {arguments.output}\n")
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuses what cannot be mined, before rows are loaded."""
-    estimator, codes, output = arguments.estimator, arguments.codes, arguments.output
-    refuse(
-        (
-            estimator in (None, "none") or "initial_model" in estimator.split("+"),
-            f"estimator={estimator}: use bm25, or the encoder that shall mine: --estimator trained_model "
-            "--estimator_model NAME",
-        ),
-        (
-            codes and Path(codes).name.startswith("codebase."),
-            f"{codes}: a codebase holds the codes of test, which must not be trained on",
-        ),
-        (not output.endswith((".jsonl", ".jsonl.gz")), f"{output}: name a file that ends in .jsonl or .jsonl.gz"),
-    )
-
-
 def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
     """Returns the codes of --codes and --code_dir, without those that are in a split of the data already."""
     from soft_trainer.data.codesearchnet import load_jsonl
-    from soft_trainer.terminal import print_on_main
 
     rows = []
     if arguments.codes:
         codes = load_jsonl(Path(arguments.codes))
-        if "code" not in codes.column_names or None in codes["code"][:]:
-            raise UserError(f"{arguments.codes}: every row needs the column 'code'")
+        lacking = "code" not in codes.column_names or None in codes["code"][:]
+        refuse((lacking, f"{arguments.codes}: every row needs the column 'code'"))
         rows += codes
     if arguments.code_dir:
         from soft_trainer.mining.tree import source_functions  # imports grammars, which are slow
@@ -140,8 +135,6 @@ def _with_words(train, further: list[dict], profile) -> tuple:
 def _summary(negatives) -> str:
     """Returns a table: how many candidates there are, and how they score against the queries' own codes."""
     import numpy as np
-
-    from soft_trainer.terminal import table
 
     first = negatives.starts[:-1][negatives.counts > 0]
     own, nearest = negatives.own[negatives.counts > 0], negatives.scores[first]

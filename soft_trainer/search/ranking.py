@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.mining.identifiers import identifier_words
+from soft_trainer.mining.rules import identifier_words
 from soft_trainer.search.store import Segments
 from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
