@@ -8,67 +8,19 @@ from refusals import refused
 from soft_trainer.dataflow import LANGUAGES, extract_data_flow
 
 EDGES = {
-    "ruby": """sum:1 = 0:1
-        prices:2 < prices:1
-        sum:2 = price:2
-        price:2 < price:1
-        sum:3 = sum:4 rate:2
-        sum:4 < sum:2
-        rate:2 < rate:1
-        rate:3 < rate:1
-        sum:5 < sum:3""",
-    "python": """rate:1 < 2:1
-        sum:1 = 0:1
-        price:1 = prices:2
-        prices:2 < prices:1
-        sum:2 = sum:3 price:2
-        sum:3 < sum:1 sum:2
-        price:2 < price:1
-        rate:2 < rate:1
-        sum:4 = rate:3
-        rate:3 < rate:1
-        sum:5 = 1:1
+    "ruby": """sum:1 = 0:1, prices:2 < prices:1, sum:2 = price:2, price:2 < price:1, sum:3 = sum:4 rate:2,
+        sum:4 < sum:2, rate:2 < rate:1, rate:3 < rate:1, sum:5 < sum:3""",
+    "python": """rate:1 < 2:1, sum:1 = 0:1, price:1 = prices:2, prices:2 < prices:1, sum:2 = sum:3 price:2,
+        sum:3 < sum:1 sum:2, price:2 < price:1, rate:2 < rate:1, sum:4 = rate:3, rate:3 < rate:1, sum:5 = 1:1,
         sum:6 < sum:4 sum:5""",
-    "java": """sum:1 < 0:1
-        price:1 = prices:2
-        prices:2 < prices:1
-        sum:2 = sum:3 price:2
-        sum:3 < sum:1 sum:2
-        price:2 < price:1
-        rate:2 < rate:1
-        sum:4 = rate:3
-        rate:3 < rate:1
-        sum:5 < sum:2 sum:4""",
-    "javascript": """rate:1 = 2:1
-        sum:1 < 0:1
-        rate:2 < rate:1 rate:3
-        sum:2 = prices:2 pop:1
-        prices:2 < prices:1
-        rate:3 = rate:3
-        sum:3 < sum:2""",
-    "php": """rate:1 < 2:1
-        sum:1 = 0:1
-        prices:2 < prices:1
-        key:1 = this:1 prices:2
-        price:1 = this:1 prices:2
-        sum:2 = price:2
-        price:2 < price:1
-        rate:2 < rate:1
-        sum:3 = rate:3
-        rate:3 < rate:1
-        sum:4 = sum:4""",
-    "go": """sum:1 < 0:1
-        i:2 < i:1
-        rate:2 < rate:1
-        i:3 = i:3
-        sum:2 = sum:3 prices:2 i:4
-        sum:3 < sum:1 sum:2
-        prices:2 < prices:1
-        i:4 < i:3
-        rate:3 < rate:1
-        sum:4 = rate:4
-        rate:4 < rate:1
-        sum:5 < sum:2 sum:4""",
+    "java": """sum:1 < 0:1, price:1 = prices:2, prices:2 < prices:1, sum:2 = sum:3 price:2, sum:3 < sum:1 sum:2,
+        price:2 < price:1, rate:2 < rate:1, sum:4 = rate:3, rate:3 < rate:1, sum:5 < sum:2 sum:4""",
+    "javascript": """rate:1 = 2:1, sum:1 < 0:1, rate:2 < rate:1 rate:3, sum:2 = prices:2 pop:1, prices:2 < prices:1,
+        rate:3 = rate:3, sum:3 < sum:2""",
+    "php": """rate:1 < 2:1, sum:1 = 0:1, prices:2 < prices:1, key:1 = this:1 prices:2, price:1 = this:1 prices:2,
+        sum:2 = price:2, price:2 < price:1, rate:2 < rate:1, sum:3 = rate:3, rate:3 < rate:1, sum:4 = sum:4""",
+    "go": """sum:1 < 0:1, i:2 < i:1, rate:2 < rate:1, i:3 = i:3, sum:2 = sum:3 prices:2 i:4, sum:3 < sum:1 sum:2,
+        prices:2 < prices:1, i:4 < i:3, rate:3 < rate:1, sum:4 = rate:4, rate:4 < rate:1, sum:5 < sum:2 sum:4""",
 }
 SIGNS = {"comesFrom": "<", "computedFrom": "="}
 
@@ -89,7 +41,7 @@ def drawn(code: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_edges_of_a_small_function(functions, language):
-    assert drawn(functions[language], language) == [line.strip() for line in EDGES[language].splitlines()]
+    assert drawn(functions[language], language) == [edge.strip() for edge in EDGES[language].split(",")]
     # Targets are sorted, and mentions without an edge are left out.
     tokens, edges = extract_data_flow(functions[language], language)
     assert [edge.target for edge in edges] == sorted(edge.target for edge in edges)

@@ -54,12 +54,15 @@ def test_strange_source(language, code):
     answer(code, language)
 
 
+def nested(language: str, depth: int) -> str:
+    head, body, tail = LOOPS[language]
+    return "".join(" " * i + head for i in range(depth)) + " " * depth + body + tail * depth
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("depth", [3, 90])
 def test_nested_loops_end_in_time(language, depth):
-    head, body, tail = LOOPS[language]
-    lines = [" " * i + head for i in range(depth)] + [" " * depth + body]
-    code = "".join(lines) + tail * depth
+    code = nested(language, depth)
     answer(code, language)
     tokens, edges = extract_data_flow(code, language)
     targets = [i for i, token in enumerate(tokens) if token == "a"]
@@ -68,7 +71,5 @@ def test_nested_loops_end_in_time(language, depth):
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_function_of_3000_tokens(functions, language):
-    head, body, tail = LOOPS[language]
-    count = 40 if language == "python" else 200
-    code = "".join(" " * i + head for i in range(count)) + " " * count + body + tail * count + "\n"
-    answer(code + functions[language] * 40, language)
+    code = nested(language, 40 if language == "python" else 200)
+    answer(f"{code}\n{functions[language] * 40}", language)

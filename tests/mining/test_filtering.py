@@ -16,14 +16,8 @@ CODE = "def add(a, b):\n    c = a + b\n    return c"
 
 
 def row(code=CODE, query="add two numbers", name="add", path="shop/cart.py", language="python"):
-    return {
-        "func_name": name,
-        "path": path,
-        "language": language,
-        "code": code,
-        "code_tokens": code.split(),
-        "docstring_tokens": query.split(),
-    }
+    texts = {"code": code, "code_tokens": code.split(), "docstring_tokens": query.split()}
+    return {"func_name": name, "path": path, "language": language, **texts}
 
 
 @pytest.mark.parametrize(
@@ -54,14 +48,16 @@ def test_row_rules(rule, dropped, kept):
     assert first_broken(kept, [rule]) == ""
 
 
-def test_test_paths():
-    tests = {
-        "python": ["tests/a.py", "pkg/test_a.py", "pkg/idle_test/a.py"],
-        "go": ["lib/a_test.go"],
-        "javascript": ["src/x.test.js", "src/__tests__/x.js", "src/x.spec.js"],
-    }
-    assert not [path for language, paths in tests.items() for path in paths if not is_test_path(path, language)]
-    assert not is_test_path("unittest/case.py", "python") and not is_test_path("src/latest.js", "javascript")
+@pytest.mark.parametrize(
+    ("language", "tests", "others"),
+    [
+        ("python", "tests/a.py pkg/test_a.py pkg/idle_test/a.py", "unittest/case.py"),
+        ("go", "lib/a_test.go", "lib/contest.go"),
+        ("javascript", "src/x.test.js src/__tests__/x.js src/x.spec.js", "src/latest.js"),
+    ],
+)
+def test_test_paths(language, tests, others):
+    assert [path for path in f"{tests} {others}".split() if is_test_path(path, language)] == tests.split()
 
 
 def test_filter_rows_counts_each_row_once():

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from soft_trainer.dataflow import parses
+from soft_trainer.dataflow import LANGUAGES, parses
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 
 # language -> source, and its rows: name, query, code, documentation
 # fmt: off
@@ -191,6 +192,18 @@ func helper() {}
         ],
     ),
 }
+# language without data flow -> source, and the name and the query of its function
+SHORT_SOURCES = {
+    "typescript": ("/** Adds numbers. */\nexport const add = (a: number) => { return a }\n", "add", "Adds numbers."),
+    "tsx": ("/** Shows it. */\nexport function View(p: P) { return <div>{p.a}</div> }\n", "View", "Shows it."),
+    "c": ("/** Adds one.\n * @param a x */\nstatic int *add(int a)\n{\n return &a;\n}\n", "add", "Adds one."),
+    "cpp": ("/// Adds one.\nint &shop::Cart::add(int x) { return x; }\n", "shop.Cart.add", "Adds one."),
+    "csharp": ("class Cart {\n  /// <summary>Adds one.</summary>\n  int Add(int x) { return x; }\n}\n", "Cart.Add",
+               "Adds one."),
+    "rust": ("impl<T> Cart<T> {\n  /// Adds one.\n  ///\n  /// # Errors\n  fn add(&self) {}\n}\n", "Cart.add",
+             "Adds one."),
+    "kotlin": ("/**\n * Adds one.\n * @param x y\n */\nfun add(x: Int): Int { return x }\n", "add", "Adds one."),
+}
 # fmt: on
 
 
@@ -214,6 +227,15 @@ def test_functions_of_a_file(language):
         assert parses(row["code"], language) or row["func_name"] == "Cart.empty"
 
 
+@pytest.mark.parametrize("language", sorted(set(SOURCE_LANGUAGES) - set(LANGUAGES)))
+def test_a_documented_function_of_a_language_without_data_flow(language):
+    source, name, query = SHORT_SOURCES[language]
+    (row,) = rows_of(source, language)
+    assert (row["func_name"], row["docstring_tokens"]) == (name, document_tokens(query))
+    assert query not in row["code"] and row["code_tokens"]
+    assert first_broken(row, [*CODE_RULES, *DOCUMENT_RULES]) == "short_functions" or language == "c"
+
+
 @pytest.mark.parametrize(
     ("language", "docstring", "query"),
     [
@@ -221,8 +243,8 @@ def test_functions_of_a_file(language):
         ("python", "Args:\n  x: a number", ""),
         (
             "python",
-            "Return ``x`` for *args and **kwargs, `name' or a[0][1].\n----",
-            "Return x for *args and **kwargs, 'name' or a[0][1].",
+            "``x`` for *args and **kwargs, `name' or a[0][1].\n----",
+            "x for *args and **kwargs, 'name' or a[0][1].",
         ),
         ("python", "Take a look. For example::\n\n  f()", "Take a look."),
         ("python", "Add.\n:param x: a number", "Add."),

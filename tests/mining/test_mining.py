@@ -78,23 +78,12 @@ class A:
         'Tell if it is one.'
         t = self.t
         return t
-def terse(a):
-    'Do.'
-    b = a - 7
-    return b
-def linked(a):
-    'See https://a.b for more.'
-    b = a - 8
-    return b
-def foreign(a):
-    'Gibt es zurück an dich.'
-    b = a - 9
-    return b
 def broken(a):
     'Gives nothing back at all.'
     b = (a -
     return b +
 """
+BAD_DOCUMENTS = {7: "Do.", 8: "See https://a.b for more.", 9: "Gibt es zurück an dich."}
 LONG = """def {0}(self):
     'Do it all, by {0}.'
     x = self.a + self.b * self.c - self.d
@@ -105,7 +94,10 @@ LONG = """def {0}(self):
 
 def test_rules_and_duplicates_are_counted(tmp_path):
     tree = python_tree(tmp_path / "tree")
-    tree.joinpath("more.py").write_text(RULE_BREAKERS)
+    documented = "def f{0}(a):\n    '{1}'\n    b = a - {0}\n    return b\n"
+    tree.joinpath("more.py").write_text(
+        "".join(documented.format(*case) for case in BAD_DOCUMENTS.items()) + RULE_BREAKERS
+    )
     tree.joinpath("same.py").write_text(LONG.format("same", "+") + LONG.format("same", "+"))
     tree.joinpath("near.py").write_text(LONG.format("near", "-"))
     mined = mine(tree, "python", num_workers=1)
