@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -100,6 +101,9 @@ def option(default, help: str, *, prefix: str = "", **declared):
     text = Help(f"{prefix}{help}{'' if declared.get('of_estimator') is None else DEFAULT_OF_ESTIMATOR}")
     text.declared = Declared(default, **declared)
     return dataclasses.field(default=default, metadata={"help": text})
+
+
+unset = functools.partial(option, None)  # something else decides, which the help text names
 
 
 def declared_options(kind) -> dict[str, Declared]:

@@ -9,7 +9,7 @@ import functools
 import os
 from dataclasses import dataclass
 
-from soft_trainer.options.declared import ReadIf, Values, check_values, option
+from soft_trainer.options.declared import ReadIf, Values, check_values, option, unset
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -57,81 +57,70 @@ class DataArguments:
         "Data set on the Hub: CodeSearchNet's, or one that --push_data_to_hub pushed; none, with --do_predict: "
         "--eval_data_dir is measured alone.",
     )
-    data_dir: str | None = option(
-        None,
+    data_dir: str | None = unset(
         "Rows: a folder or file of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub; {language} in "
-        "it stands for each. Without valid, test and codebase the rows are split.",
+        "it stands for each. Without valid, test and codebase the rows are split."
     )
-    query_column: str | None = option(None, "Column of --data_dir that holds the query.", read_if=OWN_ROWS)
-    code_column: str | None = option(None, "Column of --data_dir that holds the code.", read_if=OWN_ROWS)
+    query_column: str | None = unset("Column of --data_dir that holds the query.", read_if=OWN_ROWS)
+    code_column: str | None = unset("Column of --data_dir that holds the code.", read_if=OWN_ROWS)
     drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.")
-    eval_data_dir: str | None = option(
-        None,
+    eval_data_dir: str | None = unset(
         "Further evaluation sets, folders by comma: files of CoSQA or CoSQA+, annotationStore.csv, relevance.jsonl, "
         "or rows as --data_dir takes them, all of which are measured (soft_trainer.evaluation.evaluation_sets). "
-        "--data_dir may then hold train alone.",
+        "--data_dir may then hold train alone."
     )
-    guard: str | None = option(
-        None,
+    guard: str | None = unset(
         "Queries that must not get worse, folders by comma as for --eval_data_dir: measured before, during and after "
-        "training.",
+        "training."
     )
-    source_dir: str | None = option(None, "Source tree to mine documented functions from; 'stdlib' is Python's own.")
-    extra_source_dir: str | None = option(
-        None,
+    source_dir: str | None = unset("Source tree to mine documented functions from; 'stdlib' is Python's own.")
+    extra_source_dir: str | None = unset(
         "Another tree, whose functions are only trained on, without copies of those in valid, test and codebase; "
         "'installed' is the packages of this Python.",
         read_if=MINED,
     )
-    history: str | None = option(
-        None,
+    history: str | None = unset(
         "Git repository whose commits are rows: what one says, and a function that it changed. With --source_dir, a "
-        "folder of its working tree, documented functions are rows too.",
+        "folder of its working tree, documented functions are rows too."
     )
     max_functions: int = option(5, "Leave out commits that change more functions.", least=1, read_if=HISTORY)
     body: bool = option(
         False, "The first paragraph of a commit's body joins its subject in the query.", read_if=HISTORY
     )
-    mining_keep: str | None = option(
-        None,
-        "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines).",
-        read_if=MINED,
+    mining_keep: str | None = unset(
+        "Rules of mining not to apply, by comma, for example short_functions (functions under 3 lines).", read_if=MINED
     )
-    filters: str | None = option(
-        None, "Rules that drop rows, by comma: names of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet."
+    filters: str | None = unset(
+        "Rules that drop rows, by comma: names of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet."
     )
-    split_urls: str | None = option(None, "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
+    split_urls: str | None = unset("Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     push_data_to_hub: str | None = aside(
         None, "USER/NAME: push the rows of --source_dir, --history or --data_dir, as trained on, as a data set."
     )
-    max_train_rows: int | None = option(None, "Train on this many rows only, the first ones.", least=1)
+    max_train_rows: int | None = unset("Train on this many rows only, the first ones.", least=1)
     lexical: bool = aside(True, "Also rank by lexical BM25, a baseline that needs no training.")
     model_card: bool = aside(True, "Write README.md, the model card, into the output folder.")
     examples: int = aside(5, "Test queries to show with their top functions at the end.", least=0)
-    early_stopping_patience: int | None = option(
-        None, "Stop after this many evaluations without a better metric.", least=1
-    )
+    early_stopping_patience: int | None = unset("Stop after this many evaluations without a better metric.", least=1)
     estimator: str | None = option(
         "bm25",
         "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, a "
         "mixture a+b, or module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
         read_if=ESTIMATOR,
     )
-    estimator_model: str | None = option(
-        None, "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
+    estimator_model: str | None = unset(
+        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
     )
     estimator_cache_dir: str | None = aside(None, "Where row embeddings are kept. Default: in the Hugging Face home.")
     no_estimator_cache: bool = aside(False, "Compute row embeddings in every run and keep none.")
-    mixture_shares: str | None = option(
-        None, "Share of each member of a mixture, by comma. Default: equal.", read_if=MIXTURE
-    )
-    mixture_temperatures: str | None = option(
-        None, "Temperature of each member, by comma. Default: its own.", read_if=MIXTURE
+    mixture_shares: str | None = unset("Share of each member of a mixture, by comma. Default: equal.", read_if=MIXTURE)
+    mixture_temperatures: str | None = unset(
+        "Temperature of each member, by comma. Default: its own.", read_if=MIXTURE
     )
     bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25)
     bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25)
-    bm25_document_column: str | None = option(
-        None, "Score queries against this column instead of other queries.", read_if=BM25
+    bm25_document_column: str | None = unset(
+        "Score queries against this column instead of other queries.", read_if=BM25
     )
 
     def __post_init__(self):
@@ -168,17 +157,15 @@ ORDER_LOSS = ReadIf(lambda o: o.order_loss_weight > 0, "order_loss_weight is 0")
 DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
 
 
-of_estimator = functools.partial(option, None, of_estimator=1.0)  # the default is the estimator's attribute
+of_estimator = functools.partial(unset, of_estimator=1.0)  # the default is the estimator's attribute
 
 
 @dataclass
 class LossOptions:
     """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
 
-    loss: str | None = option(
-        None,
-        f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.",
-        choices=LOSSES,
+    loss: str | None = unset(
+        f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.", choices=LOSSES
     )
     alpha: float | None = of_estimator("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
     beta: float | None = of_estimator("Constant of Eq. 4.", above=0, read_if=EQ4)
@@ -245,10 +232,9 @@ class SoftInfoNCEOptions(LossOptions):
     negatives_per_query: int = option(
         0, "Further negatives for each query, in addition to those of the batch.", least=0
     )
-    negatives: str | None = option(
-        None,
+    negatives: str | None = unset(
         "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
-        "`negatives` of the rows. Default: that column if there is one, else the run's estimator mines them first.",
+        "`negatives` of the rows. Default: that column if there is one, else the run's estimator mines them first."
     )
     negatives_meet: str = own_negatives(
         "own", "Queries that own negatives meet: own (the query they belong to) or all.", choices=("own", "all")
@@ -270,16 +256,15 @@ class SoftInfoNCEOptions(LossOptions):
         "Default: all candidates are equally likely.",
         least=0,
     )
-    gather_negatives: bool | None = option(
-        None, "Take the codes of all processes as negatives. Default: yes, with several processes."
+    gather_negatives: bool | None = unset(
+        "Take the codes of all processes as negatives. Default: yes, with several processes."
     )
-    gradient_cache_chunk_size: int | None = option(
-        None,
+    gradient_cache_chunk_size: int | None = unset(
         "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
         least=1,
     )
     chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
-    matryoshka_dims: str | None = option(None, "Train these first dimensions as embeddings too, such as 768,256,64.")
+    matryoshka_dims: str | None = unset("Train these first dimensions as embeddings too, such as 768,256,64.")
 
 
 @dataclass
@@ -319,10 +304,9 @@ class TrainingOptions(SoftInfoNCEOptions):
     restore_callback_states_from_checkpoint: bool = aside(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = aside("mrr", "Metric that tells the best model.")
     merge_lora: bool = aside(False, "Save the whole encoder, with the adapter merged into its weights.")
-    merge_ratio: str | None = option(
-        None,
+    merge_ratio: str | None = unset(
         "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1; auto "
-        "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training.",
+        "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training."
     )
     guard_tolerance: float = option(
         0.005, "How far the MRR of a guard may fall for merge_ratio auto.", least=0, most=1, read_if=GUARDED

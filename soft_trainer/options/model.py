@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
-from soft_trainer.errors import UserError
-from soft_trainer.options.declared import ReadIf, check_values, option
+from soft_trainer.errors import refuse
+from soft_trainer.options.declared import ReadIf, check_values, option, unset
 
 FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it")
 PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder")
@@ -23,13 +23,11 @@ class PretrainedOptions:
     trust_remote_code: bool = option(
         False, "Run the code that comes with an encoder, of --estimator_model too.", results=False
     )
-    attn_implementation: str | None = option(
-        None,
-        "Attention of the encoder: eager, sdpa or flash_attention_2. Default: transformers chooses.",
-        results=False,
+    attn_implementation: str | None = unset(
+        "Attention of the encoder: eager, sdpa or flash_attention_2. Default: transformers chooses.", results=False
     )
-    dtype: str | None = option(
-        None, f"Precision of the weights: {', '.join(DTYPES)}. Default: float32, see --bf16 for speed.", choices=DTYPES
+    dtype: str | None = unset(
+        f"Precision of the weights: {', '.join(DTYPES)}. Default: float32, see --bf16 for speed.", choices=DTYPES
     )
 
     def __post_init__(self):
@@ -44,37 +42,35 @@ class LoraOptions:
         UserError: a value that an option does not take, or an option without `lora_r`.
     """
 
-    lora_r: int | None = option(
-        None,
+    lora_r: int | None = unset(
         "Train a LoRA adapter of this rank, 16 for example, instead of all weights. It wants a larger learning rate, "
         "about 1e-4.",
         least=1,
     )
-    lora_alpha: int | None = option(None, "LoRA's factor alpha / r. Default: 2 x lora_r.", least=1)
-    lora_dropout: float | None = option(None, "Dropout before LoRA. Default: 0.05.", least=0, below=1)
-    lora_target_modules: str | None = option(
-        None,
+    lora_alpha: int | None = unset("LoRA's factor alpha / r. Default: 2 x lora_r.", least=1)
+    lora_dropout: float | None = unset("Dropout before LoRA. Default: 0.05.", least=0, below=1)
+    lora_target_modules: str | None = unset(
         "Modules that get LoRA: names by comma, or all-linear. Default: the usual ones of the architecture, as peft "
-        "knows them, else all-linear.",
+        "knows them, else all-linear."
     )
 
     def __post_init__(self):
         check_values(self)
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
-            if self.lora_r is None and getattr(self, name) is not None:
-                raise UserError(f"{name}: has no meaning without --lora_r, 16 for example")
+            alone = self.lora_r is None and getattr(self, name) is not None
+            refuse((alone, f"{name}: has no meaning without --lora_r, 16 for example"))
 
 
 @dataclass
 class ModelArguments(LoraOptions, PretrainedOptions):
     """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
-    model_name_or_path: str | None = option(
-        None, "Encoder to fine-tune: a Hub name or a folder. Default: microsoft/unixcoder-base."
+    model_name_or_path: str | None = unset(
+        "Encoder to fine-tune: a Hub name or a folder. Default: microsoft/unixcoder-base."
     )
-    model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED)
-    from_scratch: str | None = option(
-        None, "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows."
+    model_revision: str | None = unset("Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED)
+    from_scratch: str | None = unset(
+        "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows."
     )
     vocabulary_size: int = option(
         16384,
@@ -82,23 +78,23 @@ class ModelArguments(LoraOptions, PretrainedOptions):
         least=300,  # the 256 bytes and the special tokens
         read_if=FROM_SCRATCH,
     )
-    profile: str | None = option(None, f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.")
-    pooling: str | None = option(None, f"One embedding from token vectors: {', '.join(POOLINGS)}.")
-    query_prefix: str | None = option(None, "Text before every query, special tokens included.")
-    code_prefix: str | None = option(None, "Text before every code, special tokens included.")
-    query_prompt: str | None = option(None, "Text before every query, after special tokens that the encoder needs.")
-    code_prompt: str | None = option(None, "Text before every code, after special tokens that the encoder needs.")
-    include_prompt: bool | None = option(None, "Pool the tokens of prompts and prefixes too. Default: yes.")
-    query_length: int | None = option(None, "Tokens kept of a query, special tokens included.")
-    code_length: int | None = option(None, "Tokens kept of a code, special tokens included.")
-    data_flow_length: int | None = option(None, "Data-flow nodes after the code tokens (GraphCodeBERT).")
-    score_function: str | None = option(None, f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
-    score_scale: float | None = option(None, "Factor on every score; 20 is usual with cosine.")
-    query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
-    code_columns: str | None = option(None, "Columns to read the code from, by comma; the first that exists.")
+    profile: str | None = unset(f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.")
+    pooling: str | None = unset(f"One embedding from token vectors: {', '.join(POOLINGS)}.")
+    query_prefix: str | None = unset("Text before every query, special tokens included.")
+    code_prefix: str | None = unset("Text before every code, special tokens included.")
+    query_prompt: str | None = unset("Text before every query, after special tokens that the encoder needs.")
+    code_prompt: str | None = unset("Text before every code, after special tokens that the encoder needs.")
+    include_prompt: bool | None = unset("Pool the tokens of prompts and prefixes too. Default: yes.")
+    query_length: int | None = unset("Tokens kept of a query, special tokens included.")
+    code_length: int | None = unset("Tokens kept of a code, special tokens included.")
+    data_flow_length: int | None = unset("Data-flow nodes after the code tokens (GraphCodeBERT).")
+    score_function: str | None = unset(f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
+    score_scale: float | None = unset("Factor on every score; 20 is usual with cosine.")
+    query_columns: str | None = unset("Columns to read the query from, by comma; the first that exists.")
+    code_columns: str | None = unset("Columns to read the code from, by comma; the first that exists.")
 
     def __post_init__(self):
         LoraOptions.__post_init__(self)  # checks the values of all options
         for side in ("query", "code"):
-            if getattr(self, f"{side}_prompt") is not None and getattr(self, f"{side}_prefix") is not None:
-                raise UserError(f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too")
+            given = [getattr(self, f"{side}_{part}") is not None for part in ("prompt", "prefix")]
+            refuse((all(given), f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too"))

@@ -109,16 +109,14 @@ class OverflowCounter(TrainerCallback):
         Raises:
             NotFiniteError: `MOST` steps in a row were skipped.
         """
-        if self._pending is not None:
-            self._compare(float(self._pending), state.global_step)
-        self._pending = DelayedNumber(self._scaler()._get_scale_async())
-
-    def _compare(self, scale: float, step: int) -> None:
+        scale = None if self._pending is None else float(self._pending)
         fell, self._before = self._before is not None and scale < self._before, scale
         self._in_a_row = self._in_a_row + 1 if fell else 0
         self.count += fell
         if self._in_a_row >= self.MOST:
+            steps = f"{self._in_a_row} steps in a row, up to step {state.global_step}"
             raise NotFiniteError(
-                f"fp16 gradients overflowed in {self._in_a_row} steps in a row, up to step {step}, and the loss scale "
-                f"fell to {scale:g}: train in bf16 (--bf16 true, --fp16 false) or float32, or lower the learning rate"
+                f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}: train in bf16 (--bf16 "
+                "true, --fp16 false) or float32, or lower the learning rate"
             )
+        self._pending = DelayedNumber(self._scaler()._get_scale_async())

@@ -60,20 +60,10 @@ def check_merging(args, has_guards: bool, has_valid: bool) -> None:
     )
 
 
-def weights_before(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns a copy of the weights before training; of a new adapter, none: it adds nothing yet.
-
-    Raises:
-        UserError: an adapter that is trained already or cannot be scaled.
-    """
-    if not has_adapter(model):
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
-    scale_adapter(model, 1.0)
-    if any(tensor.any() for name, tensor in adapter_state(model).items() if "lora_B" in name):
-        raise UserError(
-            "merge_ratio: the adapter is trained already, and only a new one can be scaled back to nothing"
-        )
-    return {}
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Returns a copy of a model's weights, or of its adapter's."""
+    state = adapter_state(model) if has_adapter(model) else model.state_dict()
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
 
 
 class MergeAtEnd:
@@ -97,14 +87,19 @@ class MergeAtEnd:
         Raises:
             UserError: the weights before training are gone, or the adapter cannot be scaled.
         """
-        trained = trainer.state.global_step > 0
-        continued = resumed and trained
+        model, trained = trainer.model, trainer.state.global_step > 0
         if parse_ratio(getattr(trainer.args, "merge_ratio", None)) is None:
             self._before = None
-        elif not continued:
-            self._before = weights_before(trainer.model)
-        elif self._before is None:
-            raise UserError("merge_ratio: this trainer has trained the encoder; resume with a new trainer")
+        elif resumed and trained:
+            lost = "merge_ratio: this trainer has trained the encoder; resume with a new trainer"
+            refuse((self._before is None, lost))
+        else:
+            self._before = weights_of(model)
+            if has_adapter(model):
+                scale_adapter(model, 1.0)  # refuses one that cannot be scaled
+                old = any(tensor.any() for name, tensor in self._before.items() if "lora_B" in name)
+                only_new = "merge_ratio: the adapter is trained already, and only a new one can be scaled to nothing"
+                refuse((old, only_new))
         if trained and not resumed:
             trainer.guards.forget("untrained")
         trainer.guards.outputs("untrained")
@@ -130,14 +125,16 @@ def _merge(trainer, before: Mapping[str, Tensor]) -> dict:
         trainer.optimizer.eval()
     if args.should_save:
         save_encoder(trainer, Path(args.output_dir) / UNMERGED, merge=args.merge_lora)
-    after = adapter_state(model) if has_adapter(model) else model.state_dict()
-    after = {name: tensor.detach().to("cpu", copy=True) for name, tensor in after.items()}
+    after = weights_of(model)
     record = {"base": model.config._name_or_path or "the start", "models": [UNMERGED]}
     if ratio == AUTO:
         results = [_measured(trainer, model, before, after, each) for each in RATIOS]
         ratio = choose_ratio(results, args.guard_tolerance)
         record["ratios"] = [{"ratio": each.ratio, "valid": each.valid, **each.guards} for each in results]
-        print_on_main(_ratio_table(results, ratio))
+        chosen = {ratio: " (chosen)"}
+        rows = [(f"{r.ratio:g}{chosen.get(r.ratio, '')}", r.valid, *r.guards.values()) for r in results]
+        guards = (f"guard {name}" for name in results[0].guards)
+        print_on_main(table(["merge ratio", "valid MRR", *guards], rows, floats=".4f"))
     set_merged(model, before, after, ratio)
     print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
     if ratio == 0:
@@ -164,12 +161,3 @@ def _measured(trainer, model: PreTrainedModel, before: Mapping, after: Mapping, 
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {None: trainer.eval_dataset}
     valid = [trainer.predict(rows, trainer.corpus_of(key), "valid").metrics["valid_mrr"] for key, rows in sets.items()]
     return RatioResult(ratio, sum(valid) / len(valid), guards)
-
-
-def _ratio_table(results: list[RatioResult], chosen: float) -> str:
-    names = list(results[0].guards)
-    rows = [
-        (f"{each.ratio:g}{' (chosen)' if each.ratio == chosen else ''}", each.valid, *map(each.guards.get, names))
-        for each in results
-    ]
-    return table(["merge ratio", "valid MRR", *(f"guard {name}" for name in names)], rows, floats=".4f")

@@ -102,13 +102,10 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
     if isinstance(estimator, Estimator):
         estimator.check(train_dataset)
     mines = plan.options.negatives_per_query and plan.options.negatives is None
-    refuse(
-        (
-            mines and estimator is None and COLUMN_NAME not in train_dataset.column_names,
-            "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a "
-            "column 'negatives'",
-        )
+    message = (
+        "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a column"
     )
+    refuse((mines and estimator is None and COLUMN_NAME not in train_dataset.column_names, f"{message} 'negatives'"))
 
 
 def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
@@ -152,15 +149,10 @@ def check_trainer(trainer) -> None:
     if isinstance(collator, PairCollator):
         collator.prompt_lengths = prompts
     else:
+        own, left_out = plan.options.negatives_per_query, any(prompts.values())
         refuse(
-            (
-                plan.options.negatives_per_query,
-                "data_collator: collates pairs, so it cannot be used with negatives_per_query",
-            ),
-            (
-                any(prompts.values()),
-                "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it",
-            ),
+            (own, "data_collator: collates pairs, so it cannot be used with negatives_per_query"),
+            (left_out, "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it"),
         )
     check_merging(args, bool(trainer.guards.sets), trainer.eval_dataset is not None)
     if trainer.compute_metrics is None:
@@ -210,11 +202,9 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     """
     # A PeftModel is not a PreTrainedModel, but has one inside.
     is_encoder = model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")
+    no_model = model is None and arguments.get("model_init") is None
     refuse(
-        (
-            model is None and arguments.get("model_init") is None,
-            "model: pass a PreTrainedModel encoder, or model_init= that makes one",
-        ),
+        (no_model, "model: pass a PreTrainedModel encoder, or model_init= that makes one"),
         (not is_encoder, f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}"),
         (processing_class is None, "processing_class: SoftInfoNCETrainer needs the encoder's tokenizer"),
         *(
