@@ -1,7 +1,6 @@
 """Random combinations of settings: each trains with the finite loss of plain arithmetic or is refused."""
 
 import contextlib
-import dataclasses
 import math
 from functools import partial
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from trainings import still
 
-from soft_trainer import BM25Estimator
 from soft_trainer.data.batches import Batch
 from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.encoders.encoding import encode
@@ -22,72 +20,37 @@ from soft_trainer.options.fields import CANCELLATIONS, LOSSES, STRATEGIES
 from soft_trainer.training.gradient_cache import cached_backward
 
 STEPS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Combination:
-    """Settings of a training on `rows` rows; the texts of `twins` of them occur twice."""
-
-    rows: int
-    twins: int
-    batch_size: int
-    accumulation: int
-    processes: int
-    chunk_size: int | None
-    drop_last: bool
-    gather: bool
-    masked: bool
-    strategy: str
-    cancel: str
-    loss: str
-
-
-COMBINATIONS = st.builds(
-    Combination,
-    rows=st.integers(1, 24).map(lambda rows: 25 - rows),
-    twins=st.integers(0, 6),
-    batch_size=st.integers(1, 9).map(lambda size: 10 - size),
-    accumulation=st.integers(1, 3),
-    processes=st.integers(1, 4),
-    chunk_size=st.sampled_from([None, None, 1, 2, 5]),
-    drop_last=st.booleans(),
-    gather=st.booleans(),
-    masked=st.booleans(),
-    strategy=st.sampled_from(list(STRATEGIES)),
-    cancel=st.sampled_from(CANCELLATIONS),
-    loss=st.sampled_from(LOSSES),
+NUMBERS = st.integers(1, 24).map(lambda rows: 25 - rows)
+TWINS = st.integers(0, 6)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "per_device_train_batch_size": st.integers(1, 9).map(lambda size: 10 - size),
+        "gradient_accumulation_steps": st.integers(1, 3),
+        "gradient_cache_chunk_size": st.sampled_from([None, None, 1, 2, 5]),
+        "dataloader_drop_last": st.booleans(),
+        "duplicates": st.sampled_from(["mask", "ignore"]),
+        "train_sampling_strategy": st.sampled_from(STRATEGIES),
+        "cancel": st.sampled_from(CANCELLATIONS),
+        "loss": st.sampled_from(LOSSES),
+    }
 )
 quick = partial(settings, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def rows_of(combination: Combination, rows: list[dict]) -> Dataset:
-    """Makes rows of two languages with row numbers as urls; the first `twins` of them are repeated at the end."""
-    own = [rows[number % len(rows)] for number in range(combination.rows)]
-    for twin in range(min(combination.twins, combination.rows // 2)):
-        own[-1 - twin] = own[twin]
-    return Dataset.from_list(
-        [row | {"url": str(n), "language": ("go", "ruby", "ruby")[n % 3]} for n, row in enumerate(own)]
-    )
+@pytest.fixture
+def make(trainer_of, _model, rows):
+    """Makes a trainer in float64 and without dropout, on rows of two languages; the texts of `twins` occur twice."""
 
+    def trainer(number: int, twins: int, **options):
+        own = [rows[place % len(rows)] for place in range(number)]
+        for twin in range(min(twins, number // 2)):
+            own[-1 - twin] = own[twin]
+        languages = ("go", "ruby", "ruby")
+        own = [row | {"url": str(n), "language": languages[n % 3]} for n, row in enumerate(own)]
+        arguments = {"train_dataset": Dataset.from_list(own), "model": still(_model)}
+        return trainer_of(cancel_k=1, max_steps=STEPS, arguments=arguments, **options)
 
-def make(trainer_of, model, rows, combination: Combination, **options):
-    """Makes a trainer with the settings, in float64 and without dropout."""
-    return trainer_of(
-        per_device_train_batch_size=combination.batch_size,
-        gradient_accumulation_steps=combination.accumulation,
-        gradient_cache_chunk_size=combination.chunk_size,
-        dataloader_drop_last=combination.drop_last,
-        gather_negatives=combination.gather,
-        duplicates="mask" if combination.masked else "ignore",
-        train_sampling_strategy=combination.strategy,
-        cancel=combination.cancel,
-        cancel_k=1,
-        loss=combination.loss,
-        estimator=BM25Estimator(),
-        max_steps=STEPS,
-        arguments={"train_dataset": rows_of(combination, rows), "model": still(model)},
-        **options,
-    )
+    return trainer
 
 
 def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
@@ -115,11 +78,10 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
 
 @pytest.mark.slow
 @quick(max_examples=12)
-@given(combination=COMBINATIONS)
-def test_a_training_has_the_plain_loss_or_is_refused(trainer_of, _model, rows, combination):
-    combination = dataclasses.replace(combination, processes=1)
+@given(number=NUMBERS, twins=TWINS, options=OPTIONS)
+def test_a_training_has_the_plain_loss_or_is_refused(make, number, twins, options):
     with contextlib.suppress(UserError):
-        trainer = make(trainer_of, _model, rows, combination, learning_rate=0.0)
+        trainer = make(number, twins, learning_rate=0.0, **options)
         taken, step = [], trainer.training_step
 
         def recorded(model, inputs: Batch, items=None):
@@ -135,48 +97,45 @@ def test_a_training_has_the_plain_loss_or_is_refused(trainer_of, _model, rows, c
             assert loss == pytest.approx(plain_loss(trainer, batch, batch), abs=1e-5)
         return
     with pytest.raises(UserError):  # before the first step
-        make(trainer_of, _model, rows, combination).get_train_dataloader()
+        make(number, twins, **options).get_train_dataloader()
 
 
 @pytest.mark.slow
 @quick(max_examples=15)
-@given(combination=COMBINATIONS)
-def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(trainer_of, _model, rows, combination):
-    alone = dataclasses.replace(
-        combination, processes=1, batch_size=combination.batch_size * combination.processes, gather=True
-    )
+@given(number=NUMBERS, twins=TWINS, options=OPTIONS, processes=st.integers(1, 4), gather=st.booleans())
+def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(
+    make, number, twins, options, processes, gather
+):
+    size, chunk_size = options["per_device_train_batch_size"] * processes, options["gradient_cache_chunk_size"]
     try:
-        trainer = make(trainer_of, _model, rows, alone)
+        trainer = make(number, twins, **options | {"per_device_train_batch_size": size})
         sampler = trainer.get_train_dataloader().batch_sampler
     except UserError:
         return
-    trainer.estimator.fit(trainer.train_dataset)
-    trainer.data_collator = PairCollator(trainer.processing_class.pad_token_id, ChunkCost(1.0), combination.chunk_size)
+    trainer.data_collator = PairCollator(trainer.processing_class.pad_token_id, ChunkCost(1.0), chunk_size)
     trainer._own_collator = False
     batches = trainer._train_batches()
-    batches.gather, batches.world_size = combination.gather, combination.processes
+    batches.gather, batches.world_size = gather, processes
     for batch_rows in list(sampler)[:2]:
-        shares, passes = [], []
-        for rank in range(combination.processes):
+        shares = []
+        for rank in range(processes):
             batches.rank = rank
-            shares.append(batch := batches.__getitems__(batch_rows))
-            passes.append((len(batch.query.chunks), len(batch.code.chunks)))
-        assert len(set(passes)) == 1, passes
+            shares.append(batches.__getitems__(batch_rows))
+        assert len({(len(batch.query.chunks), len(batch.code.chunks)) for batch in shares}) == 1
         assert [row for batch in shares for row in batch.rows] == batch_rows
         with torch.no_grad():
             codes = [trainer.embeddings(trainer.model, batch.code) for batch in shares]
         losses = []
         for rank, batch in enumerate(shares):
             trainer.model.zero_grad()
-            met = torch.cat(codes) if combination.gather else codes[rank]
-            own = list(batch.rows)
+            met, own = torch.cat(codes) if gather else codes[rank], list(batch.rows)
             loss = trainer._block_loss(trainer.embeddings(trainer.model, batch.query), met, batch, slice(None))
             assert math.isfinite(loss.item())
-            losses.append(loss.item() / combination.processes)
-            if not combination.gather and own:
+            losses.append(loss.item() / processes)
+            if not gather and own:
                 expected = plain_loss(trainer, own, own) * batch.loss_scale(len(own))
                 assert loss.item() == pytest.approx(expected, abs=1e-5)
-            if combination.chunk_size is not None and not combination.gather:
+            if chunk_size is not None and not gather:
                 cached = cached_backward(
                     lambda chunk: encode(trainer.model, trainer.encoder, chunk),
                     batch,
@@ -187,5 +146,5 @@ def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(trai
                     no_sync=contextlib.nullcontext,
                 )
                 assert cached.item() == pytest.approx(loss.item(), abs=1e-9)
-        if combination.gather:
+        if gather:
             assert sum(losses) == pytest.approx(plain_loss(trainer, batch_rows, batch_rows), abs=1e-5)
