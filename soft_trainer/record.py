@@ -55,12 +55,10 @@ CHANGE_RESULTS = (
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
     """Returns the options that the result of a run depends on, as JSON holds them."""
-    settings, all_args = {}, args.to_dict()
-    for options, values in ((model, vars(model)), (data, vars(data)), (args, all_args)):
-        declared = declared_options(options)
-        settings |= {name: values[name] for name, each in declared.items() if each.results}
-    settings |= {name: all_args[name] for name in CHANGE_RESULTS}
-    return json.loads(json.dumps(settings))
+    declared = declared_options(model) | declared_options(data) | declared_options(args)
+    values = vars(model) | vars(data) | args.to_dict()
+    names = [*(name for name, each in declared.items() if each.results), *CHANGE_RESULTS]
+    return json.loads(json.dumps({name: values[name] for name in names}))
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
@@ -149,11 +147,12 @@ class Run:
         profile, corpus, name = self.trainer.encoder, evaluation_set.codebase, evaluation_set.name
         # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
         columns = [column for column in ("code_tokens", "code", *profile.code_columns) if column != "original_string"]
-        words = _words(corpus, columns if profile.data_flow_length else profile.code_columns, "code")
-        queries = _words(evaluation_set.queries, profile.query_columns, "query")
+        columns = columns if profile.data_flow_length else profile.code_columns
+        sides = (evaluation_set.queries, profile.query_columns, "query"), (corpus, columns, "code")
+        words = ([text.split() for text in column_texts(rows, text_column(rows, *side))] for rows, *side in sides)
         targets = target_rows(evaluation_set.queries, corpus, name)
         try:
-            rankings = lexical_rankings(queries, words, targets.tolist(), embeddings=(embedded, codes))
+            rankings = lexical_rankings(*words, targets.tolist(), embeddings=(embedded, codes))
         except UserError as error:
             print_on_main(f"{name}: no line of lexical BM25. {error}")
             return
@@ -175,7 +174,14 @@ class Run:
             print_on_main(f"\n{metrics_table(self.results)}\n")
         if self.rankings and self.data_args.examples:
             # The examples are those of test, if it was measured.
-            self._print_examples(min(self.sets, key=lambda each: not each.name.startswith("test")))
+            shown, profile = min(self.sets, key=lambda each: not each.name.startswith("test")), self.trainer.encoder
+            queries, ranking = self.rankings[shown.name]
+            query = text_column(queries, profile.query_columns, "query")
+            code = text_column(shown.codebase, ("code", *profile.code_columns), "code")
+            text = examples(queries, shown.codebase, ranking, self.data_args.examples, query, code)
+            print_on_main(
+                f"Queries of {shown.name}, each with its top three functions (=> is the true one):\n\n{text}\n"
+            )
         print_on_main(f"Written to {self.folder}")
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             source = source_folder(source)
@@ -184,7 +190,17 @@ class Run:
     def record(self) -> dict:
         """Returns the record, in the form that `hub.model_card` describes, from which card and report are made."""
         trainer, args, model, data = self.trainer, self.trainer.args, self.model_args, self.data_args
+        plan, callback = trainer.plan, trainer.estimator_callback
         encoder = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
+        loss = {
+            "loss": plan.effective_loss["loss"],
+            "estimator": type(callback.estimator).__name__ if callback else None,
+        }
+        estimator = {"name": "none"}
+        if callback and plan.loss.needs_similarity:
+            changed = changed_options(data).items()  # named are those that are not the default
+            estimator = {"name": data.estimator, "estimator_model": data.estimator_model}
+            estimator |= {name: value for name, value in changed if name.startswith(("bm25_", "mixture_"))}
         return {
             "model_id": trainer.hub_model_id,
             "revision": args.hub_revision,
@@ -193,12 +209,12 @@ class Run:
             "languages": data.languages,
             "options": settings_of(model, data, args),
             "encoder": encoder | {name: getattr(trainer.encoder, name) for name in ENCODER_SETTINGS},
-            "loss": _loss_settings(trainer),
-            "estimator": _estimator_settings(data, trainer),
-            "training": _training_settings(trainer),
+            "loss": loss | ({"dimensions": list(plan.dims)} if plan.dims else {}) | plan.effective_loss,
+            "estimator": estimator,
+            "training": self._training_settings(),
             "results": self.results,
             "statistics": self.statistics,
-            "weights": trainer.estimator_callback.histogram if trainer.estimator_callback else None,
+            "weights": callback.histogram if callback else None,
             **({"merging": trainer.merging.record} if trainer.merging.record else {}),
             "environment": environment(),
         }
@@ -207,6 +223,28 @@ class Run:
         """Returns `train_loss`, `train_runtime` and so on as the trainer logged them; {} if it has not trained."""
         logged = (entry for entry in reversed(self.trainer.state.log_history) if "train_runtime" in entry)
         return {name: value for name, value in next(logged, {}).items() if name != "step"}
+
+    def _training_settings(self) -> dict:
+        """Returns batches and length of the training, and its time, evaluations included, if it ran in one piece."""
+        trainer, args, plan, steps = self.trainer, self.trainer.args, self.trainer.plan, self.trainer.state.global_step
+        strategy = plan.train_sampling_strategy
+        settings = {
+            "pairs in a batch, per process": args.per_device_train_batch_size,
+            "processes": args.world_size,
+            "codes that each query meets": plan.global_batch_size,
+            **({} if strategy == "random" else {"batches": strategy}),
+            **plan.effective_batches,
+            "precision": trainer.precision,
+            **adapter_settings(trainer.model),
+            "epochs": args.num_train_epochs,
+            "steps": steps,
+            "learning rate": args.learning_rate,
+            "seed": args.seed,
+        }
+        time = self._training_numbers().get("train_runtime")
+        if time is not None and args.resume_from_checkpoint is None:
+            settings |= {"train runtime, s": round(time, 1), "seconds a step": round(time / max(steps, 1), 4)}
+        return settings
 
     def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
         """Keeps a ranking and its metrics, and writes every query's rank to a file."""
@@ -230,14 +268,6 @@ class Run:
             columns = profile.query_columns, ("code", *profile.code_columns)
             save_ranks(self.folder / f"ranks-{name}-{system}.parquet", queries, corpus, ranking, *columns)
 
-    def _print_examples(self, evaluation_set: EvaluationSet) -> None:
-        name, corpus, profile = evaluation_set.name, evaluation_set.codebase, self.trainer.encoder
-        queries, ranking = self.rankings[name]
-        query = text_column(queries, profile.query_columns, "query")
-        code = text_column(corpus, ("code", *profile.code_columns), "code")
-        text = examples(queries, corpus, ranking, self.data_args.examples, query, code)
-        print_on_main(f"Queries of {name}, each with its top three functions (=> is the true one):\n\n{text}\n")
-
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
     """Returns valid and test, if they exist and are asked for; with several languages, each against its own codes."""
@@ -251,46 +281,3 @@ def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages:
         for split in splits
         for language, corpus in corpora.items()
     ]
-
-
-def _loss_settings(trainer: SoftInfoNCETrainer) -> dict:
-    """Returns the loss and the settings that it reads."""
-    effective, callback = trainer.plan.effective_loss, trainer.estimator_callback
-    settings = {"loss": effective["loss"], "estimator": type(callback.estimator).__name__ if callback else None}
-    return settings | ({"dimensions": list(trainer.plan.dims)} if trainer.plan.dims else {}) | effective
-
-
-def _estimator_settings(data: DataArguments, trainer: SoftInfoNCETrainer) -> dict:
-    """Returns the estimator as the command line named it, and those of its settings that are not the default."""
-    if trainer.estimator_callback is None or not trainer.plan.loss.needs_similarity:
-        return {"name": "none"}
-    changed = changed_options(data)
-    changed = {name: value for name, value in changed.items() if name.startswith(("bm25_", "mixture_"))}
-    return {"name": data.estimator, "estimator_model": data.estimator_model, **changed}
-
-
-def _training_settings(trainer: SoftInfoNCETrainer) -> dict:
-    """Returns batches and length of the training, and its time, evaluations included, if it ran in one piece."""
-    args, state, strategy = trainer.args, trainer.state, trainer.plan.train_sampling_strategy
-    settings = {
-        "pairs in a batch, per process": args.per_device_train_batch_size,
-        "processes": args.world_size,
-        "codes that each query meets": trainer.plan.global_batch_size,
-        **({} if strategy == "random" else {"batches": strategy}),
-        **trainer.plan.effective_batches,
-        "precision": trainer.precision,
-        **adapter_settings(trainer.model),
-        "epochs": args.num_train_epochs,
-        "steps": state.global_step,
-        "learning rate": args.learning_rate,
-        "seed": args.seed,
-    }
-    times = [entry["train_runtime"] for entry in state.log_history if "train_runtime" in entry]
-    if times and args.resume_from_checkpoint is None:
-        step_time = round(times[-1] / max(state.global_step, 1), 4)
-        settings |= {"train runtime, s": round(times[-1], 1), "seconds a step": step_time}
-    return settings
-
-
-def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
-    return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]

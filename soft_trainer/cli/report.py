@@ -21,8 +21,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Writes the report and prints its first table."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.evaluation.figures import new_figure
-    from soft_trainer.studies.report.report import make_report, sections, write_report
-    from soft_trainer.studies.report.tables import markdown
+    from soft_trainer.studies.report.report import make_report, markdown, sections, write_report
 
     new_figure(1, 1)  # reports a missing matplotlib before anything is computed
     report = make_report(arguments.folders)

@@ -12,11 +12,11 @@ from datasets import Dataset
 from torch import Tensor
 
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
-from soft_trainer.data.tokens import text_column
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure
+from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure, save_png
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.options.commands import WeightPlotArguments
 from soft_trainer.options.fields import DataArguments
@@ -32,9 +32,35 @@ WRAP = 52  # characters in a line of a label, of which there are two
 class Estimate:
     """The weights that an estimator gives to a batch."""
 
+    name: str
     label: str  # its name and settings
     similarity: Tensor  # raw, Tensor[B, B]
     weights: Tensor  # Eq. 4 with the estimator's own alpha, beta and temperature, Tensor[B, B]
+
+
+def show_weights(arguments: WeightPlotArguments) -> tuple[str, Path | None]:
+    """Draws the weights of a batch or of pairs, and returns those of one query as a table, and the picture's path.
+
+    Raises:
+        UserError: a value that an option does not take, rows or an encoder that cannot be loaded, or no matplotlib.
+    """
+    rows, query = batch_rows(arguments), arguments.query
+    refuse((query is not None and not 0 <= query < len(rows), f"query={query}: use 0 to {len(rows) - 1}"))
+    drawn = arguments.output.lower() != "none"
+    if drawn:
+        new_figure(1, 1)  # reports a missing matplotlib before anything is encoded
+    estimates = [estimate(name, estimator, rows) for name, estimator in choose_estimators(arguments).items()]
+    queries = texts(rows[text_column(rows, ("docstring", "docstring_tokens"), "query")])
+    if arguments.pairs:
+        query = query or 0
+        negatives = [column for column in range(len(rows)) if column != query]
+        shown = [query, *negatives]
+    else:
+        query = most_varied_query(estimates) if query is None else query
+        shown = negatives = chosen_negatives(estimates, query, arguments.negatives)
+    path = save_png(draw_weights(estimates, queries, query, negatives), arguments.output) if drawn else None
+    text = negatives_table(estimates, queries, query, shown)
+    return f"Query: {' '.join(queries[query].split())}\n\n{text}", path
 
 
 def estimate(name: str, estimator, rows: Dataset) -> Estimate:
@@ -44,12 +70,12 @@ def estimate(name: str, estimator, rows: Dataset) -> Estimate:
         UserError: the batch is too small for Eq. 4 with the estimator's alpha and beta.
     """
     alpha, beta, temperature = (getattr(estimator, setting, 1.0) for setting in ("alpha", "beta", "temperature"))
-    if len(rows) < smallest_batch(alpha, beta):
-        raise UserError(f"{len(rows)} rows are too few for {name}: take at least {smallest_batch(alpha, beta)}")
+    least = smallest_batch(alpha, beta)
+    refuse((len(rows) < least, f"{len(rows)} rows are too few for {name}: take at least {least}"))
     estimator.fit(rows)
     similarity = checked_similarity(estimator, range(len(rows)), range(len(rows)))
     weights = negative_weights(similarity, alpha, beta, temperature, FLOOR)
-    return Estimate(f"{name} (α {alpha:g}, β {beta:g}, t {temperature:g})", similarity, weights)
+    return Estimate(name, f"{name} (α {alpha:g}, β {beta:g}, t {temperature:g})", similarity, weights)
 
 
 def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
@@ -80,18 +106,16 @@ def batch_rows(arguments: WeightPlotArguments) -> Dataset:
     Raises:
         UserError: a file cannot be read, or has fewer rows than the batch.
     """
-    if (arguments.data_dir is None) == (arguments.pairs is None):
-        raise UserError("data_dir and pairs: give one of them")
+    refuse(((arguments.data_dir is None) == (arguments.pairs is None), "data_dir and pairs: give one of them"))
     if arguments.pairs:
         rows = load_jsonl(Path(arguments.pairs))
         rows = rows.select_columns([name for name in rows.column_names if None not in rows[name]])
         text_column(rows, ("docstring",), "query")  # checks that it is there
         tokens = [document_tokens(text) for text in rows["docstring"]]
         return rows if "docstring_tokens" in rows.column_names else rows.add_column("docstring_tokens", tokens)
-    rows = load_folder(arguments.data_dir, ("train",))["train"]
-    if len(rows) < arguments.batch_size:
-        raise UserError(f"{arguments.data_dir}: {len(rows)} training rows, batch_size={arguments.batch_size}")
-    return rows.select(np.random.default_rng(arguments.seed).permutation(len(rows))[: arguments.batch_size])
+    rows, size = load_folder(arguments.data_dir, ("train",))["train"], arguments.batch_size
+    refuse((len(rows) < size, f"{arguments.data_dir}: {len(rows)} training rows, batch_size={size}"))
+    return rows.select(np.random.default_rng(arguments.seed).permutation(len(rows))[:size])
 
 
 def most_varied_query(estimates: Sequence[Estimate]) -> int:
@@ -114,10 +138,9 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     _draw_sorted(left, estimates)
     places = np.arange(len(negatives))
-    for number, (estimate, color, marker) in enumerate(zip(estimates, COLORS, MARKERS, strict=False)):
+    for number, (each, color, marker) in enumerate(zip(estimates, COLORS, MARKERS, strict=False)):
         offset = 0.16 * (number - (len(estimates) - 1) / 2)  # equal weights would hide one another
-        weights = estimate.weights[query, list(negatives)].numpy()
-        right.plot(weights, places + offset, marker, color=color, markersize=8, label=estimate.label)
+        right.plot(each.weights[query, list(negatives)], places + offset, marker, color=color, markersize=8)
     right.set_yticks(places, [_label(queries[column]) for column in negatives], fontsize=10)
     right.set_ylim(len(negatives) - 0.5, -0.5)
     right.hlines(places[1:] - 0.5, 0, 1, transform=right.get_yaxis_transform(), color="0.9", lw=0.8)
@@ -153,18 +176,13 @@ def _label(text: str, width: int = WRAP) -> str:
     return "\n".join(textwrap.wrap(" ".join(text.split()), width, max_lines=2, placeholder=" …"))
 
 
-def negatives_table(
-    names: Sequence[str], estimates: Sequence[Estimate], queries: Sequence[str], query: int, columns: Sequence[int]
-) -> str:
+def negatives_table(estimates: Sequence[Estimate], queries: Sequence[str], query: int, columns: Sequence[int]) -> str:
     """A Markdown table of one query's codes: similarity and weight of each code under each estimator.
 
     A code is named by its own query; `=>` marks the code of `query`, the positive.
     """
-    headers = ["code of", *(f"{name} {figure}" for name in names for figure in ("similarity", "weight"))]
-    rows = []
-    for column in columns:
-        mark = "=> " if column == query else ""
-        pairs = ((estimate.similarity, estimate.weights) for estimate in estimates)
-        values = [float(figures[query, column]) for pair in pairs for figures in pair]
-        rows.append([mark + shortened(queries[column], 80).replace("|", "\\|"), *values])
+    headers = ["code of", *(f"{each.name} {figure}" for each in estimates for figure in ("similarity", "weight"))]
+    figures = np.stack([part[query] for each in estimates for part in (each.similarity, each.weights)]).astype(float)
+    names = [("=> " if column == query else "") + shortened(queries[column], 80) for column in columns]
+    rows = [[name.replace("|", "\\|"), *figures[:, column]] for name, column in zip(names, columns, strict=True)]
     return table(headers, rows)

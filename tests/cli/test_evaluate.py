@@ -14,7 +14,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import load_ranks
 from soft_trainer.files import write_rows
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.studies.report.records import find_runs
+from soft_trainer.studies.report.cells import find_runs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

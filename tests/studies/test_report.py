@@ -21,8 +21,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.options import fields
 from soft_trainer.studies.report.cells import PAPER, Cell, paper_mrr
 from soft_trainer.studies.report.pictures import alpha_beta
-from soft_trainer.studies.report.report import make_report, sections
-from soft_trainer.studies.report.tables import Best, markdown, mrr_table
+from soft_trainer.studies.report.report import Best, make_report, markdown, mrr_table, sections
 from soft_trainer.studies.significance import compare_paired, holm
 
 GOOD, FAIR, BAD = [1, 1, 2, 1] * 10, [1, 2, 2, 1] * 10, [3, 2, 5, 4] * 10
@@ -48,50 +47,46 @@ def study(make_run, soft):
     return write_study(make_run, soft)
 
 
+@pytest.fixture
+def report(tmp_path):
+    """Reports on the runs of `make_run`."""
+    return lambda: make_report([tmp_path / "outputs"])
+
+
 # ---- What is read ----
 
 
-def test_runs_are_found_below_folders_once_and_what_is_wrong_is_named(study, make_run):
+def test_runs_are_found_below_folders_once_and_what_is_wrong_is_named(study, make_run, soft):
+    make_run("soft-1-again", BAD, soft(), seed=1)
     (make_run("begun", GOOD) / "all_results.json").unlink()
     (make_run("broken", GOOD) / "all_results.json").write_text('{"half')
     (make_run("foreign", GOOD) / "all_results.json").write_text('{"train_loss": 1}')
     found = make_report([study, study / "info-1"])
-    assert {run.folder.name for run in found.runs} == {
-        "info-1",
-        "info-2",
-        "soft-1",
-        "soft-2",
-        "go",
-        "soft-go",
-        "cosqa",
-    }
-    assert len(found.runs) == 7
+    names = ["cosqa", "go", "info-1", "info-2", "soft-1", "soft-2", "soft-go"]
+    assert sorted(run.folder.name for run in found.runs) == names
     reasons = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in found.left_out}
     assert "not finished" in reasons["begun"] and "cannot be read" in reasons["broken"]
     assert "it lacks 'results'" in reasons["foreign"]
+    again = f"{study}/soft-1-again: the settings and the seed of {study}/soft-1"
+    assert reasons["soft-1-again"] == again and len(reasons) == 4
 
 
-def test_the_same_settings_and_seed_count_once_and_nothing_to_report_is_an_error(study, make_run, soft, tmp_path):
-    make_run("soft-1-again", BAD, soft(), seed=1)
-    found = make_report([study])
-    assert len(found.runs) == 7
-    assert found.left_out == [f"{study}/soft-1-again: the settings and the seed of {study}/soft-1"]
+@pytest.mark.parametrize(
+    ("name", "words"), [("nowhere", "no such folder"), ("empty", "no finished run"), ("outputs", "measured nothing")]
+)
+def test_nothing_to_report_is_an_error(make_run, tmp_path, name, words):
     (tmp_path / "empty").mkdir()
-    for folder, words in (
-        (tmp_path / "nowhere", "no such folder"),
-        (tmp_path / "empty", "no finished run"),
-        (make_run("a", GOOD, results={"test": {}}), "measured nothing"),
-    ):
-        with refused(words):
-            make_report([folder])
+    make_run("a", GOOD, results={"test": {}})
+    with refused(words):
+        make_report([tmp_path / name])
 
 
 # ---- Cells ----
 
 
-def test_seeds_are_averaged_settings_make_rows_and_languages_columns(study, make_run, soft):
+def test_seeds_are_averaged_settings_make_rows_and_languages_columns(study, make_run, soft, report):
     make_run("alpha", FAIR, soft(alpha=1.0), seed=1)
-    table = mrr_table(make_report([study]).main_cells)
+    table = mrr_table(report().main_cells)
     assert list(table) == ["Encoder", "Loss", "Estimator", "Settings", "Ruby", "Go"]
     mrr = {name: np.mean(1 / np.array(ranks)) for name, ranks in (("good", GOOD), ("fair", FAIR), ("bad", BAD))}
     assert texts(table) == [
@@ -103,44 +98,41 @@ def test_seeds_are_averaged_settings_make_rows_and_languages_columns(study, make
     assert best == [[False] * 2, [False] * 2, [True] * 2]
 
 
-def test_settings_that_differ_with_the_language_and_estimators_that_differ_with_the_seed_are_one_row(make_run, soft):
+def test_settings_that_differ_with_the_language_and_estimators_that_differ_with_the_seed_are_one_row(
+    make_run, soft, report
+):
     for language, rate in (("ruby", 1e-6), ("go", 2e-5)):
-        folder = make_run(language, GOOD, language=language, training={"learning rate": rate, "seed": 1})
+        make_run(language, GOOD, language=language, training={"learning rate": rate, "seed": 1})
     for seed in (1, 2):
         estimator = {"name": "trained_model", "estimator_model": f"outputs/info-{seed}"}
         make_run(f"t{seed}", GOOD, soft(), seed=seed, estimator=estimator)
-    cells = make_report([folder.parent]).main_cells
+    cells = report().main_cells
     assert len(texts(mrr_table(cells))) == 2
     (trained,) = (cell for cell in cells if len(cell.runs) > 1)
     assert [run.seed for run in trained.runs] == [1, 2]
 
 
-def test_untrained_and_lexical_are_rows_without_comparison(make_run):
+def test_untrained_and_lexical_are_rows_without_comparison(make_run, report):
     make_run("plain", FAIR)
-    folder = make_run("lexical", BAD, system="lexical")
-    found = make_report([folder.parent])
-    assert [row[1] for row in texts(mrr_table(found.main_cells))] == ["none (lexical BM25)", "InfoNCE"]
-    assert not found.compared
+    make_run("lexical", BAD, system="lexical")
+    assert [row[1] for row in texts(mrr_table(report().main_cells))] == ["none (lexical BM25)", "InfoNCE"]
+    assert not report().compared
 
 
-def test_data_sets_and_pools_of_one_language_are_columns_of_their_own(make_run):
+def test_data_sets_and_pools_of_one_language_are_columns_of_their_own(make_run, report):
     make_run("one", GOOD)
-    folder = make_run("two", GOOD, dataset="mined")
-    assert mrr_table(make_report([folder.parent]).main_cells).columns.tolist()[-2:] == ["Ruby (csn)", "Ruby (mined)"]
+    make_run("two", GOOD, dataset="mined")
+    assert mrr_table(report().main_cells).columns.tolist()[-2:] == ["Ruby (csn)", "Ruby (mined)"]
 
 
-def test_a_run_in_several_languages_stands_in_the_columns_of_each(make_run):
-    folder = make_run("ruby", BAD)
-    results = json.loads((folder / "all_results.json").read_text())["results"]["test"]
-    for language in ("ruby", "go"):
-        make_run("both", FAIR, split=f"test-{language}", languages=["ruby", "go"])
-    (metrics,) = json.loads((folder.parent / "both" / "all_results.json").read_text())["results"].values()
-    several = {"test-ruby": metrics, "test-go": metrics}
-    make_run("both", FAIR, split="test-go", languages=["ruby", "go"], results=several)
-    found = make_report([folder.parent])
-    assert list(found.cells) == ["test"]
+def test_a_run_in_several_languages_stands_in_the_columns_of_each(make_run, report):
+    metrics = json.loads((make_run("ruby", BAD) / "all_results.json").read_text())["results"]["test"]
+    fair = json.loads((make_run("both", FAIR) / "all_results.json").read_text())["results"]["test"]
+    make_run("both", FAIR, languages=["ruby", "go"], results={"test-ruby": fair, "test-go": fair})
+    found = report()
+    assert {cell.evaluation for cell in found.cells} == {"test"}
     assert texts(mrr_table(found.main_cells)) == [
-        ["unixcoder-base", "InfoNCE", "", "trained on ruby", f"{results['trained']['mrr']:.3f}", ""],
+        ["unixcoder-base", "InfoNCE", "", "trained on ruby", f"{metrics['trained']['mrr']:.3f}", ""],
         ["unixcoder-base", "InfoNCE", "", "trained on ruby+go", "0.750", "0.750"],
     ]
     assert {cell.paper for cell in found.main_cells if len(cell.runs[0].record["languages"]) > 1} == {None}
@@ -187,21 +179,20 @@ def test_the_paper_s_tables_agree_with_one_another():
     assert len(averaged) == 12
 
 
-def test_it_stands_beside_ours_but_not_beside_random_weights(make_run):
-    folder = make_run("one", GOOD)
+def test_it_stands_beside_ours_but_not_beside_random_weights(make_run, report):
+    make_run("one", GOOD)
     make_run("two", GOOD, base_model=None, encoder={"name": "unixcoder-64x1", "profile": "unixcoder"})
-    table = mrr_table(make_report([folder.parent]).main_cells)
-    assert table.iloc[:, -1].tolist() == ["0.875 (paper 0.740)", "0.875"]
+    assert mrr_table(report().main_cells).iloc[:, -1].tolist() == ["0.875 (paper 0.740)", "0.875"]
 
 
 # ---- Differences ----
 
 
-def test_each_cell_is_compared_with_infonce_over_the_seeds_of_both(study, make_run, soft):
+def test_each_cell_is_compared_with_infonce_over_the_seeds_of_both(study, make_run, soft, report):
     make_run("soft-3", BAD, soft(), seed=3)
-    found = make_report([study])
-    (cell,) = (cell for cell in found.compared if cell.language == "ruby")
-    ruby, every = cell.difference, [cell.difference for cell in found.compared]
+    compared = report().compared
+    (cell,) = (cell for cell in compared if cell.language == "ruby")
+    ruby, every = cell.difference, [cell.difference for cell in compared]
     assert ruby.seeds == (1, 2) and len(cell.runs) == 3
     base = (1 / np.array(BAD) + 1 / np.array(FAIR)) / 2
     assert ruby.comparison == compare_paired(1 / np.array(GOOD), base)
@@ -209,38 +200,34 @@ def test_each_cell_is_compared_with_infonce_over_the_seeds_of_both(study, make_r
     assert [change.ranks for change in ruby.gained[:1]] == [((1, 1), (2, 2))] and not ruby.lost
 
 
-def test_cancellation_is_compared_with_infonce_and_is_none_itself(make_run):
+def test_cancellation_is_compared_with_infonce_and_is_none_itself(make_run, report):
     make_run("plain", FAIR)
-    loss = {"loss": "info_nce", "estimator": "BM25Estimator", "cancel": "top_k", "cancel_k": 3}
-    folder = make_run("cancelled", GOOD, loss)
-    (cell,) = make_report([folder.parent]).compared
+    make_run("cancelled", GOOD, {"loss": "info_nce", "estimator": "BM25Estimator", "cancel": "top_k", "cancel_k": 3})
+    (cell,) = report().compared
     assert cell.cancel == "top_k 3" and cell.difference.baseline.runs[0].folder.name == "plain"
 
 
-def test_the_baseline_with_the_same_training_is_taken_and_a_difference_is_named(make_run, soft):
+def test_the_baseline_with_the_same_training_is_taken_and_a_difference_is_named(make_run, soft, report):
     other = {"codes that each query meets": 64, "epochs": 30.0, "learning rate": 2e-5, "seed": 1}
     make_run("long", BAD, training=other)
-    folder = make_run("soft", GOOD, soft())
-    found = make_report([folder.parent])
-    assert [cell.difference.also for cell in found.compared] == [("epochs",)]
-    assert "Also differs in" in sections(found)[1].table
+    make_run("soft", GOOD, soft())
+    assert [cell.difference.also for cell in report().compared] == [("epochs",)]
+    assert "Also differs in" in sections(report())[1].table
     make_run("short", FAIR)
-    (cell,) = make_report([folder.parent]).compared
+    (cell,) = report().compared
     assert cell.difference.baseline.runs[0].folder.name == "short" and not cell.difference.also
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"dataset": "mined"}, {"language": "go"}])
-def test_without_a_baseline_the_cell_is_named(make_run, soft, change):
+def test_without_a_baseline_the_cell_is_named(make_run, soft, report, change):
     make_run("plain", FAIR)
-    folder = make_run("soft", GOOD, soft(), **change)
-    found = make_report([folder.parent])
-    assert not found.compared and "is not compared with InfoNCE" in found.left_out[0]
+    make_run("soft", GOOD, soft(), **change)
+    assert not report().compared and "is not compared with InfoNCE" in report().left_out[0]
 
 
-def test_lost_ranks_cost_the_comparison_not_the_report(study):
+def test_lost_ranks_cost_the_comparison_not_the_report(study, report):
     (study / "soft-go" / "ranks-test-trained.parquet").unlink()
-    found = make_report([study])
-    assert len(found.compared) == 1 and "no ranks of test" in found.left_out[0]
+    assert len(report().compared) == 1 and "no ranks of test" in report().left_out[0]
 
 
 # ---- The files ----
@@ -333,28 +320,23 @@ def test_what_cannot_be_written_is_named(study, tmp_path, monkeypatch):
     assert not (tmp_path / "report").exists()
 
 
-def test_all_six_languages_get_an_overall_column(make_run):
+def test_all_six_languages_get_an_overall_column_and_a_language_may_be_added(make_run, report, monkeypatch):
     for language in ("ruby", "python", "java", "javascript", "php", "go"):
-        folder = make_run(language, GOOD if language == "go" else FAIR, language=language)
-    table = mrr_table(make_report([folder.parent]).main_cells)
+        make_run(language, GOOD if language == "go" else FAIR, language=language)
+    table = mrr_table(report().main_cells)
     assert list(table)[-3:] == ["PHP", "Go", "Overall"]
     assert texts(table)[0][-1] == f"{(5 * np.mean(1 / np.array(FAIR)) + 0.875) / 6:.3f}"
-
-
-def test_a_language_may_be_added(make_run, monkeypatch):
     monkeypatch.setattr(fields, "LANGUAGES", (*fields.LANGUAGES, "typescript"))
-    spec = importlib.util.find_spec("soft_trainer.studies.report.tables")
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)  # as a new process imports it
-    for language in (*fields.LANGUAGES[:6], "rust"):
-        folder = make_run(language, GOOD, language=language)
-    headers = list(tables.mrr_table(make_report([folder.parent]).main_cells))
-    assert headers[-4:] == ["PHP", "Go", "Rust", "Overall"]
+    spec = importlib.util.find_spec("soft_trainer.studies.report.report")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)  # as a new process imports it
+    make_run("rust", GOOD, language="rust")
+    assert list(module.mrr_table(report().main_cells))[-4:] == ["PHP", "Go", "Rust", "Overall"]
 
 
-def test_alpha_and_beta_make_a_curve(make_run, soft):
+def test_alpha_and_beta_make_a_curve(make_run, soft, report):
     for alpha in (0.5, 1.0, 1.5):
-        folder = make_run(f"a{alpha}", GOOD if alpha == 1.0 else FAIR, soft(alpha=alpha, beta=2 - alpha))
-    picture = alpha_beta(make_report([folder.parent]).main_cells)
+        make_run(f"a{alpha}", GOOD if alpha == 1.0 else FAIR, soft(alpha=alpha, beta=2 - alpha))
+    picture = alpha_beta(report().main_cells)
     assert "α + β = 2: 0.750 at α 0.5, 0.875 at α 1, 0.750 at α 1.5" in picture.alt
     assert alpha_beta(make_report([make_run("other", GOOD, soft(), language="go")]).main_cells) is None

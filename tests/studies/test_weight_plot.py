@@ -24,7 +24,7 @@ def run(capsys, tmp_path):
 
 
 def estimates(*similarities: torch.Tensor) -> list[Estimate]:
-    return [Estimate(f"e{number}", one, (2 - one).exp()) for number, one in enumerate(similarities)]
+    return [Estimate("e", f"e{number}", one, (2 - one).exp()) for number, one in enumerate(similarities)]
 
 
 def cells(line: str) -> list[str]:
@@ -102,7 +102,7 @@ def test_long_texts_and_signs_of_formulas_are_drawn_as_they_are():
     figure.canvas.draw()  # a formula that does not parse raises here
     box = figure.get_tightbbox()
     assert box.width <= figure.get_figwidth() + 0.01 and box.x0 >= -0.01
-    table = weight_plot.negatives_table(["e"], estimates(torch.rand(4, 4)), texts, 1, [0])
+    table = weight_plot.negatives_table(estimates(torch.rand(4, 4)), texts, 1, [0])
     assert r"sets $name to $value \| word" in table
 
 

@@ -1,4 +1,4 @@
-"""The cells of a report, their comparison with InfoNCE, and the paper's figures for them.
+"""The runs and the cells of a report, their comparison with InfoNCE, and the paper's figures for them.
 
 A row is an encoder with a loss, an estimator and those settings in which its runs differ. A column is a language with
 its data set and corpus. A cell holds the runs of one row and column, one for each seed.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections import defaultdict
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import SYSTEMS
+from soft_trainer.files import NUMBERS, RECORD, record_path
 from soft_trainer.loss_settings import LOSSES
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.studies.compare import Pairing, RankChange, ranks_of
-from soft_trainer.studies.report.records import ReportedRun
 from soft_trainer.studies.significance import Comparison, holm
 
 PAPER = Path(__file__).with_name("paper.csv")  # Li et al. 2023, every MRR of their tables
@@ -30,6 +31,109 @@ CHANGES = 5  # queries shown that gained, and as many that lost
 ENCODERS = ("codebert", "graphcodebert", "unixcoder")
 LOSS_ORDER = ("info_nce", "bce", "weighted_info_nce", "kl_regularization", "soft_info_nce")  # of the paper's tables
 BASELINES = {"untrained": "none (zero-shot)", "lexical": "none (lexical BM25)"}
+LABELS = {"javascript": "JavaScript", "php": "PHP", "typescript": "TypeScript", "cpp": "C++", "c_sharp": "C#"}
+STATE = "trainer_state.json"
+# Entries of a record that seeds or languages of one setting may differ in.
+_NOT_SETTINGS = ("loss", "estimator", "name", "profile", "seed", "steps", "train runtime, s", "seconds a step")
+_ESTIMATOR_NAMES = {
+    entry.estimator_class.__name__: name for name, entry in ESTIMATORS.items() if entry.estimator_class
+}
+
+
+# ---- Runs ----
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """A run as its output folder describes it."""
+
+    folder: Path
+    record: Mapping  # of `Run.record`
+    log: Sequence[Mapping]  # `log_history` of `trainer_state.json`, empty if the run did not train
+    encoder: str  # a short name
+    profile: str | None  # None for random weights, which the paper did not measure
+    loss: str
+    cancel: str  # kind and number of the false-negative cancellation, such as "top_k 3"; empty if there is none
+    estimator: str  # name on the command line; "none" if the loss does not use one
+    seed: int | None
+    settings: Mapping[str, object]  # of encoder, loss, estimator and training, without seed and times
+    sets: Mapping[tuple[str, str], str]  # (evaluation set, language) -> key of the results, such as "test-ruby"
+
+
+def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[str, str]]:
+    """All runs below `folders`, and the reason for each folder that is left out.
+
+    Raises:
+        UserError: a folder does not exist, or no run can be read.
+    """
+    places: dict[Path, Path] = {}  # real path -> path as named: a folder that is named twice counts once
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
+        found = {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in folder.rglob(name)}
+        for place in sorted(found):
+            places.setdefault(place.resolve(), place)
+    runs, left_out = [], {}
+    for folder in places.values():
+        try:
+            runs.append(read_run(folder))
+        except FileNotFoundError:
+            left_out[str(folder)] = f"not finished: it has ranks but no {RECORD}"
+        except (AttributeError, KeyError, TypeError) as error:
+            left_out[str(folder)] = f"{record_path(folder).name} is not that of a code-search run: it lacks {error}"
+        except UserError as error:
+            left_out[str(folder)] = str(error)
+        except (OSError, ValueError) as error:
+            left_out[str(folder)] = f"cannot be read: {error}"
+    if not runs:
+        reasons = "; ".join(f"{folder}: {reason}" for folder, reason in left_out.items())
+        raise UserError(f"no finished run (a folder with {RECORD}) was found{': ' if reasons else ''}{reasons}")
+    return runs, left_out
+
+
+def read_run(folder: Path) -> ReportedRun:
+    """Reads one run.
+
+    Raises:
+        UserError: the run was measured, but not trained.
+        OSError, ValueError, AttributeError, KeyError, TypeError: its record is not there or not that of a run.
+    """
+    record, state = json.loads(record_path(folder).read_text(encoding="utf-8")), folder / STATE
+    if "results" in record and "loss" not in record:
+        raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
+    for metrics in (metrics for systems in record["results"].values() for metrics in systems.values()):
+        _ = metrics["mrr"], metrics["pool_size"]
+    base, languages, _ = (record[name] for name in ("base_model", "languages", "dataset"))
+    encoder, loss, estimator = record.get("encoder", {}), record["loss"], record.get("estimator", {})
+    kind = loss.get("cancel", "none")
+    number = loss.get({"top_k": "cancel_k", "ratio": "cancel_ratio"}.get(kind), "")
+    cancel = "" if kind == "none" else f"{kind} {number}"
+    class_name = loss.get("estimator") or "none"
+    name = estimator.get("name") or _ESTIMATOR_NAMES.get(class_name, class_name)
+    settings = {"base model": base, "trained on": "+".join(languages)}
+    for part in (encoder, loss, estimator, record["training"]):
+        settings |= {name: value for name, value in part.items() if name not in _NOT_SETTINGS}
+    plain = (str, int, float)  # anything else is compared by its text
+    sets = {}
+    for key in record["results"]:
+        own = [name for name in languages if len(languages) > 1 and key.endswith(f"-{name}")]
+        sets[(key.removesuffix(f"-{own[0]}"), own[0]) if own else (key, "+".join(languages))] = key
+    return ReportedRun(
+        folder=folder,
+        record=record,
+        log=json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.is_file() else [],
+        encoder=encoder.get("name") or (base or "random weights").rstrip("/").rsplit("/", 1)[-1],
+        profile=encoder.get("profile") if base else None,
+        loss=loss["loss"],
+        cancel=cancel,
+        estimator=name if cancel or loss["loss"] != "info_nce" else "none",
+        seed=record["training"].get("seed"),
+        settings={name: v if isinstance(v, plain) else str(v) for name, v in settings.items() if v is not None},
+        sets=sets,
+    )
+
+
+# ---- Cells ----
 
 
 @dataclass(eq=False)
@@ -116,26 +220,25 @@ def value_text(value) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def make_cells(runs: Iterable[ReportedRun], evaluation: str) -> tuple[list[Cell], dict[str, str]]:
-    """The cells of an evaluation set in the order of the paper's table, and the runs that repeat another's seed."""
+def make_cells(runs: Iterable[ReportedRun]) -> tuple[list[Cell], dict[str, str]]:
+    """The cells, those of test first, in the order of the paper's table, and the runs that repeat another's seed."""
     methods: dict[tuple, list[tuple[tuple, ReportedRun, Mapping]]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (str(run.seed), str(run.folder))):
-        for language, key in ((language, key) for (name, language), key in run.sets.items() if name == evaluation):
+        for (evaluation, language), key in run.sets.items():
             for system, metrics in run.record["results"][key].items():
                 method = (run.loss, run.cancel, run.estimator) if system == "trained" else ("", "", "")
                 place = (language, run.record["dataset"], int(metrics["pool_size"]))
                 if system in SYSTEMS:
-                    methods[run.encoder, system, *method].append((place, run, _settings(run, system)))
+                    methods[evaluation, run.encoder, system, *method].append((place, run, _settings(run, system)))
     cells, repeated = {}, {}
     for method, members in methods.items():
         names = _varying(members)
         for place, run, settings in members:
             cell = (*method, tuple((name, settings.get(name)) for name in names), *place)
             first = cells.setdefault(cell, {}).setdefault(run.seed, run)
-            if first is not run and method[1] == "trained":
+            if first is not run and method[2] == "trained":
                 repeated[str(run.folder)] = f"the settings and the seed of {first.folder}"
-    made = [Cell(evaluation, *cell, tuple(seeds.values())) for cell, seeds in cells.items()]
-    return sorted(made, key=_order), repeated
+    return sorted((Cell(*cell, tuple(seeds.values())) for cell, seeds in cells.items()), key=_order), repeated
 
 
 def _settings(run: ReportedRun, system: str) -> Mapping[str, object]:
@@ -159,6 +262,7 @@ def _varying(members: Sequence[tuple[tuple, ReportedRun, Mapping]]) -> list[str]
 def _order(cell: Cell) -> tuple:
     """Sorts cells as the paper's table does: by encoder, loss, estimator, then settings, then language."""
     return (
+        *(cell.evaluation != "test", cell.evaluation),
         *(_position(cell.runs[0].profile, ENCODERS), cell.encoder),
         *(_position(cell.system, BASELINES), _position(cell.loss, LOSS_ORDER), cell.cancel),
         *(_position(cell.estimator, ESTIMATORS), cell.estimator),
@@ -171,6 +275,20 @@ def _order(cell: Cell) -> tuple:
 def _position(name: str | None, names: Iterable[str]) -> int:
     names = list(names)
     return names.index(name) if name in names else len(names)
+
+
+def column_labels(cells: Iterable[Cell]) -> dict[tuple, str]:
+    """The columns of some cells, Ruby to Go: the language, with data set and corpus size where they tell it apart."""
+    columns = sorted({cell.column for cell in cells})
+    shared = Counter(place for _, language, dataset, _ in columns for place in (language, (language, dataset)))
+    labels = {}
+    for column in columns:
+        _, language, dataset, pool = column
+        name = "+".join(LABELS.get(each, each.title()) for each in language.split("+"))
+        detail = [dataset] if shared[language] > 1 else []
+        detail += [f"{pool:,} codes"] if shared[language, dataset] > 1 else []
+        labels[column] = f"{name} ({', '.join(detail)})" if detail else name
+    return labels
 
 
 # ---- Against InfoNCE ----
@@ -199,12 +317,12 @@ def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
     """
     place = (cell.encoder, cell.column)
     candidates = [other for other in cells if other.is_baseline and (other.encoder, other.column) == place]
-    if not candidates:
-        raise UserError("no run of InfoNCE with this encoder, language, data set and corpus")
-    baseline = min(candidates, key=lambda other: (len(_also(cell, other)), -len(_common_seeds(cell, other))))
-    seeds, also = _common_seeds(cell, baseline), _also(cell, baseline)
-    if not seeds:
-        raise UserError("no seed in common")
+    refuse((not candidates, "no run of InfoNCE with this encoder, language, data set and corpus"))
+    theirs = {other: {run.seed for run in other.runs} for other in candidates}
+    common = {other: tuple(run.seed for run in cell.runs if run.seed in theirs[other]) for other in candidates}
+    baseline = min(candidates, key=lambda other: (len(_also(cell, other)), -len(common[other])))
+    seeds, also = common[baseline], _also(cell, baseline)
+    refuse((not seeds, "no seed in common"))
     pairing = Pairing(
         *([ranks_of(run.folder, each.key(run)) for run in each.runs if run.seed in seeds] for each in (cell, baseline))
     )
@@ -218,11 +336,6 @@ def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
     of_method = {*ours.record["loss"], *ours.record.get("estimator", {}), *theirs.record.get("estimator", {})}
     names = (name for name in dict.fromkeys([*ours.settings, *theirs.settings]) if name not in of_method)
     return tuple(name for name in names if ours.settings.get(name) != theirs.settings.get(name))
-
-
-def _common_seeds(cell: Cell, other: Cell) -> tuple:
-    theirs = {run.seed for run in other.runs}
-    return tuple(run.seed for run in cell.runs if run.seed in theirs)
 
 
 # ---- The paper's figures ----

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from soft_trainer.evaluation.figures import COLORS, MARKERS, data_uri, new_figure
-from soft_trainer.studies.report.cells import Cell
-from soft_trainer.studies.report.tables import column_labels
+from soft_trainer.studies.report.cells import Cell, column_labels
 
 DASHES = ("-", "--", ":", "-.")
 SIZE = (4.8, 3.7)  # inches; legible at the width of a telephone

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jinja2
+import numpy as np
+from markupsafe import Markup, escape
 from pandas import DataFrame
 
-from soft_trainer.errors import UserError
+from soft_trainer.data.statistics import PAPER_ROWS
+from soft_trainer.errors import UserError, refuse
+from soft_trainer.evaluation.results import GRADED
 from soft_trainer.files import write_text
-from soft_trainer.studies.compare import change_text
-from soft_trainer.studies.report import tables
-from soft_trainer.studies.report.cells import Cell, compare_with_infonce, make_cells
+from soft_trainer.studies.compare import change_text, p_text
+from soft_trainer.studies.report.cells import (
+    Cell,
+    ReportedRun,
+    column_labels,
+    compare_with_infonce,
+    find_runs,
+    make_cells,
+    method_labels,
+    paper_mrr,
+    value_text,
+)
 from soft_trainer.studies.report.pictures import pictures
-from soft_trainer.studies.report.records import ReportedRun, find_runs
-from soft_trainer.studies.report.tables import SIGNIFICANT
 
-MAIN = "test"
 BACKGROUND = ("data", "runs", "left-out")  # sections that follow the pictures
 TITLE = "Code search: the results of the runs"
 PAPER_NOTE = (
@@ -33,6 +44,21 @@ TEST_NOTE = (
     "cover the variation between seeds."
 )
 TIME_NOTE = "Seconds a step include the fitting of the estimator, evaluations and checkpoints."
+METHOD = ("Loss", "Estimator", "Settings")  # headers of `Cell.labels`
+TEXTS = ("Folder", "Encoder", *METHOD, "Language", "Data set", "Seeds", "Also differs in", "α / β / t / floor")  # left
+TRAINING = {  # header -> name in the record of the training
+    "Seed": "seed",
+    "N": "codes that each query meets",
+    "Epochs": "epochs",
+    "Steps": "steps",
+    "Learning rate": "learning rate",
+    "Seconds a step": "seconds a step",
+}
+CSV_COLUMNS = (
+    *("evaluation", "encoder", "language", "dataset", "pool", "system", "loss", "cancel", "estimator", "settings"),
+    *("seeds", "mrr", "mrr_of_seeds", "paper_mrr", "delta", "low", "high", "p", "p_holm", "wins", "losses", "ties"),
+)
+SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,13 +77,13 @@ class Report:
     """The content of a report."""
 
     runs: Sequence[ReportedRun]
-    cells: Mapping[str, Sequence[Cell]]  # by evaluation set, "test" first
+    cells: Sequence[Cell]  # of all evaluation sets, those of test first
     left_out: Sequence[str] = ()  # a line for each run that was not read or not compared, with the reason
 
     @property
     def main_cells(self) -> Sequence[Cell]:
         """The cells of test, or of the first set if no run has test."""
-        return next(iter(self.cells.values()))
+        return [cell for cell in self.cells if cell.evaluation == self.cells[0].evaluation]
 
     @property
     def compared(self) -> Sequence[Cell]:
@@ -72,16 +98,143 @@ def make_report(folders: Sequence[str | Path]) -> Report:
         UserError: a folder does not exist, or there is nothing to report.
     """
     runs, left_out = find_runs(folders)
-    cells = {}
-    for name in sorted({name for run in runs for name, _ in run.sets}, key=lambda name: (name != MAIN, name)):
-        cells[name], repeated = make_cells(runs, name)
-        left_out |= repeated
-    cells = {name: made for name, made in cells.items() if made}
-    if not cells:
-        raise UserError("the runs measured nothing: --do_eval and --do_predict make them")
-    problems = compare_with_infonce(next(iter(cells.values())))
-    used = [run for run in runs if str(run.folder) not in left_out]
-    return Report(used, cells, [*(f"{name}: {why}" for name, why in left_out.items()), *problems])
+    cells, repeated = make_cells(runs)
+    refuse((not cells, "the runs measured nothing: --do_eval and --do_predict make them"))
+    left_out |= repeated
+    report = Report([run for run in runs if str(run.folder) not in left_out], cells)
+    problems = compare_with_infonce(report.main_cells)
+    return replace(report, left_out=[*(f"{name}: {why}" for name, why in left_out.items()), *problems])
+
+
+# ---- The tables, data frames of texts ----
+
+
+class Best(str):
+    """An entry that stands out; a note in parentheses behind it does not."""
+
+
+def as_table(rows: Iterable[Mapping[str, str]], keep: str | None = None) -> DataFrame:
+    """Makes a table from a mapping for each row, without the columns that are empty, other than `keep`."""
+    table = DataFrame(list(rows), dtype=object)
+    return table.loc[:, [(table[name] != "").any() or name == keep for name in table]]
+
+
+def markdown(table: DataFrame) -> str:
+    """Writes a table in Markdown, the best in bold up to a note in parentheses."""
+
+    def entry(text: str) -> str:
+        return re.sub(r"^[^(]*[^( ]", r"**\g<0>**", escaped(text)) if isinstance(text, Best) else escaped(text)
+
+    align = ["left" if name in TEXTS else "right" for name in table]
+    settings = {"tablefmt": "pipe", "disable_numparse": True, "colalign": align}
+    return table.map(entry).to_markdown(index=False, headers=[escaped(name) for name in table], **settings)
+
+
+def html_entry(text: str) -> Markup:
+    """Writes an entry in HTML, the best in bold, a note in parentheses smaller."""
+    main, _, note = text.partition(" (") if isinstance(text, Best) or text.endswith(")") else (text, "", "")
+    main = Markup("<strong>{}</strong>").format(main) if isinstance(text, Best) else escape(main)
+    return main + (Markup(" <small>({}</small>").format(note) if note else "")
+
+
+def escaped(text: str) -> str:
+    """A text in one line of Markdown, with every character of markup escaped."""
+    return " ".join(re.sub(r"[\\|*_`<\[]", r"\\\g<0>", text).split())
+
+
+def mrr_table(cells: Sequence[Cell]) -> DataFrame:
+    """MRR in the paper's layout: the best of an encoder in bold, the paper's figure behind ours, † on a difference.
+
+    A column "Overall" follows if all six languages of the paper are there.
+    """
+    labels = column_labels(cells)
+    entries = [(cell.encoder, *cell.labels, labels[cell.column], _mrr_entry(cell, cells)) for cell in cells]
+    lines = DataFrame(entries, columns=["Encoder", *METHOD, "column", "mrr"], dtype=object)
+    table = lines.pivot_table("mrr", ["Encoder", *METHOD], "column", "first", sort=False)[list(labels.values())]
+    languages = [language for _, language, *_ in labels]
+    if set(PAPER_ROWS) <= set(languages) and len(set(languages)) == len(languages):
+        six = [cell for cell in cells if cell.language in PAPER_ROWS]
+        rows = ([cell for cell in six if (cell.encoder, *cell.labels) == row] for row in table.index)
+        table["Overall"] = [_overall_entry(row) if len(row) == len(PAPER_ROWS) else "" for row in rows]
+    return as_table(table.fillna("").reset_index().to_dict("records"), keep="Estimator")
+
+
+def _mrr_entry(cell: Cell, cells: Sequence[Cell]) -> str:
+    rivals = (other.mean() for other in cells if (other.encoder, other.column) == (cell.encoder, cell.column))
+    notes = {"paper": cell.paper} | {label: cell.mean(name) for name, label in GRADED.items()}
+    note = ", ".join(f"{label} {value:.3f}" for label, value in notes.items() if value is not None)
+    differs = "†" if cell.difference and cell.difference.p < SIGNIFICANT else ""
+    text = f"{cell.mean():.3f}{differs}" + (f" ({note})" if note else "")
+    return Best(text) if round(cell.mean(), 3) == round(max(rivals), 3) else text
+
+
+def _overall_entry(six: Sequence[Cell]) -> str:
+    """The mean over the six languages of the paper."""
+    paper = paper_mrr(six[0], "overall")
+    return f"{np.mean([cell.mean() for cell in six]):.3f}{'' if paper is None else f' (paper {paper:.3f})'}"
+
+
+def differences_table(cells: Sequence[Cell]) -> DataFrame:
+    """Cells against InfoNCE: difference, interval, p, and the queries won and lost."""
+    labels = column_labels(cells)
+    return as_table(
+        {
+            "Encoder": cell.encoder,
+            **dict(zip(METHOD, cell.labels, strict=True)),
+            "Language": labels[cell.column],
+            "Seeds": ", ".join(str(seed) for seed in difference.seeds if seed is not None),
+            "Also differs in": ", ".join(difference.also),
+            "Δ MRR": f"{comparison.delta:+.3f}",
+            "95 % interval": f"{comparison.interval.low:+.3f} to {comparison.interval.high:+.3f}",
+            "p": p_text(comparison.p),
+            "p (Holm)": (Best if difference.p < SIGNIFICANT else str)(p_text(difference.p)),
+            **{name.title(): f"{getattr(comparison, name):,}" for name in ("wins", "losses", "ties")},
+        }
+        for cell, difference, comparison in ((cell, cell.difference, cell.difference.comparison) for cell in cells)
+    )
+
+
+def data_table(cells: Sequence[Cell]) -> DataFrame:
+    """The columns of the report with their data set, queries and codes, and those of the paper."""
+    rows, first = [], {cell.column: cell for cell in reversed(cells)}
+    for column, label in column_labels(cells).items():
+        cell = first[column]
+        *_, queries, codes = PAPER_ROWS.get(cell.language, (None, None))
+        counts = {"Queries": cell.values("queries")[0], "Codes in the corpus": cell.pool}
+        counts |= {"Queries in the paper": queries, "Codes in the paper": codes}
+        counts = {name: "" if count is None else f"{int(count):,}" for name, count in counts.items()}
+        rows.append({"Language": label, "Data set": cell.dataset, **counts})
+    return as_table(rows)
+
+
+def runs_table(runs: Sequence[ReportedRun]) -> DataFrame:
+    """Every run with its folder, its settings and its time."""
+    weights = ("alpha", "beta", "temperature", "floor")
+    return as_table(
+        {
+            "Folder": str(run.folder),
+            "Encoder": run.encoder,
+            "Language": "+".join(run.record["languages"]),
+            **dict(zip(METHOD, method_labels(run.loss, run.estimator), strict=False)),
+            "α / β / t / floor": " / ".join(value_text(loss[name]) for name in weights if loss.get(name) is not None),
+            **{header: value_text(run.record["training"].get(name)) for header, name in TRAINING.items()},
+        }
+        for run in runs
+        for loss in [run.record["loss"]]
+    )
+
+
+def csv_text(cells: Iterable[Cell]) -> str:
+    """One line for each cell, with all digits."""
+    lines = []
+    for cell in cells:
+        line = vars(cell) | {"settings": cell.labels[-1], "mrr": cell.mean(), "paper_mrr": cell.paper}
+        line |= {"seeds": " ".join(str(run.seed) for run in cell.runs)}
+        line |= {"mrr_of_seeds": " ".join(f"{mrr:.6f}" for mrr in cell.values("mrr"))}
+        if difference := cell.difference:
+            line |= asdict(difference.comparison) | difference.comparison.interval._asdict() | {"p_holm": difference.p}
+        lines.append(line)
+    return DataFrame(lines, columns=CSV_COLUMNS, dtype=object).to_csv(index=False)
 
 
 # ---- The content ----
@@ -89,20 +242,21 @@ def make_report(folders: Sequence[str | Path]) -> Report:
 
 def sections(report: Report) -> list[Section]:
     """The tables with their notes, in the order of the report."""
-    (main, cells), *others = report.cells.items()
+    sets = itertools.groupby(report.cells, lambda cell: cell.evaluation)
+    (main, cells), *others = [(name, list(cells)) for name, cells in sets]
     notes = ["Mean over seeds; the best of an encoder in bold."]
     if any(cell.difference.p < SIGNIFICANT for cell in report.compared):
         notes.append(f"†: differs from InfoNCE with p < {SIGNIFICANT} after correction.")
     if any(cell.paper is not None for cell in cells):
         notes.append(PAPER_NOTE)
-    made = [Section("results", f"MRR on {main}", tables.mrr_table(cells), notes)]
+    made = [Section("results", f"MRR on {main}", mrr_table(cells), notes)]
     if report.compared:
-        table = tables.differences_table(report.compared)
+        table = differences_table(report.compared)
         made.append(Section("differences", "Differences from InfoNCE", table, [TEST_NOTE]))
     for number, (name, other_cells) in enumerate(others):
-        made.append(Section(f"on-{number}", f"MRR on {name}", tables.mrr_table(other_cells)))
-    made.append(Section("data", "Data", tables.data_table(cells)))
-    made.append(Section("runs", "Runs", tables.runs_table(report.runs), [TIME_NOTE]))
+        made.append(Section(f"on-{number}", f"MRR on {name}", mrr_table(other_cells)))
+    made.append(Section("data", "Data", data_table(cells)))
+    made.append(Section("runs", "Runs", runs_table(report.runs), [TIME_NOTE]))
     if report.left_out:
         made.append(Section("left-out", "Left out or not compared", items=report.left_out))
     return made
@@ -131,7 +285,7 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    for function in (tables.markdown, tables.escaped, tables.html_entry, change_text):
+    for function in (markdown, escaped, html_entry, change_text):
         environment.filters[function.__name__] = function
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before the pictures, which take time
@@ -143,12 +297,12 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
             "rest": [section for section in made if section.name in BACKGROUND],
             "pictures": pictures(report.main_cells),
             "compared": report.compared,
-            "labels": tables.column_labels(report.main_cells),
-            "text_headers": tables.TEXTS,
+            "labels": column_labels(report.main_cells),
+            "text_headers": TEXTS,
         }
         texts = {
             "report.md": environment.get_template("report.md.jinja").render(content),
-            "report.csv": tables.csv_text(itertools.chain(*report.cells.values())),
+            "report.csv": csv_text(report.cells),
             "report.html": environment.get_template("report.html").render(content),
         }
         for name, text in texts.items():
