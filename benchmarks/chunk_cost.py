@@ -30,8 +30,8 @@ from starting_point import StartingPoint, add_encoder_options, begin, label
 
 from soft_trainer.data.collator import STEP, ChunkCost, chunk_by_length
 from soft_trainer.data.tokens import SIDES, column_of
-from soft_trainer.encoders.encoding import encode, pad
-from soft_trainer.encoders.loading import Encoder, load_encoder
+from soft_trainer.encoders.encoding import Encoder, encode, pad
+from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.terminal import table
 
 Split = Callable[[np.ndarray], list[np.ndarray]]  # lengths -> rows of each chunk

@@ -15,12 +15,12 @@ import numpy as np
 from mteb.types import PromptType
 
 from soft_trainer.data.codesearchnet import load_folder, target_rows
+from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.pooling import comparable
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 from soft_trainer.mteb import EvaluationSetTask, MtebEncoder
-from soft_trainer.mteb.results import measure
+from soft_trainer.mteb.tasks import measure
 from soft_trainer.terminal import table
 
 

@@ -6,7 +6,7 @@ mean of the weights before and after keeps most of the gain and gives most of th
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from soft_trainer.encoders.adapters import adapter_state, has_adapter, merge_adapter, set_adapter_state
-from soft_trainer.encoders.loading import load_model, load_tokenizer
-from soft_trainer.encoders.lora import CONFIG, saved_adapter
+from soft_trainer.encoders import adapters
+from soft_trainer.encoders.loading import MISSING_WEIGHTS, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import published_name, read_json
-from soft_trainer.encoders.transformer import MISSING_WEIGHTS, load_config
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, published_name, read_json, saved_adapter
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import RECORD, write_json
 from soft_trainer.hub.export import export_encoder
@@ -88,7 +86,7 @@ def merge_encoders(
     output_dir: str | Path,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Writes the encoder (1 - ratio) x base + ratio x mean(models), all floating-point weights.
+    """Writes the encoder (1 - ratio) x base + ratio x mean(models), all floating-point weights; returns its folder.
 
     Everything else, such as tokenizer, pooling, lengths and prompts, is that of the first model. A single LoRA adapter
     on `base` stays an adapter, scaled by the ratio, which is the same encoder; several are averaged as whole encoders.
@@ -100,32 +98,30 @@ def merge_encoders(
         output_dir: a folder that is missing or empty.
         trust_remote_code: run the code that comes with a model. Read it first.
 
-    Returns:
-        `output_dir` as a path. It loads like any encoder of ours.
-
     Raises:
         UserError: a ratio outside its range, a folder that holds something, encoders whose weights or tokenizers do
             not fit together, or an adapter on another base.
     """
     models, folder = [models] if isinstance(models, str | Path) else list(models), Path(output_dir)
     check_ratio(ratio)
+    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     refuse(
         (not models, "merge: name one trained encoder or more"),
-        (
-            folder.exists() and (not folder.is_dir() or any(folder.iterdir())),
-            f"output_dir={folder}: it holds something already; name a new folder",
-        ),
+        (taken, f"output_dir={folder}: it holds something already; name a new folder"),
     )
     profile = resolve_profile(models[0])
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)
-    adapter = saved_adapter(models[0]) if len(models) == 1 else None
-    if adapter is not None:
-        if not _is_same(base, adapter.base):
+    adapter = saved_adapter(models[0])
+    if adapter is None or len(models) > 1:
+        merged = _merged_model(base, models, ratio, profile, trust_remote_code)
+        if adapter is None:  # in the number format of its files
+            merged.to(load_config(models[0], None, trust_remote_code).dtype or torch.float32)
+    else:
+        same = published_name(base) == published_name(adapter.base)
+        if not same and Path(base).resolve() != Path(adapter.base).resolve():
             raise UserError(f"{models[0]}: its adapter belongs to {adapter.base}: name that as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
-        set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
-    else:
-        merged = _merged_model(base, models, ratio, profile, tokenizer, trust_remote_code)
+        adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
     record = _record(base, models, ratio)
     write_model_card(folder, record)
@@ -134,85 +130,59 @@ def merge_encoders(
 
 
 def check_ratio(ratio: float, name: str = "ratio") -> None:
-    """Refuses a ratio outside its range.
-
-    Raises:
-        UserError: names the range.
-    """
-    if not (math.isfinite(ratio) and 0 <= ratio <= 1):
+    """Raises UserError for a ratio outside its range, 0 to 1."""
+    if not 0 <= ratio <= 1:
         raise UserError(f"{name}={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
 
 
 def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
-    """Returns the weights of the active adapter times a ratio: LoRA adds B A to a weight, so B is scaled.
-
-    Raises:
-        UserError: an adapter that is more than such products, which a ratio cannot scale.
-    """
+    """Returns an adapter's weights times a ratio: LoRA adds B A, so B is scaled; UserError unless plain LoRA."""
     config = next(iter(model.peft_config.values()))
-    plain = config.peft_type.value == "LORA" and not config.use_dora and config.bias == "none"
-    if not plain or config.modules_to_save:
-        raise UserError(f"{CONFIG}: only plain LoRA can be scaled; merge the adapter into its base first (merge_lora)")
-    state = adapter_state(model)
+    if config.peft_type.value != "LORA" or config.use_dora or config.bias != "none" or config.modules_to_save:
+        raise UserError(f"{ADAPTER_CONFIG}: only plain LoRA can be scaled; merge the adapter first (merge_lora)")
+    state = adapters.adapter_state(model)
     return {
-        name: tensor * ratio if "lora_B" in name or "embedding_B" in name else tensor for name, tensor in state.items()
+        name: tensor * ratio if re.search("(lora|embedding)_B", name) else tensor for name, tensor in state.items()
     }
 
 
 def _merged_model(
-    base: str | Path, models: Sequence, ratio: float, profile: EncoderProfile, tokenizer, trust_remote_code: bool
+    base: str | Path, models: Sequence, ratio: float, profile: EncoderProfile, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Returns the first model with the merged weights, in the number format of its files."""
-    first, states = None, []
-    for name in (*models, base):
+    """Returns the first model with the merged weights, after checking that all of them fit together."""
+    names, loaded = [*models, base], []
+    for name in names:
         model = load_model(name, profile, trust_remote_code=trust_remote_code)
-        model = merge_adapter(model) if has_adapter(model) else model
-        if first is None:
-            first = model
-        else:
-            other = load_tokenizer(name, profile, trust_remote_code=trust_remote_code)
-            _check_fits(models[0], first, tokenizer, name, model, other)
-        if missing := getattr(model, MISSING_WEIGHTS, ()):
-            raise UserError(f"{name}: its files have no weights for {missing[0]}, which would be random")
-        states.append(model.state_dict())
-    *trained, before = states
-    first.load_state_dict(interpolate(before, trained, ratio))
-    if saved_adapter(models[0]) is None:
-        first.to(load_config(models[0], None, trust_remote_code).dtype or torch.float32)
-    return first
-
-
-def _check_fits(first_name, first: PreTrainedModel, tokenizer, name, model: PreTrainedModel, other) -> None:
-    """Refuses an encoder whose weights mean something else than those of the first.
-
-    Raises:
-        UserError: names the difference.
-    """
-    if type(model) is not type(first):
-        raise UserError(
-            f"{name} is a {type(model).__name__}, {first_name} a {type(first).__name__}: they do not merge"
+        missing = next(iter(getattr(model, MISSING_WEIGHTS, ())), None)
+        model = adapters.merge_adapter(model) if adapters.has_adapter(model) else model
+        loaded.append((model, load_tokenizer(name, profile, trust_remote_code=trust_remote_code).get_vocab()))
+        difference = _difference(loaded[-1], loaded[0])
+        refuse(
+            (difference, f"{name} does not merge with {names[0]}: {difference}"),
+            (missing, f"{name}: its files have no weights for {missing}, which would be random"),
         )
-    shapes = [{key: tensor.shape for key, tensor in each.state_dict().items()} for each in (first, model)]
-    for key in sorted(shapes[0].keys() | shapes[1].keys()):
-        sizes = [" x ".join(map(str, each[key])) if key in each else "missing" for each in shapes]
-        if sizes[0] != sizes[1]:
-            raise UserError(f"{name}: {key} is {sizes[1]}, but {sizes[0]} in {first_name}: they do not merge")
-    own = tokenizer.get_vocab()
-    token = next((token for token, number in other.get_vocab().items() if own.get(token) != number), None)
-    if token is not None:
-        raise UserError(f"{name}: its token {token!r} is another one in {first_name}: their tokenizers do not fit")
+    *trained, before = (model.state_dict() for model, _ in loaded)
+    merged = loaded[0][0]
+    merged.load_state_dict(interpolate(before, trained, ratio))
+    return merged
 
 
-def _is_same(name: str | Path, other: str | Path) -> bool:
-    """True if two names stand for one model."""
-    return published_name(name) == published_name(other) or Path(name).resolve() == Path(other).resolve()
+def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel, dict]) -> str | None:
+    """Says why the weights of two models with their vocabularies mean different things; None if they do not."""
+    (model, vocabulary), (first, expected) = one, other
+    if type(model) is not type(first):
+        return f"it is a {type(model).__name__}, not a {type(first).__name__}"
+    token = next((token for token, number in vocabulary.items() if expected.get(token) != number), None)
+    other_token = None if token is None else f"its tokenizer numbers {token!r} differently"
+    return adapters.first_difference(model.state_dict(), first.state_dict()) or other_token
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
     """Returns the record of the first model, if it has one, without results, and with what was merged."""
     path = Path(models[0], RECORD)
     known = read_json(path) if path.is_file() else {}
-    empty = {"base_model": str(base), "dataset": None, "languages": [], "encoder": {}, "loss": {}, "training": {}}
+    sections = ("encoder", "loss", "training", "estimator", "statistics")
+    empty = {"base_model": str(base), "dataset": None, "languages": [], "weights": None}
     merging = {"ratio": ratio, "base": str(base), "models": [str(name) for name in models]}
     fresh = {"model_id": None, "revision": None, "results": {}, "environment": environment(), "merging": merging}
-    return empty | {"estimator": {}, "statistics": {}, "weights": None} | known | fresh
+    return empty | {section: {} for section in sections} | known | fresh

@@ -27,12 +27,9 @@ from soft_trainer.data.global_batches import EpochDataLoader, training_sampler
 from soft_trainer.data.sources import as_row_sets, as_rows, corpus_for
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder
-from soft_trainer.encoders.encoding import embed_sharded, encode, prompt_length
-from soft_trainer.encoders.loading import Encoder
-from soft_trainer.encoders.matryoshka import shorten
-from soft_trainer.encoders.pooling import comparable, score
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, check_profile, resolve_profile
-from soft_trainer.encoders.tokenizers import prepare_tokenizer
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
+from soft_trainer.encoders.loading import prepare_tokenizer
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
@@ -104,7 +101,8 @@ class SoftInfoNCETrainer(Trainer):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
         preflight.check_trainer_arguments(model, processing_class, kwargs)
-        check_profile(encoder)
+        if not isinstance(encoder, EncoderProfile | None):
+            raise UserError(f"encoder={encoder!r}: must be a profile, such as EncoderProfile(pooling='mean')")
         model = plain_encoder(model)
         callback = find_estimator_callback(callbacks)
         resolve(args, None if callback is None else callback.estimator)  # refuses before anything is set up
@@ -471,15 +469,10 @@ class SoftInfoNCETrainer(Trainer):
         if unplaced:
             self.model.to(self.args.device)
         with self.accelerator.autocast():
-            embeddings = embed_sharded(
-                self.model,
-                self.encoder,
-                self._tokens(rows, side),
-                self.processing_class.pad_token_id,
-                self.args.per_device_eval_batch_size,
-                progress=None if self.args.disable_tqdm else f"Encoding {side}",
-                prompt_length=prompt_length(self.processing_class, self.encoder, side),
-            )
+            encoder = Encoder(self.model, self.processing_class, self.encoder)
+            label = None if self.args.disable_tqdm else f"Encoding {side}"
+            tokens, size = self._tokens(rows, side), self.args.per_device_eval_batch_size
+            embeddings = embed_sharded(encoder, tokens, side, size, label)
         if unplaced:
             self.model.to("cpu")
         return comparable(self.encoder, embeddings)

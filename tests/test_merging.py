@@ -5,7 +5,8 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from refusals import refused
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, T5Config, T5EncoderModel
 
@@ -129,11 +130,9 @@ def test_the_ends_are_the_encoders_themselves(before, folder_of, tmp_path, ratio
 
 
 def test_bfloat16_stays_bfloat16(before, folder_of, tmp_path):
-    half = copy.deepcopy(before).bfloat16()
-    base, model = folder_of(before, "base"), folder_of(half, "model", 1)
-    merged = merge_encoders(base, [model], 0.5, tmp_path / "merged")
+    base, model = folder_of(before, "base"), folder_of(copy.deepcopy(before).bfloat16(), "model", 1)
     states = [weights_of(folder) for folder in (base, model)]
-    for name, tensor in weights_of(merged).items():
+    for name, tensor in weights_of(merge_encoders(base, [model], 0.5, tmp_path / "merged")).items():
         assert tensor.dtype == torch.bfloat16
         middle = (states[0][name].float() + states[1][name].float()) / 2
         torch.testing.assert_close(tensor.float(), middle, rtol=2**-8, atol=1e-6)
@@ -196,9 +195,10 @@ def test_card_and_record_say_what_was_merged(before, folder_of, tmp_path):
     bare = merge_encoders(base, [model], 0.5, tmp_path / "bare")
     sentence = "Every weight is 0.5 x that of `model` + 0.5 x that of `base`."
     assert sentence in (bare / "README.md").read_text()
-    trained = {"dataset": "someone/rows", "languages": ["go"], "base_model": str(base), "training": {"steps": 7}}
-    known = json.loads((bare / "run.json").read_text()) | trained
-    known |= {"loss": {"loss": "info_nce"}, "results": {"test": {"trained": {"mrr": 0.4321, "pool_size": 3}}}}
+    known = json.loads((bare / "run.json").read_text()) | {
+        "dataset": "someone/rows", "languages": ["go"], "base_model": str(base), "training": {"steps": 7},
+        "loss": {"loss": "info_nce"}, "results": {"test": {"trained": {"mrr": 0.4321, "pool_size": 3}}},
+    }  # fmt: skip
     (model / "run.json").write_text(json.dumps(known))
     merged = merge_encoders(base, [model], 0.5, tmp_path / "merged")
     record = json.loads((merged / "run.json").read_text())
@@ -216,24 +216,18 @@ def test_the_command(before, folder_of, tmp_path, capsys):
     load_encoder(tmp_path / "merged", device="cpu")
 
 
-def grown(model, tokenizer):
-    model.resize_token_embeddings(len(tokenizer) + 8)
-    return model
-
-
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_a_ratio_outside_its_range_is_refused(before, folder_of, tmp_path, ratio):
-    base = folder_of(before, "base")
-    with pytest.raises(UserError, match="from 0 .* to 1"):
-        merge_encoders(base, [base], ratio, tmp_path / "merged")
+def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
+    with refused("from 0 (the encoder before training) to 1"):
+        merge_encoders("base", ["base"], ratio, tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
     "case, says",
     [
-        ("grown", "embeddings.word_embeddings.weight is .* they do not merge"),
+        ("grown", "does not merge with .*: embeddings.word_embeddings.weight is .*, not "),
         ("other architecture", "RobertaModel.*BertModel"),
-        ("other tokenizer", "token .* tokenizers do not fit"),
+        ("other tokenizer", "does not merge with .*: its tokenizer numbers '"),
         ("missing weights", "no weights for .*encoder.layer.0"),
         ("no models", "name one trained encoder"),
         ("full folder", "holds something already"),
@@ -243,32 +237,26 @@ def test_a_ratio_outside_its_range_is_refused(before, folder_of, tmp_path, ratio
 )
 def test_what_does_not_merge_is_refused_in_one_line(case, says, before, folder_of, adapter, tokenizer, tmp_path):
     base, output = folder_of(before, "start"), tmp_path / "merged"
-    models = [folder_of(before, "model", 1)]
+    models, encoder = [folder_of(before, "model", 1)], copy.deepcopy(before)
     if case == "grown":
-        models = [folder_of(grown(copy.deepcopy(before), tokenizer), "grown", 1)]
+        encoder.resize_token_embeddings(len(tokenizer) + 8)
+        models = [folder_of(encoder, "grown", 1)]
     elif case == "other architecture":
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         models = [folder_of(BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)), "bert")]
     elif case == "other tokenizer":
-        content = (base / "tokenizer.json").read_text()
-        vocabulary = json.loads(content)["model"]["vocab"]
+        content = json.loads((base / "tokenizer.json").read_text())
+        vocabulary = content["model"]["vocab"]
         one, other = sorted(vocabulary, key=vocabulary.get)[-2:]
-        swapped = json.loads(content)
-        swapped["model"]["vocab"] |= {one: vocabulary[other], other: vocabulary[one]}
-        (base / "tokenizer.json").write_text(json.dumps(swapped))
+        vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+        (base / "tokenizer.json").write_text(json.dumps(content))
     elif case == "missing weights":
         weights = {name: tensor for name, tensor in weights_of(base).items() if "layer.0.attention" not in name}
-        from safetensors.torch import save_file
-
         save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    elif case == "no models":
-        models = []
     elif case == "full folder":
         output = base
-    elif case == "adapter on another base":
-        models = [adapter[1]]
-    elif case == "nothing":
-        models = [tmp_path / "nowhere"]
+    else:
+        models = {"no models": [], "adapter on another base": [adapter[1]], "nothing": [tmp_path / "nowhere"]}[case]
     with pytest.raises(UserError, match=says) as error:
         merge_encoders(base, models, 0.5, output)
     assert "\n" not in str(error.value)

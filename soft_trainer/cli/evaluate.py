@@ -116,7 +116,7 @@ def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOp
 
 def _measure(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, keep: bool) -> None:
     from soft_trainer import SoftInfoNCETrainer, distributed
-    from soft_trainer.encoders.transformer import profile_warnings
+    from soft_trainer.encoders.loading import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.files import write_results
     from soft_trainer.record import Run, check_output_dir, flat_results
@@ -154,16 +154,15 @@ def _measure_with_mteb(
         (args.world_size > 1, "--mteb measures in one process: start it without `accelerate launch`"),
     )
     # Imported here: mteb is an optional dependency, and takes seconds.
-    from soft_trainer.encoders.loading import Encoder
+    from soft_trainer.encoders.encoding import Encoder
     from soft_trainer.files import reporting_disk_errors
     from soft_trainer.hub.model_card import add_eval_results
     from soft_trainer.mteb import EvaluationSetTask, MtebEncoder
-    from soft_trainer.mteb.results import eval_results, measure, results_table, write_result
-    from soft_trainer.mteb.tasks import check_data, find_tasks, split_names
+    from soft_trainer.mteb import tasks as mteb_tasks
     from soft_trainer.record import split_sets
     from soft_trainer.training.building import build_model, build_tokenizer, model_name
 
-    tasks = find_tasks(split_names(names))
+    tasks = mteb_tasks.find_tasks(mteb_tasks.split_names(names))
     no_rows = data_args.dataset_name == "none" and not (_own_rows(data_args) or data_args.eval_data_dir)
     profile, data, sets = _rows(model_args, data_args, args, no_rows)
     card = _card(Path(model_name(model_args)), profile)
@@ -178,23 +177,23 @@ def _measure_with_mteb(
         with reporting_disk_errors(args.output_dir):
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
     _warn_of_unused(model_args, data_args, args)
-    check_data(tasks)  # last, as it may download for long
+    mteb_tasks.check_data(tasks)  # last, as it may download for long
     encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
     model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)
     results = []
     try:
         for task in tasks + own_tasks:
             print_on_main(f"mteb: {task.metadata.name}")
-            results.append(measure(model, task, args.per_device_eval_batch_size, not args.disable_tqdm))
+            results.append(mteb_tasks.measure(model, task, args.per_device_eval_batch_size, not args.disable_tqdm))
             if keep:  # after each task, so that a long benchmark that is stopped leaves something
-                write_result(results[-1], model, args.output_dir)
+                mteb_tasks.write_result(results[-1], model, args.output_dir)
     finally:  # a task that fails does not take the results of earlier ones with it
         if results:
-            sys.stdout.write(results_table(results) + "\n")
+            sys.stdout.write(mteb_tasks.results_table(results) + "\n")
             if keep:
                 print_on_main(f"Written to {args.output_dir}")
             if card:
-                add_eval_results(card, eval_results(results))
+                add_eval_results(card, mteb_tasks.eval_results(results))
                 print_on_main(f"Added to model-index of {card}")
 
 

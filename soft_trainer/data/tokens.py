@@ -13,8 +13,7 @@ from datasets import Dataset, Features, List, Value
 from datasets.fingerprint import Hasher
 
 from soft_trainer.dataflow.inputs import graph_features
-from soft_trainer.encoders.encoding import tokenize_with_lengths
-from soft_trainer.encoders.identity import tokenizer_identity
+from soft_trainer.encoders.encoding import tokenize_with_lengths, tokenizer_identity
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 

@@ -6,14 +6,12 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from soft_trainer.encoders.lora import CONFIG, WEIGHTS, import_peft
-from soft_trainer.encoders.repository import published_name, reading, repository_file
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, published_name, reading, repository_file
 from soft_trainer.errors import UserError
 
 PREFIX = "base_model.model."  # peft's, before the name of every weight in a file
@@ -21,19 +19,24 @@ ALL_LINEAR = "all-linear"
 SHOWN_NAMES = 12  # modules that a message lists
 
 
+def import_peft():
+    """Imports peft, an optional dependency; raises UserError if it is missing."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError("LoRA needs the extra: pip install 'soft-trainer[lora]'") from error
+    return peft
+
+
 # ---- Saved adapters ----
 
 
 def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str | None = None) -> None:
-    """Adds the adapter at `name_or_path` to its base, ready for further training.
-
-    Raises:
-        UserError: peft is missing, or the adapter has no safetensors weights.
-    """
+    """Adds the adapter at `name_or_path` to its base, trainable; UserError if peft or the weights are missing."""
     peft = import_peft()
-    weights = repository_file(name_or_path, WEIGHTS, revision)
+    weights = repository_file(name_or_path, ADAPTER_WEIGHTS, revision)
     if weights is None:
-        raise UserError(f"{name_or_path}: it has {CONFIG} but no {WEIGHTS}")
+        raise UserError(f"{name_or_path}: it has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}")
     with reading(name_or_path, revision):
         config = peft.PeftConfig.from_pretrained(str(weights.parent))
         config.inference_mode = False
@@ -42,17 +45,13 @@ def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str
 
 
 def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-    """Writes the active adapter as peft does: `adapter_config.json` and `adapter_model.safetensors`.
-
-    Args:
-        state_dict: the weights of the whole model, if they are not the model's own.
-    """
+    """Writes the active adapter as peft does; `state_dict` has the whole model's weights if not its own are meant."""
     config = copy.deepcopy(model.peft_config[active_adapter(model)])
     config.inference_mode = True
     config.base_model_name_or_path = base_name(model)
     config.save_pretrained(str(folder))
     weights = {PREFIX + name: tensor for name, tensor in adapter_state(model, state_dict).items()}
-    save_file(weights, Path(folder) / WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, Path(folder) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 def base_name(model: PreTrainedModel) -> str:
@@ -62,17 +61,9 @@ def base_name(model: PreTrainedModel) -> str:
 
 
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
-    """Refuses to save an adapter into its base's folder; `option` names the folder in the message.
-
-    Raises:
-        UserError: saving would delete or change the base.
-    """
-    base = base_name(model)
-    if folder and base and Path(base).is_dir() and Path(base) == Path(folder).resolve():
-        raise UserError(
-            f"{option}{folder}: it is the folder of the adapter's base, which saving would delete: write to another "
-            "folder"
-        )
+    """Raises UserError if `folder` is that of the adapter's base, which saving would delete; `option` names it."""
+    if folder and Path(folder).is_dir() and base_name(model) == str(Path(folder).resolve()):
+        raise UserError(f"{option}{folder}: it is the folder of the adapter's base, which saving would delete")
 
 
 # ---- Adapters in a model ----
@@ -84,11 +75,7 @@ def has_adapter(model) -> bool:
 
 
 def plain_encoder(model):
-    """Unwraps the `PreTrainedModel` with its adapter from a `PeftModel`; returns any other model unchanged.
-
-    Raises:
-        UserError: the adapter is not inside the model, as in prompt tuning.
-    """
+    """Unwraps the model from a `PeftModel`, if any; UserError if the adapter is not inside it, as in prompt tuning."""
     if isinstance(model, PreTrainedModel) or not hasattr(model, "get_base_model"):
         return model
     if getattr(model.active_peft_config, "is_prompt_learning", False):
@@ -100,10 +87,7 @@ def plain_encoder(model):
 
 
 def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> None:
-    """Adds a new LoRA adapter to a model and freezes all other weights.
-
-    Args:
-        revision: the model's revision on the Hub, recorded in the adapter.
+    """Adds a new LoRA adapter, which records the model's `revision` on the Hub, and freezes all other weights.
 
     Raises:
         UserError: peft is missing, the model already has an adapter, or it lacks a target module.
@@ -111,7 +95,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     peft = import_peft()
     if has_adapter(model):
         raise UserError(
-            "lora_r: the encoder has an adapter already, which is trained on as it is; leave the options of LoRA out"
+            "lora_r: the encoder has an adapter already, which is trained on; leave the options of LoRA out"
         )
     config = peft.LoraConfig(
         r=options.lora_r,
@@ -125,22 +109,21 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
 
 
 def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[str] | str:
-    """Returns the modules that get LoRA: those named in `wanted`, or the usual ones of the architecture.
-
-    Raises:
-        UserError: no linear layer has one of the names.
-    """
+    """Returns the modules that get LoRA: those in `wanted` (UserError if none is called so), or the usual ones."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+
+    def unknown(names: list[str]) -> list[str]:
+        return [name for name in names if not any(f".{layer}".endswith(f".{name}") for layer in linear)]
+
     if wanted is None:
         usual = USUAL.get(model.config.model_type, ALL_LINEAR)
-        return usual if isinstance(usual, str) or all(_matches(name, linear) for name in usual) else ALL_LINEAR
+        return ALL_LINEAR if isinstance(usual, list) and unknown(usual) else usual
     names = [name.strip() for name in wanted.split(",")]
     if names == [ALL_LINEAR]:
         return ALL_LINEAR
-    missing = [name for name in names if not _matches(name, linear)]
-    if missing:
+    if missing := unknown(names):
         there = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))[:SHOWN_NAMES]
         raise UserError(
             f"lora_target_modules: {type(model).__name__} has no linear layer {missing[0]!r}; it has "
@@ -149,16 +132,8 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
     return names
 
 
-def _matches(target: str, names: list[str]) -> bool:
-    return any(name == target or name.endswith(f".{target}") for name in names)
-
-
 def active_adapter(model: PreTrainedModel) -> str:
-    """Returns the name of the one active adapter.
-
-    Raises:
-        UserError: several adapters are active.
-    """
+    """Returns the name of the one active adapter; raises UserError if several are active."""
     names = model.active_adapters()
     if len(names) != 1:
         raise UserError(f"model: one adapter can be trained, not {', '.join(names)}; choose it with set_adapter")
@@ -166,11 +141,7 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Returns the active adapter's weights, by their names without the adapter's name.
-
-    Args:
-        state_dict: the weights of the whole model, if they are not the model's own.
-    """
+    """Returns the active adapter's weights by their names without its own; `state_dict` as in `save_adapter`."""
     from peft import get_peft_model_state_dict  # peft is optional
 
     # "auto" would ask the Hub for the base's configuration at every save.
@@ -179,28 +150,22 @@ def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | Non
 
 
 def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], source: str | Path) -> None:
-    """Sets the active adapter's weights to those of a file.
-
-    Raises:
-        UserError: they do not fit the model; the message names `source`.
-    """
+    """Sets the active adapter's weights; raises a UserError that names `source` if they do not fit the model."""
     from peft import set_peft_model_state_dict  # peft is optional
 
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
-    own = {name: tensor.shape for name, tensor in adapter_state(model).items()}
-    different = [name for name in sorted(own.keys() | shapes.keys()) if own.get(name) != shapes.get(name)]
-    if different:
-        name = different[0]
-        raise UserError(
-            f"{source}: its adapter does not fit the model: {name} is {_shape(shapes.get(name))} there and "
-            f"{_shape(own.get(name))} here; use the same options of LoRA"
-        )
+    if different := first_difference(weights, adapter_state(model)):
+        raise UserError(f"{source}: its adapter does not fit the model: {different}; use the same options of LoRA")
     set_peft_model_state_dict(model, weights, active_adapter(model))
 
 
-def _shape(shape: torch.Size | None) -> str:
-    return "missing" if shape is None else " x ".join(map(str, shape))
+def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """Says which weight is the first to differ in shape, such as "w is 2 x 8, not 4 x 8"; None if all are equal."""
+    for name in sorted(weights.keys() | expected.keys()):
+        own, other = (" x ".join(map(str, w[name].shape)) if name in w else "missing" for w in (weights, expected))
+        if own != other:
+            return f"{name} is {own}, not {other}"
+    return None
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:

@@ -1,18 +1,26 @@
-"""Turns texts into token ids, token ids into padded batches, and any number of texts into embeddings."""
+"""Turns texts into token ids, token ids into padded batches, these into embeddings, and embeddings into scores."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from soft_trainer import distributed
-from soft_trainer.dataflow.inputs import graph_embeddings, pad_graph_features
-from soft_trainer.encoders.pooling import pool
+from soft_trainer.dataflow import LANGUAGES
+from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import Progress
 
 # ---- Texts to token ids ----
@@ -27,6 +35,8 @@ def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
     """Returns the token ids as `tokenize` does, and each text's number of tokens before truncation."""
+    if not len(texts):
+        return [], []
     texts = [prefix + text for text in texts]
     if not tokenizer.is_fast:  # written in Python: it does not say how much it cuts
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
@@ -55,16 +65,6 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
 # ---- Token ids to padded batches ----
 
 
-class TokenRows(Protocol):
-    """Token ids (or features with data flow) by row, and `lengths`, int64[rows], each row's number of tokens."""
-
-    lengths: np.ndarray
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, row: int) -> Sequence[int] | dict: ...
-
-
 def token_count(item: Sequence[int] | dict) -> int:
     """Counts the tokens of one row, its data-flow nodes included."""
     return len(item["input_ids"] if isinstance(item, dict) else item)
@@ -83,27 +83,66 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id)
     lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
-    input_ids = np.full((len(items), lengths.max(initial=1)), pad_token_id, dtype=np.int64)
-    for row, ids in enumerate(items):
-        input_ids[row, : len(ids)] = ids
-    places = np.arange(input_ids.shape[1])
+    places = np.arange(lengths.max(initial=1))
     mask = places < lengths[:, None]
-    masks = {"attention_mask": mask} | ({"pooling_mask": mask & (places >= prompt_length)} if prompt_length else {})
-    masks = {name: torch.from_numpy(values.astype(np.int64)) for name, values in masks.items()}
-    return {"input_ids": torch.from_numpy(input_ids), **masks}
+    input_ids = np.full(mask.shape, pad_token_id)
+    input_ids[mask] = np.concatenate(items)
+    inputs = {"input_ids": input_ids, "attention_mask": mask}
+    if prompt_length:
+        inputs["pooling_mask"] = mask & (places >= prompt_length)
+    return {name: torch.from_numpy(values.astype(np.int64)) for name, values in inputs.items()}
 
 
 # ---- Batches to embeddings ----
 
 
-def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Computes the embeddings Tensor[B, d] of one padded batch, in float32 or higher whatever the model's precision.
+def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
+    """Computes one embedding for each text, Tensor[B, d] in float32 or higher; padding may be on either side.
 
     Args:
-        inputs: the output of `pad`. `pooling_mask` is not passed to the model.
+        outputs: the model's outputs: `last_hidden_state`, Tensor[B, L, d], and `pooler_output` for "pooler".
+        attention_mask: Tensor[B, L], 1 on the tokens to pool. A text without tokens has mean 0.
     """
+    if profile.pooling == "pooler":
+        embeddings = at_least_float32(outputs.pooler_output)
+    elif profile.pooling == "mean":
+        states = at_least_float32(outputs.last_hidden_state)
+        mask = attention_mask.unsqueeze(-1).to(states.dtype)
+        embeddings = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+    else:
+        states, mask = outputs.last_hidden_state, attention_mask.int()
+        # `argmax` gives the first of several ones.
+        place = mask.argmax(1) if profile.pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        embeddings = at_least_float32(states[torch.arange(len(states), device=states.device), place])
+    return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
+
+
+def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
+    """Computes the scores Tensor[B, N] of queries Tensor[B, d] against codes Tensor[N, d]: dot or cosine, scaled."""
+    queries, codes = comparable(profile, queries), comparable(profile, codes)
+    with torch.autocast(queries.device.type, enabled=False):
+        return queries @ codes.T * profile.score_scale
+
+
+def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
+    """Prepares embeddings so that their dot products are the profile's unscaled scores; float32 or higher."""
+    embeddings = at_least_float32(embeddings)
+    return F.normalize(embeddings, dim=-1) if profile.score_function == "cosine" else embeddings
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Converts half precision to float32 and leaves float64 as it is."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Computes the embeddings Tensor[B, d] of a batch from `pad`, in float32 or higher whatever the model's dtype."""
     if "node_mask" in inputs:
-        return _encode_graphs(model, profile, inputs)
+        # A plain RoBERTa with the nodes' vectors, and a mask of which token sees which.
+        plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        vectors, mask = graph_embeddings(plain.get_input_embeddings(), inputs), inputs["attention_mask"]
+        outputs = model(inputs_embeds=vectors, attention_mask=mask[:, None], position_ids=inputs["position_ids"])
+        return pool(profile, outputs, mask[:, 0])  # the first token sees every token of the row
     inputs = dict(inputs)
     pooling_mask = inputs.pop("pooling_mask", inputs["attention_mask"])
     outputs = model(**inputs)
@@ -111,40 +150,140 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
     return pool(profile, outputs, inputs["attention_mask"] if profile.pooling == "last_token" else pooling_mask)
 
 
-def _encode_graphs(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Encodes codes with data flow: gives a plain RoBERTa the nodes' vectors and a mask of which token sees which."""
-    plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    outputs = model(
-        inputs_embeds=graph_embeddings(plain.get_input_embeddings(), inputs),
-        attention_mask=inputs["attention_mask"][:, None],
-        position_ids=inputs["position_ids"],
-    )
-    # The first token sees every token of the row, so its line of the mask is 0 on padding only.
-    return pool(profile, outputs, inputs["attention_mask"][:, 0])
+# ---- Matryoshka embeddings: the first dimensions of an embedding are a shorter embedding ----
+
+
+def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
+    """Parses numbers, or "768,256,64", largest first, () for None; UserError unless distinct and above 0."""
+    words = [] if value is None else value.split(",") if isinstance(value, str) else value
+    try:
+        dims = [int(word) if isinstance(word, str) else operator.index(word) for word in words]
+    except (TypeError, ValueError):
+        dims = [0]
+    if min(dims, default=1) < 1 or len(set(dims)) < len(dims):
+        raise UserError(
+            f"matryoshka_dims={value}: must be different whole numbers above 0, by comma, such as 768,256,64"
+        )
+    return tuple(sorted(dims, reverse=True))
+
+
+def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
+    """Raises a UserError that names `option` for dimensions that an embedding of `hidden_size` does not have."""
+    for dim in dims:
+        if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
+            raise UserError(
+                f"{option}={dim!r}: must be a whole number from 1 to {hidden_size}, the encoder's dimensions"
+            )
+
+
+def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
+    """Truncates embeddings Tensor[n, d] to their first `dim` dimensions, and normalises them if the profile does.
+
+    None keeps all dimensions. Cosine scores normalise by definition.
+    """
+    if dim is None or dim >= embeddings.shape[-1]:
+        return embeddings
+    embeddings = embeddings[..., :dim]
+    return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
+
+
+# ---- Any number of texts ----
+
+# Fields of a profile, a configuration and an adapter that leave every embedding as it is.
+_UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
+_UNREAD_CONFIG = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+_UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A fine-tuned encoder in eval mode, with everything that its embeddings depend on; see `load_encoder`."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    profile: EncoderProfile
+    truncate_dim: int | None = None
+
+    def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
+        """Computes the embeddings of queries, Tensor[n, d] in float32 on the model's device, in the order given."""
+        ids = tokenize(self.tokenizer, queries, self.profile.query_prefix, self.profile.query_length)
+        return self._embed(ids, "query", batch_size, progress)
+
+    def encode_codes(
+        self,
+        codes: Sequence[str],
+        language: str | Sequence[str] | None = None,
+        batch_size: int = 64,
+        progress: bool = False,
+    ) -> Tensor:
+        """Computes the embeddings of functions, Tensor[n, d] in float32 on the model's device, in the order given.
+
+        Args:
+            language: the language of all codes or of each, for an encoder that reads data flow; others ignore it.
+
+        Raises:
+            UserError: the encoder reads data flow, and `language` is missing or unknown.
+        """
+        profile, tokenizer = self.profile, self.tokenizer
+        if not profile.data_flow_length:
+            items = tokenize(tokenizer, codes, profile.code_prefix, profile.code_length)
+        elif language is None:
+            raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
+        else:
+            pairs = zip(codes, repeat(language) if isinstance(language, str) else language, strict=False)
+            lengths = profile.code_length, profile.data_flow_length
+            items = [graph_features(code, of_code, tokenizer, *lengths) for code, of_code in pairs]
+        return self._embed(items, "code", batch_size, progress)
+
+    def score(self, queries: Tensor, codes: Tensor) -> Tensor:
+        """Computes the scores Tensor[B, N] of query embeddings Tensor[B, d] against code embeddings Tensor[N, d]."""
+        return score(self.profile, queries, codes)
+
+    def identity(self) -> str:
+        """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
+
+        Embeddings stored under this hash can be reused with any encoder of the same identity. An adapter's weights and
+        settings are part of it. The score scale and the columns to read are not, since embeddings do not depend on
+        them. Hashing takes about 0.1 s per GB of weights; callers should keep the result while the weights stay the
+        same.
+        """
+        model, digest = self.model, xxhash.xxh3_128()
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        adapters = getattr(model, "peft_config", {})
+        settings = [
+            f"{type(model).__module__}.{type(model).__qualname__}",
+            [name for name, module in model.named_modules() if getattr(module, "is_causal", False)],
+            _without(model.config.to_dict(), _UNREAD_CONFIG),
+            {name: _without(config.to_dict(), _UNREAD_ADAPTER) for name, config in adapters.items()},
+            model.active_adapters() if adapters else [],
+            _without(dataclasses.asdict(self.profile), _UNREAD_PROFILE),
+            tokenizer_identity(self.tokenizer),
+        ]
+        digest.update(json.dumps(settings, sort_keys=True, default=_plain).encode())
+        return digest.hexdigest()
+
+    def _embed(self, items: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
+        embeddings = embed(self, items, side, batch_size, "Encoding" if progress else None)
+        return shorten(self.profile, embeddings, self.truncate_dim)
 
 
 @torch.no_grad()
-def embed(
-    model: nn.Module,
-    profile: EncoderProfile,
-    token_ids: Sequence,
-    pad_token_id: int,
-    batch_size: int = 64,
-    progress: str | None = None,
-    prompt_length: int = 0,
-) -> Tensor:
+def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
     """Computes the embeddings Tensor[n, d] of any number of texts, in eval mode and in the order given.
 
     They are in float32 or higher and on the model's device. The longest texts are encoded first, so that batches have
     little padding and a lack of memory shows in the first batch.
 
     Args:
-        token_ids: the token ids of each text, or its features with data flow.
+        items: the token ids of each text, or its features with data flow.
+        side: "query" or "code", which decides how many tokens at the start are left out of the pooling.
         progress: the label of a progress bar; None shows no bar.
-        prompt_length: how many tokens at the start of each text are left out of the pooling (see `prompt_length`).
     """
-    weights = next(model.parameters())
-    order = sorted(range(len(token_ids)), key=lambda row: -token_count(token_ids[row]))
+    model, padding = encoder.model, encoder.tokenizer.pad_token_id
+    prompt, weights = prompt_length(encoder.tokenizer, encoder.profile, side), next(model.parameters())
+    order = sorted(range(len(items)), key=lambda row: -token_count(items[row]))
     was_training = model.training
     model.eval()
     dtype = torch.promote_types(weights.dtype, torch.float32)
@@ -152,24 +291,20 @@ def embed(
     with Progress(progress, len(order), "text") as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            inputs = pad([token_ids[row] for row in rows], pad_token_id, prompt_length)
+            inputs = pad([items[row] for row in rows], padding, prompt)
             inputs = {name: tensor.to(weights.device) for name, tensor in inputs.items()}
-            embeddings[rows] = encode(model, profile, inputs).to(dtype)
+            embeddings[rows] = encode(model, encoder.profile, inputs).to(dtype)
             bar.update(len(rows))
     model.train(was_training)
     return embeddings
 
 
-def embed_sharded(
-    model: nn.Module,
-    profile: EncoderProfile,
-    tokens: TokenRows,
-    pad_token_id: int,
-    batch_size: int = 64,
-    progress: str | None = None,
-    prompt_length: int = 0,
-) -> Tensor:
-    """Like `embed`, but each process encodes its shard, and every process gets the whole Tensor[n, d]."""
+def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
+    """Like `embed`, but each process encodes its shard, and every process gets the whole Tensor[n, d].
+
+    Args:
+        tokens: token ids (or features with data flow) by row, and `lengths`, int64[n], each row's number of tokens.
+    """
     rank, processes = distributed.rank_and_world_size()
     # Rows are dealt out by length, so that every process has about as many tokens to encode.
     order = np.argsort(-tokens.lengths, kind="stable")
@@ -177,9 +312,35 @@ def embed_sharded(
     # A collective inside a forward pass waits for every process, so all of them encode equally many texts.
     spare = order[-1:] if len(own) < -(-len(order) // processes) else order[:0]
     local = [tokens[int(row)] for row in (*own, *spare)]
-    embeddings = embed(model, profile, local, pad_token_id, batch_size, progress, prompt_length)
-    gathered = distributed.gather(embeddings[: len(own)])
+    gathered = distributed.gather(embed(encoder, local, side, batch_size, progress)[: len(own)])
     embeddings = torch.empty_like(gathered)
     rows = np.concatenate([order[process::processes] for process in range(processes)])
     embeddings[torch.from_numpy(rows).to(gathered.device)] = gathered
     return embeddings
+
+
+# ---- What embeddings depend on ----
+
+
+def tokenizer_identity(tokenizer) -> str:
+    """Returns a hash that changes if any text gets other ids, or if long texts are truncated on the other side."""
+    if tokenizer.is_fast:
+        # A copy without the truncation and padding of the last call.
+        backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        vocabulary = backend.to_str()
+    else:
+        vocabulary = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
+    splits = getattr(tokenizer, "split_special_tokens", False)
+    settings = tokenizer.special_tokens_map, tokenizer.truncation_side, splits
+    return xxhash.xxh3_128_hexdigest(f"{vocabulary}{settings!r}".encode())
+
+
+def _without(settings: dict, unread: set[str]) -> dict:
+    return {key: value for key, value in settings.items() if key not in unread}
+
+
+def _plain(value):
+    """Turns a set into a list in the same order in every process, and anything else that JSON lacks into text."""
+    return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)

@@ -40,10 +40,8 @@ class LazyEncoder:
 
     @cached_property
     def identity(self) -> str:
-        """A hash of everything that the embeddings depend on; see `encoder_identity`."""
-        from soft_trainer.encoders.identity import encoder_identity  # imports torch
-
-        return encoder_identity(self.loaded.model, self.loaded.tokenizer, self.loaded.profile)
+        """A hash of everything that the embeddings depend on; see `Encoder.identity`."""
+        return self.loaded.identity()
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """Embeddings float32[n, d] of queries, ready for dot products."""
@@ -51,16 +49,11 @@ class LazyEncoder:
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
         """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
-        if not self.loaded.profile.data_flow_length:
-            return self._comparable(self.loaded.encode_codes(texts))
-            # Text in another language has no data flow: it is read like Python that does not parse.
-        kinds = np.array([language if language in LANGUAGES else "python" for language in languages])
-        places = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
-        parts = [self.loaded.encode_codes([texts[p] for p in own], language=str(kinds[own[0]])) for own in places]
-        rows = np.concatenate([self._comparable(part) for part in parts])
-        return rows[np.argsort(np.concatenate(places))]
+        # Text in another language has no data flow: it is read like Python that does not parse.
+        known = [language if language in LANGUAGES else "python" for language in languages]
+        return self._comparable(self.loaded.encode_codes(texts, known))
 
     def _comparable(self, embeddings) -> np.ndarray:
-        from soft_trainer.encoders.pooling import comparable  # imports torch
+        from soft_trainer.encoders.encoding import comparable  # imports torch
 
         return comparable(self.loaded.profile, embeddings).float().cpu().numpy()

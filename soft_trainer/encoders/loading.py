@@ -2,81 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import inspect
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
-from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoModelForTextEncoding,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
-from soft_trainer.dataflow import LANGUAGES
-from soft_trainer.dataflow.inputs import graph_features
-from soft_trainer.encoders.adapters import has_adapter, load_adapter, merge_adapter
-from soft_trainer.encoders.encoding import embed, prompt_length, tokenize
-from soft_trainer.encoders.lora import import_peft, reading_base, saved_adapter
-from soft_trainer.encoders.matryoshka import check_dims, shorten
-from soft_trainer.encoders.pooling import score
-from soft_trainer.encoders.profiles import PROFILE_FILE, SETTINGS_FILE, EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import no_tokenizer, read_json, reading, repository_file
-from soft_trainer.encoders.tokenizers import prepare_tokenizer
-from soft_trainer.encoders.transformer import check_model, load_transformer
-from soft_trainer.errors import UserError
+from soft_trainer.encoders import profiles, repository
+from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter
+from soft_trainer.encoders.encoding import Encoder, check_dims
+from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
+from soft_trainer.encoders.repository import reading
+from soft_trainer.errors import UserError, refuse
 
-
-@dataclass(frozen=True)
-class Encoder:
-    """A fine-tuned encoder in eval mode, with everything that its embeddings depend on; see `load_encoder`."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    profile: EncoderProfile
-    truncate_dim: int | None = None
-
-    def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
-        """Computes the embeddings of natural-language queries.
-
-        Returns:
-            Tensor[n, d] in float32, on the model's device, in the order given.
-        """
-        profile = self.profile
-        ids = tokenize(self.tokenizer, queries, profile.query_prefix, profile.query_length) if len(queries) else []
-        return self._embed(ids, "query", batch_size, progress)
-
-    def encode_codes(
-        self, codes: Sequence[str], language: str | None = None, batch_size: int = 64, progress: bool = False
-    ) -> Tensor:
-        """Computes the embeddings of functions.
-
-        Args:
-            language: the language of the codes, for an encoder that reads their data flow; others ignore it.
-
-        Returns:
-            Tensor[n, d] in float32, on the model's device, in the order given.
-
-        Raises:
-            UserError: the encoder reads data flow, and `language` is missing or unknown.
-        """
-        profile = self.profile
-        if not profile.data_flow_length:
-            ids = tokenize(self.tokenizer, codes, profile.code_prefix, profile.code_length) if len(codes) else []
-            return self._embed(ids, "code", batch_size, progress)
-        if language is None:
-            raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
-        lengths = profile.code_length, profile.data_flow_length
-        graphs = [graph_features(code, language, self.tokenizer, *lengths) for code in codes]
-        return self._embed(graphs, "code", batch_size, progress)
-
-    def score(self, queries: Tensor, codes: Tensor) -> Tensor:
-        """Computes the scores Tensor[B, N] of query embeddings Tensor[B, d] against code embeddings Tensor[N, d]."""
-        return score(self.profile, queries, codes)
-
-    def _embed(self, token_ids: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
-        label, prompt = "Encoding" if progress else None, prompt_length(self.tokenizer, self.profile, side)
-        padding = self.tokenizer.pad_token_id
-        embeddings = embed(self.model, self.profile, token_ids, padding, batch_size, label, prompt)
-        return shorten(self.profile, embeddings, self.truncate_dim)
+MISSING_WEIGHTS = "_missing_weights"  # attribute of a loaded model: the weights that its files lack
 
 
 def load_encoder(
@@ -109,7 +61,7 @@ def load_encoder(
         >>> encoder.score(queries, codes)  # Tensor[1, 1]
     """
     name_or_path = _own_snapshot(name_or_path, revision, trust_remote_code) or name_or_path
-    profile = resolve_profile(name_or_path, revision=revision)
+    profile = profiles.resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision, trust_remote_code)
     model = load_model(name_or_path, profile, revision, trust_remote_code)
     if has_adapter(model):
@@ -124,22 +76,20 @@ def load_encoder(
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
     """Returns the number of dimensions that sentence-transformers would keep; None for all."""
-    path = repository_file(name_or_path, SETTINGS_FILE, revision, expected=False)
-    return read_json(path).get("truncate_dim") if path else None
+    path = repository.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
+    return repository.read_json(path).get("truncate_dim") if path else None
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
     """Returns the local folder of a repository with a profile, downloaded at one commit; None for anything else."""
-    if Path(name_or_path).is_dir():
-        return None
-    path = repository_file(name_or_path, PROFILE_FILE, revision)
+    local = Path(name_or_path).is_dir()
+    path = None if local else repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None:
         return None
+    files = ["*.json", "*.txt", "*.model", "*.safetensors", *(["*.py"] if with_code else [])]
     with reading(name_or_path, revision):
-        commit = path.parent.name
-        patterns = ["*.json", "*.txt", "*.model", "*.safetensors", *(["*.py"] if with_code else [])]
-        files = {"allow_patterns": patterns, "ignore_patterns": ["*/*"]}
-        return Path(snapshot_download(str(name_or_path), revision=commit, **files))
+        options = {"revision": path.parent.name, "allow_patterns": files, "ignore_patterns": ["*/*"]}
+        return Path(snapshot_download(str(name_or_path), **options))
 
 
 def load_model(
@@ -163,16 +113,124 @@ def load_model(
         UserError: there is no such folder or repository, no safetensors weights in it, it needs `trust_remote_code`,
             the profile's lengths are above its positions, or the base of an adapter is missing.
     """
-    adapter = saved_adapter(name_or_path, revision)
-    if adapter is not None:
+    if adapter := repository.saved_adapter(name_or_path, revision):
         import_peft()
-        options = trust_remote_code, attn_implementation, dtype
-        with reading_base(name_or_path):
-            model = load_model(adapter.base, profile, adapter.revision, *options)
+        with repository.reading_base(name_or_path):
+            model = load_model(adapter.base, profile, adapter.revision, trust_remote_code, attn_implementation, dtype)
         load_adapter(model, name_or_path, revision)
         return model
-    with reading(name_or_path, revision):
-        return load_transformer(name_or_path, profile, revision, trust_remote_code, attn_implementation, dtype)
+    with reading(name_or_path, revision), _without_report_on_spare_weights():
+        config = load_config(name_or_path, revision, trust_remote_code)
+        check_lengths(config.to_dict(), profile)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False  # keys and values of every layer, which only generation needs
+        highest = torch.promote_types(config.dtype or torch.float32, torch.float32)
+        attention = {"attn_implementation": attn_implementation} if attn_implementation else {}
+        model, report = _auto_class(config).from_pretrained(
+            name_or_path,
+            config=config,
+            revision=revision or "main",
+            dtype=highest if dtype is None else getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=bool(trust_remote_code),
+            output_loading_info=True,
+            **attention,
+            **pooling_layer(_model_class(config, name_or_path, revision), profile),
+        )
+    setattr(model, MISSING_WEIGHTS, tuple(sorted(report["missing_keys"])))
+    return model
+
+
+def load_config(name_or_path: str | Path, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
+    """Loads the configuration of a model."""
+    # Without a choice, transformers would ask on the terminal.
+    return transformers.AutoConfig.from_pretrained(
+        name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
+    )
+
+
+@contextlib.contextmanager
+def _without_report_on_spare_weights() -> Iterator[None]:
+    """Suppresses transformers' table of weights that an encoder does not need, such as a pooler or an output layer."""
+
+    def shown(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        return "LOAD REPORT" not in message or any(word in message for word in ("MISSING", "MISMATCH", "CONVERSION"))
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(shown)
+
+
+def _auto_class(config: PretrainedConfig) -> type:
+    """Returns `AutoModel`; for models whose decoder it would load too, the class that loads only the encoder."""
+    whole = MODEL_MAPPING.get(type(config), None)
+    encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
+    return AutoModelForTextEncoding if whole and encoder and whole is not encoder else AutoModel
+
+
+def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
+    """Returns the class that `AutoModel` takes; a model's own code is trusted since its configuration is loaded."""
+    if type(config) in MODEL_MAPPING:
+        return MODEL_MAPPING[type(config)]
+    reference = getattr(config, "auto_map", {}).get("AutoModel")
+    if reference is None:
+        raise UserError(f"{name_or_path}: its code has no class for AutoModel, so it is not an encoder")
+    return get_class_from_dynamic_module(reference, str(name_or_path), revision=revision or "main")
+
+
+def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -> dict[str, bool]:
+    """Returns the arguments that load `model_class` with a pooler only if `profile` pools with it.
+
+    An unused pooler has no gradient, which distributed training refuses. Some models have no pooler to leave out.
+    """
+    name = "add_pooling_layer"
+    return {name: profile.pooling == "pooler"} if name in inspect.signature(model_class).parameters else {}
+
+
+# ---- Models that do not fit their profile ----
+
+
+def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
+    """Raises UserError for a model with a decoder, or without the positions, pooler or mask that `profile` needs."""
+    config, kind = model.config, type(model)
+    check_lengths(config.to_dict(), profile)
+    if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
+        encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
+        raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
+    no_pooler = profile.pooling == "pooler" and getattr(model, "pooler", None) is None
+    attention = str(getattr(config, "_attn_implementation", ""))
+    no_mask = profile.data_flow_length and "flash" in attention
+    refuse(
+        (no_pooler, f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token"),
+        (no_mask, f"attn_implementation={attention}: takes no mask for data flow; use sdpa or eager"),
+    )
+
+
+def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
+    """Returns warnings about settings that work with the model but probably not as intended."""
+    warnings = []
+    if profile.pooling == "cls" and is_causal(model):
+        warnings.append(
+            f"warning: pooling=cls: {type(model).__name__} is a decoder, whose first token sees no other, so all "
+            "texts with the same first token have the same embedding; use --pooling last_token"
+        )
+    if not profile.include_prompt and profile.pooling == "last_token":
+        warnings.append("warning: include_prompt=False has no effect: pooling=last_token reads no prompt's token")
+    elif not (profile.include_prompt or profile.query_prefix or profile.code_prefix):
+        warnings.append("warning: include_prompt=False has no effect without --query_prompt or --code_prompt")
+    return warnings
+
+
+def is_causal(model: torch.nn.Module) -> bool:
+    """True for a decoder, whose tokens see only those before them."""
+    return any(getattr(module, "is_causal", False) for module in model.modules())
+
+
+# ---- Tokenizers ----
 
 
 def load_tokenizer(
@@ -185,11 +243,70 @@ def load_tokenizer(
             needs `trust_remote_code`.
     """
     with reading(name_or_path, revision):
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
         )
         # If the files are missing, transformers makes a tokenizer that only knows its special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise UserError(f"{name_or_path}: {no_tokenizer(name_or_path)}")
+        raise UserError(f"{name_or_path}: {repository.no_tokenizer(name_or_path)}")
     prepare_tokenizer(tokenizer, profile)
     return tokenizer
+
+
+def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
+    """Adapts a tokenizer to `profile`: prefix tokens, padding token, side of padding and truncation; adds no id.
+
+    Raises:
+        UserError: the vocabulary lacks a prefix token, there is no token to pad with, or a prompt fills the length.
+    """
+    register_prefix_tokens(tokenizer, profile)
+    add_padding_token(tokenizer)
+    # Absolute positions count the padding on the left too. The saved tokenizer pads on the right in every library.
+    tokenizer.padding_side = "right"
+    for side in ("query", "code"):
+        prefix, length = getattr(profile, f"{side}_prefix"), getattr(profile, f"{side}_length")
+        if not prefix:
+            continue
+        # Truncation on the left would remove the prompt. The saved tokenizer also truncates on the right.
+        tokenizer.truncation_side = "right"
+        tokens = len(tokenizer(prefix, verbose=False)["input_ids"])
+        if tokens >= length:
+            raise UserError(
+                f"{side}_prompt: its {tokens} tokens (special tokens included) leave no room for a {side} in "
+                f"{side}_length={length}: shorten it, or set {side}_length higher"
+            )
+
+
+def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives a tokenizer without a padding token another one to pad with, usually the end token; UserError without any.
+
+    Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size.
+    """
+    if tokenizer.pad_token_id is not None:
+        return
+    tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token or tokenizer.unk_token or tokenizer.bos_token
+    if tokenizer.pad_token is None:
+        raise UserError(
+            f"{tokenizer.name_or_path or 'the tokenizer'}: no padding token, and no special token to take in its "
+            "place; set tokenizer.pad_token to an entry of its vocabulary"
+        )
+
+
+def register_prefix_tokens(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
+    """Makes every `<token>` of the profile's prefixes a special token, with the id that the vocabulary gives it.
+
+    A tag that the vocabulary lacks stays text, unless the named profile needs it, which raises UserError. UniXcoder's
+    `<encoder-only>` is an ordinary entry of its vocabulary, which byte-level BPE never reaches from text. No id is
+    added, so the model keeps its size.
+    """
+    needed = profiles.PROFILES[profile.name].prefix_tokens if profile.name in profiles.PROFILES else ()
+    for token in profile.prefix_tokens:
+        if token in tokenizer.all_special_tokens:
+            continue
+        if tokenizer.convert_tokens_to_ids(token) not in (None, tokenizer.unk_token_id):
+            tokenizer.add_special_tokens({"extra_special_tokens": [token]}, replace_extra_special_tokens=False)
+        elif token in needed:
+            raise UserError(
+                f"the prefix of profile {profile.name!r} has {token}, which the vocabulary of "
+                f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"
+            )

@@ -1,4 +1,4 @@
-"""The differences between encoders: one profile each in a table, no subclasses."""
+"""The differences between encoders: one profile each in a table, no subclasses; and how many tokens a model reads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import dataclasses
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.encoders.lora import base_of
-from soft_trainer.encoders.positions import most_tokens
-from soft_trainer.encoders.repository import published_name, read_json, reading, repository_file
-from soft_trainer.errors import UserError
+from soft_trainer.encoders.repository import base_of, published_name, read_json, reading, repository_file
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
@@ -61,19 +60,18 @@ class EncoderProfile:
     matryoshka_dims: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for field, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):
-            if getattr(self, field) not in allowed:
-                raise UserError(f"{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
-        if min(self.query_length, self.code_length) < 3 or self.data_flow_length < 0:
-            raise UserError(
-                f"query_length={self.query_length}, code_length={self.code_length}, "
-                f"data_flow_length={self.data_flow_length}: lengths are at least 3 tokens, data flow at least 0"
-            )
-        if not 0 < self.score_scale < math.inf:
-            raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
-        if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
-            reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
-            raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
+        for name, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
+        for name, least in (("query_length", 3), ("code_length", 3), ("data_flow_length", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
+        reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
+        whole = not self.include_prompt and (self.data_flow_length or self.pooling == "pooler")
+        refuse(
+            (not 0 < self.score_scale < math.inf, f"score_scale={self.score_scale}: must be above 0 and finite"),
+            (whole, f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls"),
+        )
 
     @property
     def prefix_tokens(self) -> list[str]:
@@ -89,14 +87,9 @@ class EncoderProfile:
         """
         if code and self.data_flow_length:
             raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
-        prompts = {"query_prefix": query, "code_prefix": code}
-        return self.replace(
-            **{
-                name: _HEAD.match(getattr(self, name))[0] + prompt
-                for name, prompt in prompts.items()
-                if prompt is not None
-            }
-        )
+        prompts = ((self.query_prefix, query), (self.code_prefix, code))
+        query, code = (None if prompt is None else _HEAD.match(prefix)[0] + prompt for prefix, prompt in prompts)
+        return self.replace(query_prefix=query, code_prefix=code)
 
     def replace(self, **changes) -> EncoderProfile:
         """Returns a copy with the values in `changes`; a value of None changes nothing."""
@@ -108,22 +101,20 @@ class EncoderProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
-        """Reads the profile that `save` wrote at `path` (the file, not the folder).
-
-        Keys of later versions are ignored.
+        """Reads the profile that `save` wrote at `path` (the file, not the folder), without keys of later versions.
 
         Raises:
             UserError: names the file and a wrong value, or a key that looks like a misspelt one.
         """
         values = read_json(path)
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-        for key in sorted(set(values) - set(defaults)):
-            if near := difflib.get_close_matches(key, set(defaults) - set(values), n=1):
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        for key in sorted(values.keys() - kinds):
+            if near := difflib.get_close_matches(key, kinds.keys() - values, n=1):
                 raise UserError(f"{path}: unknown key {key!r}; did you mean {near[0]!r}?")
-        known = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in defaults}
+        known = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in kinds}
         for key, value in known.items():
-            kind = type(defaults[key])
-            if type(value) not in ((int, float) if kind is float else (kind,)):
+            kind = kinds[key]
+            if type(value) is not kind and (kind, type(value)) != (float, int):
                 raise UserError(f"{path}: {key}={value!r}: must be of type {kind.__name__}")
         try:
             return cls(**known)
@@ -131,36 +122,23 @@ class EncoderProfile:
             raise UserError(f"{path}: {error}") from error
 
 
-def check_profile(profile) -> None:
-    """Refuses anything but a profile, or None for the one known from the model.
-
-    Raises:
-        UserError: shows an example of a profile.
-    """
-    if profile is not None and not isinstance(profile, EncoderProfile):
-        raise UserError(f"encoder={profile!r}: must be a profile, such as EncoderProfile(pooling='mean')")
-
-
 COSINE_SCALE = 20.0
 # Today's encoders read thousands of tokens; most functions have fewer than 512.
 _TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
-PROFILES = {
-    "codebert": EncoderProfile("codebert", pooling="pooler", query_length=200, code_length=200),
-    "graphcodebert": EncoderProfile(
-        "graphcodebert", pooling="pooler", data_flow_length=64, code_columns=("original_string", "code")
-    ),
-    "unixcoder": EncoderProfile(
-        "unixcoder", pooling="mean", query_prefix="<encoder-only></s>", code_prefix="<encoder-only></s>"
-    ),
+_ENCODER_ONLY = "<encoder-only></s>"
+_PROFILES = (
+    EncoderProfile("codebert", pooling="pooler", query_length=200, code_length=200),
+    EncoderProfile("graphcodebert", pooling="pooler", data_flow_length=64, code_columns=("original_string", "code")),
+    EncoderProfile("unixcoder", query_prefix=_ENCODER_ONLY, code_prefix=_ENCODER_ONLY),
     # https://huggingface.co/nomic-ai/CodeRankEmbed names the prompt. It pools on the first token, as its base
     # Arctic-Embed-M-Long does. No temperature is given there; 1/20 is within the usual 0.02 to 0.05.
-    "coderankembed": _TODAY.replace(
+    _TODAY.replace(
         name="coderankembed", pooling="cls", query_prefix="Represent this query for searching relevant code: "
     ),
     # https://huggingface.co/Qwen/Qwen3-Embedding-0.6B: the instruction is its prompt "query". Its tokenizer ends every
     # text with <|endoftext|>, whose state is the embedding. arXiv:2506.05176 gives no temperature; 1/20 is that of
     # jina-code-embeddings (arXiv:2508.21290), which is trained in the same way.
-    "qwen3-embedding": _TODAY.replace(
+    _TODAY.replace(
         name="qwen3-embedding",
         pooling="last_token",
         normalize=True,
@@ -168,11 +146,12 @@ PROFILES = {
     ),
     # https://huggingface.co/answerdotai/ModernBERT-base is a masked language model: pooling and scale are the defaults
     # of sentence-transformers, as for any model that it turns into an encoder.
-    "modernbert": _TODAY.replace(name="modernbert", pooling="mean"),
+    _TODAY.replace(name="modernbert", pooling="mean"),
     # https://huggingface.co/Alibaba-NLP/gte-modernbert-base: the first token, no prompt, cosines x 100.
-    "gte-modernbert": _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
-    "auto": EncoderProfile(),
-}
+    _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
+    EncoderProfile(),
+)
+PROFILES = {profile.name: profile for profile in _PROFILES}
 # A published name, or its last part -> the profile. Copies under another owner or in a folder keep the last part. A
 # whole name takes precedence over the repository's sentence-transformers files, which give no temperature.
 KNOWN_ENCODERS = {
@@ -229,30 +208,28 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
     """Translates sentence-transformers files into a profile."""
 
-    def read(file: str) -> dict:
+    def read(file: str, kind: type = dict):
         path = repository_file(name_or_path, file, revision)
-        return read_json(path) if path else {}
+        return read_json(path, kind) if path else {}
 
-    entries = read_json(repository_file(name_or_path, "modules.json", revision), list)
-    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in entries}
+    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in read("modules.json", list)}
     transformer, settings = read("sentence_bert_config.json"), read(SETTINGS_FILE)
     prompts = settings.get("prompts") or {}
-    pooling_config = read(f"{modules['Pooling']}/config.json") if "Pooling" in modules else {}
-    if "Pooling" in modules and not pooling_config:
-        raise UserError(
-            f"{name_or_path}: modules.json names a pooling module, but {modules['Pooling']}/config.json is missing or "
-            "empty"
-        )
-    pooling = _pooling(pooling_config) if "Pooling" in modules else "pooler"
+    pooling, pooling_config = "pooler", {}
+    if "Pooling" in modules:
+        file = f"{modules['Pooling']}/config.json"
+        pooling_config = read(file)
+        if not pooling_config:
+            raise UserError(f"{name_or_path}: modules.json names a pooling module, but {file} is missing or empty")
+        pooling = _pooling(pooling_config)
     output = (transformer.get("modality_config") or {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
-    expressible = (
-        set(modules) <= {"Transformer", "Pooling", "Normalize"}
-        and pooling in POOLINGS
-        and (pooling == "pooler") == (output == "pooler_output")
-        and similarity in ("cosine", "dot")
-    )
-    if not expressible:
+    if (
+        modules.keys() - {"Transformer", "Pooling", "Normalize"}
+        or pooling not in POOLINGS
+        or similarity not in SCORE_FUNCTIONS
+        or (pooling == "pooler") != (output == "pooler_output")
+    ):
         raise UserError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
             f"{similarity}) are more than a profile expresses (pooling {', '.join(POOLINGS)}; cosine or dot); to "
@@ -262,7 +239,6 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     length = int(length) if length and length < _NO_LENGTH else None
     if length and (most := most_tokens(read("config.json"))):
         length = min(length, most)
-    code_prefix = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
     # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.
     bounded = similarity == "cosine" or "Normalize" in modules
     try:
@@ -270,7 +246,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             pooling=pooling,
             normalize="Normalize" in modules,
             query_prefix=prompts.get("query") or "",
-            code_prefix=code_prefix,
+            code_prefix=next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), ""),
             include_prompt=pooling_config.get("include_prompt", True),
             query_length=int(transformer.get("query_length") or 0) or length,
             code_length=int(transformer.get("document_length") or 0) or length,
@@ -283,8 +259,35 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 def _pooling(config: dict) -> str:
     """Reads the pooling from a module's configuration: one of `POOLINGS`, or any other name as written there."""
-    modes = config.get("pooling_mode") or [
-        key for key, used in config.items() if key.startswith("pooling_mode") and used
-    ]
+    used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
+    modes = config.get("pooling_mode") or used
     modes = [modes] if isinstance(modes, str) else modes
     return "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"
+
+
+# ---- The number of tokens that a model reads ----
+
+# Models whose positions begin after the id of the padding token, as RoBERTa's do. MPNet's are fixed: they begin at 2.
+_AFTER_PADDING = ("roberta", "camembert", "data2vec-text", "ibert", "longformer", "luke", "xmod")
+
+
+def most_tokens(config: Mapping) -> int | None:
+    """Returns the maximum number of tokens that a model with this `config.json` reads, None if it sets no limit."""
+    positions, kind = config.get("max_position_embeddings"), config.get("model_type") or ""
+    if not positions or positions < 0:
+        return None
+    if kind == "mpnet":
+        return int(positions) - 2
+    after_padding = any(name in kind for name in _AFTER_PADDING)
+    return int(positions) - ((config.get("pad_token_id") or 0) + 1 if after_padding else 0)
+
+
+def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
+    """Raises a UserError that names the largest valid length if a profile's texts exceed the model's positions."""
+    most = most_tokens(config) or math.inf
+    for name, length in (
+        ("query_length", profile.query_length),
+        ("code_length", profile.code_length + profile.data_flow_length),
+    ):
+        if length > most:
+            raise UserError(f"{name}={length}: the model reads at most {most} tokens")

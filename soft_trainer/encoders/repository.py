@@ -1,4 +1,4 @@
-"""Reads the files of a model from a local folder or a repository on the Hub."""
+"""Reads the files of a model or an adapter from a local folder or a repository on the Hub."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -21,6 +22,8 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's names
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +65,7 @@ def repository_file(
 
 
 def read_json(path: str | Path, kind: type = dict):
-    """Reads a JSON file that must hold a `kind`: a mapping or a list.
-
-    Raises:
-        UserError: it holds something else.
-    """
+    """Reads a JSON file; raises UserError if it does not hold a `kind`, a mapping or a list."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -76,19 +75,59 @@ def read_json(path: str | Path, kind: type = dict):
     return values
 
 
+# ---- Adapters ----
+
+
+class SavedAdapter(NamedTuple):
+    """An adapter in a folder or on the Hub: name and revision of the model that it was trained on."""
+
+    base: str
+    revision: str | None
+
+
+def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> SavedAdapter | None:
+    """Returns the adapter at `name_or_path`, None for a whole model; UserError if it names no other base."""
+    path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)
+    if path is None or Path(name_or_path, "config.json").is_file():
+        return None
+    values = read_json(path)
+    base, base_revision = values.get("base_model_name_or_path"), values.get("revision")
+    if not base or not isinstance(base, str):
+        raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} has no base_model_name_or_path; name the base there")
+    if Path(base).resolve() == Path(name_or_path).resolve() and (Path(base).is_dir() or base_revision == revision):
+        raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} names the adapter itself as its base; name the base there")
+    return SavedAdapter(base, base_revision)
+
+
+def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
+    """Returns the name and revision of an adapter's base; for any other model, returns its own."""
+    return saved_adapter(name_or_path, revision) or (name_or_path, revision)
+
+
+# ---- Errors ----
+
+
 @contextmanager
 def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Turns an error from reading a folder or repository into a one-line UserError.
-
-    Raises:
-        UserError: reading failed.
-    """
+    """Turns an error from reading a folder or repository into a one-line UserError."""
     try:
         yield
     except UserError:
         raise
     except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
+
+
+@contextmanager
+def reading_base(name_or_path: str | Path) -> Iterator[None]:
+    """Adds to a UserError from reading a base that this is the base of the adapter `name_or_path`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"{name_or_path}: it is an adapter, and its base cannot be loaded: {error}; change "
+            f"base_model_name_or_path in {ADAPTER_CONFIG} to its new folder"
+        ) from error
 
 
 def _problem(error: Exception, folder: Path, revision: str | None) -> str:
@@ -101,8 +140,7 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
             "neither a folder here nor a repository on the Hub that may be read; check the name, "
             "and for a private or gated one set HF_TOKEN"
         )
-    configs = ("config.json", "adapter_config.json")
-    if folder.is_dir() and not any((folder / name).is_file() for name in configs):
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return "no config.json in it, so it is not the folder of a model; check the name"
     if isinstance(error, KeyError):
         return f"{error} in its files is unknown to this release"

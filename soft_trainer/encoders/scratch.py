@@ -27,17 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 def parse_size(from_scratch: str) -> tuple[int, int]:
-    """Reads `"256x4"` as hidden size 256 and 4 layers.
-
-    Raises:
-        UserError: the text has another form, or the hidden size is not a multiple of 32 (the size of a head).
-    """
+    """Reads `"256x4"` as hidden size 256, a multiple of 32, the size of a head, and 4 layers; else UserError."""
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
-    if not match or int(match[1]) < 32 or int(match[1]) % 32:
+    hidden, layers = map(int, match.groups()) if match else (0, 0)
+    if hidden < 32 or hidden % 32:
         raise UserError(
             f"from_scratch={from_scratch!r}: write HIDDENxLAYERS, for example 256x4, with a multiple of 32 as HIDDEN"
         )
-    return int(match[1]), int(match[2])
+    return hidden, layers
 
 
 def train_tokenizer(
@@ -50,13 +47,11 @@ def train_tokenizer(
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
     # From little data, a model does not learn that `readLines`, `read_lines` and "Read lines" are the same words.
     bpe.normalizer = normalizers.Sequence([normalizers.Replace(Regex(WORD_BORDER), " "), normalizers.Lowercase()])
-    special_tokens = _special_tokens(profile)
-    bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special_tokens, show_progress=False)
+    special = _special_tokens(profile)
+    bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special, show_progress=False)
     tokenizer = bpe._tokenizer
-    tokenizer.post_processor = RobertaProcessing(
-        (SPECIAL["eos"], tokenizer.token_to_id(SPECIAL["eos"])),
-        (SPECIAL["bos"], tokenizer.token_to_id(SPECIAL["bos"])),
-    )
+    ends = [(SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("eos", "bos")]
+    tokenizer.post_processor = RobertaProcessing(*ends)
     return _wrapped(tokenizer, profile)
 
 
@@ -71,7 +66,11 @@ def kept_tokenizer(
     The file's name is a hash of everything that the tokenizer depends on. A file that cannot be read is replaced; if
     none can be written, a warning says so and the next run trains again.
     """
-    path = Path(folder) / f"{_key(texts(), profile, vocabulary_size)}.json"
+    settings = [vocabulary_size, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]
+    digest = xxhash.xxh3_128(repr(settings).encode())
+    for text in texts():
+        digest.update(text.encode() + b"\0")
+    path = Path(folder) / f"{digest.hexdigest()}.json"
     with suppress(Exception):  # `tokenizers` raises nothing more precise
         return _wrapped(Tokenizer.from_file(str(path)), profile)
     tokenizer = train_tokenizer(texts(), profile, vocabulary_size)
@@ -83,21 +82,12 @@ def kept_tokenizer(
     return tokenizer
 
 
-def _key(texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int) -> str:
-    settings = [vocabulary_size, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]
-    digest = xxhash.xxh3_128(repr(settings).encode())
-    for text in texts:
-        digest.update(text.encode() + b"\0")
-    return digest.hexdigest()
-
-
 def _special_tokens(profile: EncoderProfile) -> list[str]:
     """Lists RoBERTa's special tokens and those of the prefixes."""
     return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 
 def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokenizerFast:
-    """Wraps the tokenizer for `transformers`."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         **{f"{name}_token": token for name, token in SPECIAL.items()},
@@ -127,9 +117,7 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         initializer_range=0.02 if profile.pooling == "mean" else hidden**-0.5,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")},
     )
     if not layers:
         config.layer_norm_eps = 1.0  # so large an epsilon keeps the lengths of the vectors

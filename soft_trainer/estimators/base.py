@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from soft_trainer.data.neighbours import Neighbours
-from soft_trainer.encoders.loading import Encoder
+from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.errors import UserError
 from soft_trainer.weights import checked_similarity
 

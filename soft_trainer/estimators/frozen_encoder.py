@@ -14,10 +14,8 @@ from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
 from soft_trainer.data.tokens import column_of
-from soft_trainer.encoders.encoding import embed_sharded, prompt_length
-from soft_trainer.encoders.identity import encoder_identity
-from soft_trainer.encoders.loading import Encoder, load_encoder
-from soft_trainer.encoders.pooling import comparable
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, prompt_length
+from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
@@ -78,9 +76,7 @@ class EncodedRowsEstimator(Estimator):
 
         def build() -> Tensor:
             with torch.autocast(device, dtype=half, enabled=device != "cpu"):
-                embeddings = embed_sharded(
-                    model, profile, tokens, tokenizer.pad_token_id, self.batch_size, progress, prompt
-                )
+                embeddings = embed_sharded(encoder, tokens, side, self.batch_size, progress)
             embeddings = comparable(profile, embeddings)
             largest = float(embeddings.abs().max()) if len(embeddings) else 0.0
             if not largest <= np.finfo(dtype).max:
@@ -90,7 +86,7 @@ class EncodedRowsEstimator(Estimator):
                 )
             return embeddings
 
-        identity = encoder_identity(model, tokenizer, profile)
+        identity = encoder.identity()
         key = xxhash.xxh3_128(repr((identity, prompt, str(dtype))).encode())
         tokens.add_to(key)
         return cached_rows(self.cache_dir, key.hexdigest(), len(tokens), model.config.hidden_size, dtype, build)

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, merge_adapter, save_adapter
+from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.transformer import pooling_layer
 from soft_trainer.files import reporting_disk_errors, write_json
 from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
 

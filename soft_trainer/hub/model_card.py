@@ -35,9 +35,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load,
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from soft_trainer.data.statistics import statistics_table
-from soft_trainer.encoders.lora import CONFIG, base_of
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
-from soft_trainer.encoders.repository import published_name, read_json, repository_file
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, base_of, published_name, read_json, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
@@ -82,8 +81,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     folder, base, results = Path(folder), record["base_model"], record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
-    adapter = "merged" if (folder / MERGED_ADAPTER / CONFIG).is_file() else None
-    adapter = "adapter" if (folder / CONFIG).is_file() else adapter
+    adapter = "merged" if (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file() else None
+    adapter = "adapter" if (folder / ADAPTER_CONFIG).is_file() else adapter
     encoder_name, encoder_revision = base_of(folder)  # of an adapter its base, else the folder itself
     path = repository_file(encoder_name, "config.json", encoder_revision)
     config = read_json(path) if path else {}

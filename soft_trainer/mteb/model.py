@@ -13,8 +13,8 @@ from mteb.types import PromptType
 from torch import Tensor
 
 from soft_trainer.dataflow import LANGUAGES
-from soft_trainer.encoders.loading import Encoder, load_encoder
-from soft_trainer.encoders.pooling import comparable
+from soft_trainer.encoders.encoding import Encoder, comparable
+from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.repository import published_name
 from soft_trainer.terminal import print_on_main
 
@@ -30,13 +30,8 @@ class MtebEncoder:
 
     Args:
         encoder: what `load_encoder` returned, or the folder or Hub name to load.
-        revision: branch, tag or commit on the Hub.
-        device: where to run; by default the accelerator if there is one, else the CPU.
+        revision, device, options: as in `load_encoder`, which raises UserError.
         bf16: compute in bfloat16. Embeddings are float32 anyway.
-        **options: further options of `load_encoder`.
-
-    Raises:
-        UserError: as for `load_encoder`.
     """
 
     def __init__(

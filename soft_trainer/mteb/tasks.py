@@ -1,26 +1,40 @@
-"""Finds mteb tasks by name, loads their data, and turns our evaluation sets into tasks."""
+"""Finds mteb tasks by name, turns our evaluation sets into tasks, runs them on an encoder, and reports the results."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 
 import mteb
 from datasets import Dataset
+from huggingface_hub import EvalResult
 from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.get_tasks import TASK_LIST
+from mteb.results import TaskResult
 
 from soft_trainer.data.tokens import text_column, texts
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
-from soft_trainer.mteb.model import language_code
+from soft_trainer.files import reporting_disk_errors, write_json, written_aside
+from soft_trainer.mteb.model import MtebEncoder, language_code
+from soft_trainer.terminal import table
 
 SPLIT = "test"
+# mteb cuts every ranking at 1,000 codes.
+RETRIEVAL = {"mrr_at_1000": "MRR@1000", "ndcg_at_10": "nDCG@10", "recall_at_10": "recall@10"}
+SOURCE = {"source_name": "mteb", "source_url": "https://github.com/embeddings-benchmark/mteb"}
+
+
+# ---- Tasks ----
 
 
 def split_names(names: str) -> list[str]:
@@ -39,7 +53,7 @@ def find_tasks(names: Iterable[str]) -> list[AbsTask]:
         for task in _named(name):
             # An aggregate, such as the mean over several years of a task, has no data.
             for part in task.metadata.tasks if task.is_aggregate else [task]:
-                if set(part.metadata.modalities) != {"text"}:
+                if part.metadata.modalities != ["text"]:
                     kinds = ", ".join(part.metadata.modalities)
                     raise UserError(f"mteb={name}: {part.metadata.name} reads {kinds}; an encoder of code reads text")
                 tasks[part.metadata.name] = part
@@ -47,25 +61,20 @@ def find_tasks(names: Iterable[str]) -> list[AbsTask]:
 
 
 def _named(name: str) -> Sequence[AbsTask]:
-    """The tasks of a benchmark, or the one task of this name."""
-    for find in (lambda: mteb.get_benchmark(name).tasks, lambda: [mteb.get_task(name)]):
-        try:
-            return find()
-        except KeyError:
-            continue
-    known = [benchmark.name for benchmark in mteb.get_benchmarks()] + [task.metadata.name for task in TASK_LIST]
-    lower = {known_name.lower(): known_name for known_name in known}
-    near = difflib.get_close_matches(name.lower(), lower, n=1)
-    advice = f"did you mean {lower[near[0]]!r}?" if near else "`mteb available-tasks` lists them all"
+    """Returns the tasks of a benchmark, or the one task of this name."""
+    with suppress(KeyError):
+        return mteb.get_benchmark(name).tasks
+    with suppress(KeyError):
+        return [mteb.get_task(name)]
+    names = [benchmark.name for benchmark in mteb.get_benchmarks()] + [task.metadata.name for task in TASK_LIST]
+    known = {known_name.lower(): known_name for known_name in names}
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    advice = f"did you mean {known[near[0]]!r}?" if near else "`mteb available-tasks` lists them all"
     raise UserError(f"mteb={name}: mteb {mteb.__version__} has no task or benchmark of this name; {advice}")
 
 
 def load(task: AbsTask) -> None:
-    """Loads the data of a task, from the Hub or its cache.
-
-    Raises:
-        UserError: the data cannot be loaded.
-    """
+    """Loads the data of a task, from the Hub or its cache; raises UserError if that fails."""
     try:
         task.load_data()
     except UserError:
@@ -79,12 +88,9 @@ def load(task: AbsTask) -> None:
 
 
 def check_data(tasks: Iterable[AbsTask]) -> None:
-    """Loads the data of every task once, so that missing data is reported before the model is loaded.
+    """Loads the data of every task once, so that missing data is reported before the model is loaded (`load`).
 
     The data stays in the Hub's cache on disk, not in memory.
-
-    Raises:
-        UserError: the data of a task cannot be loaded.
     """
     for task in tasks:
         load(task)
@@ -113,29 +119,27 @@ class EvaluationSetTask(AbsTaskRetrieval):
         language: str | None = None,
     ) -> None:
         self._set, name = evaluation_set, name or evaluation_set.name
-        if any(name == task.metadata.name for task in TASK_LIST):
-            raise UserError(f"{name}: mteb has a task of this name, whose results it would replace: rename the folder")
-        self._columns = [
-            text_column(rows, columns, side)
-            for rows, columns, side in (
-                (evaluation_set.queries, profile.query_columns, "query"),
-                (evaluation_set.codebase, profile.code_columns, "code"),
-            )
-        ]
-        if evaluation_set.graded and any(grade % 1 for grade in evaluation_set.queries["relevance"][:]):
-            raise UserError(f"{name}: mteb takes whole numbers as relevance; measure these queries without --mteb")
-        if "language" in evaluation_set.codebase.column_names:
-            languages = evaluation_set.codebase.unique("language")
+        queries, codebase = evaluation_set.queries, evaluation_set.codebase
+        self._query_column = text_column(queries, profile.query_columns, "query")
+        self._code_column = text_column(codebase, profile.code_columns, "code")
+        taken = any(name == task.metadata.name for task in TASK_LIST)
+        fractions = evaluation_set.graded and any(grade % 1 for grade in queries["relevance"][:])
+        refuse(
+            (taken, f"{name}: mteb has a task of this name, whose results it would replace: rename the folder"),
+            (fractions, f"{name}: mteb takes whole numbers as relevance; measure these queries without --mteb"),
+        )
+        if "language" in codebase.column_names:
+            languages = codebase.unique("language")
             language = languages[0] if len(languages) == 1 else None
         self.metadata = TaskMetadata(
             name=name,
-            description=f"{name}: queries against the whole corpus of {len(evaluation_set.codebase)} codes.",
+            description=f"{name}: queries against the whole corpus of {len(codebase)} codes.",
             type="Retrieval",
             category="t2t",
             eval_splits=[SPLIT],
             eval_langs=[language_code(language)],
             main_score="ndcg_at_10",
-            dataset={"path": name, "revision": evaluation_set.queries._fingerprint},
+            dataset={"path": name, "revision": queries._fingerprint},
         )
         super().__init__()
 
@@ -144,15 +148,14 @@ class EvaluationSetTask(AbsTaskRetrieval):
         if self.data_loaded:
             return
         rows, corpus = self._set.queries, self._set.codebase
-        query_texts, code_texts = texts(rows[self._columns[0]][:]), texts(corpus[self._columns[1]][:])
         numbers = rows["query_number"][:] if self._set.graded else range(len(rows))
         grades = rows["relevance"][:] if self._set.graded else [1] * len(rows)
-        queries = {str(number): text for number, text in zip(numbers, query_texts, strict=True)}
+        queries = dict(zip(map(str, numbers), texts(rows[self._query_column][:]), strict=True))
         relevant: dict[str, dict[str, int]] = {query: {} for query in queries}
         for number, url, grade in zip(numbers, rows["url"][:], grades, strict=True):
             relevant[str(number)][url] = int(grade)
         data = RetrievalSplitData(
-            corpus=Dataset.from_dict({"id": corpus["url"][:], "text": code_texts}),
+            corpus=Dataset.from_dict({"id": corpus["url"][:], "text": texts(corpus[self._code_column][:])}),
             queries=Dataset.from_dict({"id": list(queries), "text": list(queries.values())}),
             relevant_docs=relevant,
             top_ranked=None,
@@ -162,3 +165,100 @@ class EvaluationSetTask(AbsTaskRetrieval):
     def unload_data(self) -> None:
         """Frees `dataset`. The rows themselves stay, so that the task can be loaded again."""
         self.dataset, self.data_loaded = {}, False
+
+
+# ---- Results ----
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A task with its result as mteb returns it, and the number of codes that were ranked for each query.
+
+    Args:
+        pool_sizes: (subset, split) -> codes in the corpus. Empty for a task that does not rank a corpus.
+    """
+
+    task: AbsTask
+    result: TaskResult
+    pool_sizes: dict[tuple[str, str], int]
+
+    def scores(self) -> Iterator[tuple[str, str, dict]]:
+        """Yields each subset and split with its scores by name."""
+        for split, subsets in self.result.scores.items():
+            yield from ((scores["hf_subset"], split, scores) for scores in subsets)
+
+
+def measure(model: MtebEncoder, task: AbsTask, batch_size: int = 64, progress: bool = False) -> Measured:
+    """Evaluates the encoder on one task, without earlier results; UserError if its data cannot be loaded."""
+    load(task)
+    sizes = {}
+    if isinstance(task, AbsTaskRetrieval):
+        task.convert_v1_dataset_format_to_v2(None)
+        parts = ((subset, *part) for subset, splits in task.dataset.items() for part in splits.items())
+        # With `top_ranked`, only a few candidates are ranked for each query.
+        sizes = {(subset, split): len(data["corpus"]) for subset, split, data in parts if data["top_ranked"] is None}
+    options = {"batch_size": batch_size, "show_progress_bar": progress}
+    results = mteb.evaluate(
+        model, task, cache=None, co2_tracker=False, show_progress_bar=progress, encode_kwargs=options
+    )
+    task.unload_data()
+    if not results.task_results:
+        raise UserError(f"{task.metadata.name}: mteb gave no result: {results.exceptions[0].exception}")
+    return Measured(task, results.task_results[0], sizes)
+
+
+def write_result(measured: Measured, model: MtebEncoder, folder: str | Path) -> None:
+    """Writes a result in mteb's format, where `mteb.ResultCache(folder)` finds it; UserError if the disk is full."""
+    meta = model.mteb_model_meta
+    with reporting_disk_errors(folder):
+        path = mteb.ResultCache(folder).get_task_result_path(measured.result.task_name, meta)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path.with_name("model_meta.json"), meta.to_dict())
+        with written_aside(path) as aside:
+            measured.result.to_disk(aside)
+
+
+def results_table(results: Sequence[Measured]) -> str:
+    """Returns a Markdown table, a row for each subset of each task, and their mean if there are several tasks."""
+    rows = [
+        [
+            measured.result.task_name,
+            None if subset == "default" else subset,
+            *(scores.get(name) for name in RETRIEVAL),
+            scores["main_score"],
+            measured.pool_sizes.get((subset, split)),
+        ]
+        for measured in results
+        for subset, split, scores in measured.scores()
+    ]
+    if len(results) > 1:
+        mean = fmean(measured.result.get_score() for measured in results)
+        rows.append([f"mean of {len(results)} tasks", *[None] * (1 + len(RETRIEVAL)), mean, None])
+    return table(["task", "subset", *RETRIEVAL.values(), "main score", "codes in the corpus"], rows)
+
+
+def eval_results(results: Iterable[Measured]) -> list[EvalResult]:
+    """Returns the entries for a model card; each metric's name states the size of the corpus."""
+    entries = []
+    for measured in results:
+        metadata = measured.task.metadata
+        path, revision = metadata.dataset["path"], metadata.dataset["revision"]
+        for subset, split, scores in measured.scores():
+            size = measured.pool_sizes.get((subset, split))
+            metrics = RETRIEVAL if size else {"main_score": metadata.main_score}
+            entries += [
+                EvalResult(
+                    task_type=metadata.type,
+                    dataset_type=path,
+                    dataset_name=metadata.name + ("" if subset == "default" else f" ({subset})"),
+                    dataset_config=subset,
+                    dataset_split=split,
+                    dataset_revision=None if isinstance(measured.task, EvaluationSetTask) else revision,
+                    metric_type=metric,
+                    metric_name=title + (f" over {size:,} codes" if size else ""),
+                    metric_value=round(float(scores[metric]), 4),
+                    **SOURCE,
+                )
+                for metric, title in metrics.items()
+            ]
+    return entries

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from transformers import TrainingArguments
 
-from soft_trainer.encoders.matryoshka import parse_dims
+from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import Values, check_values, declared_options, effective_options, unread_options

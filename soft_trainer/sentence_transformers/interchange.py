@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from datasets import Dataset
 
 from soft_trainer.data.negative_files import TrainingRows, check_texts, column_negatives, tuple_texts
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.data.sources import as_rows
 from soft_trainer.data.tokens import column_texts, text_column
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.sentence_transformers.rows import LABEL, LABEL_COLUMNS, NO_TEXTS, with_rows
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.hard_batches import COLUMN_NAME
@@ -27,8 +28,6 @@ def to_sentence_transformers(
     layout: str = "n-tuple",
     number: int | None = None,
     scores: bool = False,
-    query_columns: Sequence[str] = QUERY_COLUMNS,
-    code_columns: Sequence[str] = CODE_COLUMNS,
 ) -> Dataset:
     """Returns rows of ours as a data set that sentence-transformers trains on.
 
@@ -42,7 +41,6 @@ def to_sentence_transformers(
         number: negatives of each row, the nearest first. None: all of them, for an n-tuple those of the row with the
             fewest. Rows with fewer are left out, and a line says how many.
         scores: add a column of scores, the right code's first. sentence-transformers takes it as its labels.
-        query_columns, code_columns: columns to read the texts from; the first that the rows have.
 
     Returns:
         The data set, for pairs, triplets and n-tuples without scores with row numbers as `label`, for
@@ -51,79 +49,62 @@ def to_sentence_transformers(
     Raises:
         UserError: no such layout, no negatives where the layout needs them, or no scores where they are asked for.
     """
-    if layout not in LAYOUTS:
-        raise UserError(f"layout={layout!r}: use one of {', '.join(LAYOUTS)}")
+    refuse(
+        (layout not in LAYOUTS, f"layout={layout!r}: use one of {', '.join(LAYOUTS)}"),
+        (number is not None and number < 1, f"number={number}: must be 1 or more"),
+    )
     rows = as_rows(rows, "rows")
-    queries = list(column_texts(rows, text_column(rows, query_columns, "query")))
-    codes = list(column_texts(rows, text_column(rows, code_columns, "code")))
+    queries = list(column_texts(rows, text_column(rows, QUERY_COLUMNS, "query")))
+    codes = list(column_texts(rows, text_column(rows, CODE_COLUMNS, "code")))
     if negatives is None and COLUMN_NAME in rows.column_names:
-        negatives = _column(rows, queries, codes)
+        names = ("url", SCORES, OWN_SCORE)
+        urls, known, own = (rows[name][:] if name in rows.column_names else None for name in names)
+        texts = TrainingRows(queries, codes, urls or [None] * len(rows))
+        negatives = column_negatives(rows[COLUMN_NAME][:], texts, place="rows", scores=known, own=own)
     if negatives is None:
         if layout != "n-tuple" or number or scores:
             raise UserError(f"layout={layout!r}: the rows have no column {COLUMN_NAME!r}; give negatives=")
         return with_rows(Dataset.from_dict({"anchor": queries, "positive": codes}))
     if len(negatives) != len(rows):
         raise UserError(f"negatives: they are of {len(negatives):,} rows, but there are {len(rows):,} rows")
-    names = [*codes, *(row["code"] for row in negatives.code_only)]
-    number = _number(negatives, layout, number)
-    lists = []
-    for row in range(len(rows)):
-        own = slice(negatives.starts[row], negatives.starts[row + 1])
-        documents = [codes[row], *(names[code] for code in negatives.codes[own][:number].tolist())]
-        values = [float(negatives.own[row]), *negatives.scores[own][:number].tolist()]
-        lists.append((queries[row], documents, values))
-    return _in_layout(lists, layout, number, scores)
+    made = list(_rows_with_negatives(queries, codes, negatives, layout, number))
+    if scores and any(math.isnan(value) for row in made for value in row["scores"]):
+        raise UserError("scores: not all of the negatives' scores, and of the right codes', are known")
+    dataset = Dataset.from_list(made)
+    dataset = dataset if scores else dataset.remove_columns("scores")
+    return dataset if scores or layout == "labeled-list" else with_rows(dataset)
 
 
-def _number(negatives: Negatives, layout: str, number: int | None) -> int | None:
-    """Returns how many negatives each row gets, None for all of them."""
-    if number is not None and number < 1:
-        raise UserError(f"number={number}: must be 1 or more")
+def _rows_with_negatives(
+    queries: list[str], codes: list[str], negatives: Negatives, layout: str, number: int | None
+) -> Iterator[dict]:
+    """Yields the rows of a layout, with their scores; says how many rows have too few negatives."""
     if number is None and layout == "n-tuple":
         number = int(negatives.counts.min())
         if not number:
             row = int(negatives.counts.argmin()) + 1
             raise UserError(f"row {row} has no negatives: name number=, which leaves rows with fewer out")
-    return number
-
-
-def _column(rows: Dataset, queries: list[str], codes: list[str]) -> Negatives:
-    """Reads the negatives in the rows' own column."""
-    urls, scores, own = (rows[name][:] if name in rows.column_names else None for name in ("url", SCORES, OWN_SCORE))
-    texts = TrainingRows(queries, codes, urls or [None] * len(rows))
-    return column_negatives(rows[COLUMN_NAME][:], texts, place="rows", scores=scores, own=own)
-
-
-def _in_layout(lists: list[tuple], layout: str, number: int | None, scores: bool) -> Dataset:
-    """Puts rows of (query, documents, scores) into a layout of sentence-transformers."""
-    least = 1 + (number or (layout == "triplet"))
-    kept = [item for item in lists if len(item[1]) >= least]
-    if len(kept) < len(lists):
-        print_on_main(f"{len(lists) - len(kept):,} of {len(lists):,} rows have too few negatives and are left out")
+    least = number or (1 if layout == "triplet" else 0)
+    kept = np.flatnonzero(negatives.counts >= least).tolist()
     if not kept:
-        raise UserError(f"no row has {least - 1} negatives: choose a smaller number")
-    if scores and any(math.isnan(value) for _, _, values in kept for value in values):
-        raise UserError("scores: not all of the negatives' scores, and of the right codes', are known")
-    made = [row for item in kept for row in _rows_of(*item, layout, least, scores)]
-    dataset = Dataset.from_list(made)
-    return dataset if scores or layout == "labeled-list" else with_rows(dataset)
-
-
-def _rows_of(
-    query: str, documents: list[str], values: list[float], layout: str, width: int, scores: bool
-) -> Iterator[dict]:
-    """Yields the rows of a layout for one query: a single one, or one for each negative of a triplet."""
-    if layout == "labeled-list":
-        labels = {"documents": documents, "labels": [1] + [0] * (len(documents) - 1)}
-        yield {"anchor": query} | labels | ({"scores": values} if scores else {})
-    elif layout == "triplet":
-        for document, value in zip(documents[1:], values[1:], strict=True):
-            texts = {"anchor": query, "positive": documents[0], "negative": document}
-            yield texts | ({"scores": [values[0], value]} if scores else {})
-    else:
-        names = ["positive", *(f"negative_{place}" for place in range(1, width))]
-        texts = {"anchor": query} | dict(zip(names, documents[:width], strict=True))
-        yield texts | ({"scores": values[:width]} if scores else {})
+        raise UserError(f"no row has {least} negatives: choose a smaller number")
+    if len(kept) < len(queries):
+        print_on_main(f"{len(queries) - len(kept):,} of {len(queries):,} rows have too few negatives and are left out")
+    texts = [*codes, *(row["code"] for row in negatives.code_only)]
+    for row in kept:
+        own = slice(negatives.starts[row], negatives.starts[row + 1])
+        documents = [codes[row], *(texts[code] for code in negatives.codes[own][:number].tolist())]
+        values = [float(negatives.own[row]), *negatives.scores[own][:number].tolist()]
+        pair = {"anchor": queries[row], "positive": documents[0]}
+        if layout == "labeled-list":
+            labels = [1] + [0] * (len(documents) - 1)
+            yield {"anchor": queries[row], "documents": documents, "labels": labels, "scores": values}
+        elif layout == "triplet":
+            for document, value in zip(documents[1:], values[1:], strict=True):
+                yield pair | {"negative": document, "scores": [values[0], value]}
+        else:
+            further = {f"negative_{place}": text for place, text in enumerate(documents[1:], 1)}
+            yield pair | further | {"scores": values}
 
 
 def from_sentence_transformers(dataset: Dataset, language: str | None = None) -> Dataset:
@@ -149,31 +130,25 @@ def from_sentence_transformers(dataset: Dataset, language: str | None = None) ->
     for key, query, code, wrong, score in _pairs(dataset):
         row = row_of.setdefault(key, {"docstring": query, "code": code, COLUMN_NAME: {}, OWN_SCORE: score})
         row[COLUMN_NAME].update(wrong)
+    unclear = "score" in dataset.column_names and LABEL not in dataset.column_names
     if not row_of:
-        if "score" in dataset.column_names and LABEL not in dataset.column_names:
-            raise UserError(
-                "dataset: scores of labelled pairs do not say which codes are right: mine with "
-                "output_format='labeled-list', or without output_scores"
-            )
-        raise UserError("dataset: no row has a right code")
-    rows = []
-    for place, row in enumerate(row_of.values(), 1):
-        negatives = row.pop(COLUMN_NAME)
-        row |= {"url": f"row-{place}", COLUMN_NAME: list(negatives), SCORES: list(negatives.values())}
-        rows.append(row | ({"language": language} if language else {}))
-    return Dataset.from_list([{name: row[name] for name in _used(rows)} for row in rows])
-
-
-def _used(rows: list[dict]) -> list[str]:
-    """Returns the columns worth keeping: negatives if there are any, scores if all are known."""
-    unused = set()
-    if not any(row[COLUMN_NAME] for row in rows):
-        unused |= {COLUMN_NAME, SCORES}
+        raise UserError(
+            "dataset: scores of labelled pairs do not say which codes are right: mine with "
+            "output_format='labeled-list', or without output_scores"
+            if unclear
+            else "dataset: no row has a right code"
+        )
+    rows = list(row_of.values())
+    for place, row in enumerate(rows, 1):
+        wrong = row.pop(COLUMN_NAME)
+        row |= {"url": f"row-{place}", COLUMN_NAME: list(wrong), SCORES: list(wrong.values())}
+        row |= {"language": language} if language else {}
+    unused = {OWN_SCORE} if any(math.isnan(row[OWN_SCORE]) for row in rows) else set()
     if any(math.isnan(score) for row in rows for score in row[SCORES]):
         unused.add(SCORES)
-    if any(math.isnan(row[OWN_SCORE]) for row in rows):
-        unused.add(OWN_SCORE)
-    return [name for name in rows[0] if name not in unused]
+    if not any(row[COLUMN_NAME] for row in rows):
+        unused |= {COLUMN_NAME, SCORES}
+    return Dataset.from_list(rows).remove_columns(list(unused))
 
 
 def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float], float]]:
@@ -181,12 +156,9 @@ def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float
     texts = [name for name in dataset.column_names if name not in NO_TEXTS]
     labels = [name for name in LABEL_COLUMNS if name in dataset.column_names]
     if len(texts) == 2 and _is_pairs(dataset, labels):
-        for number, row in enumerate(dataset):
-            check_texts([row[name] for name in texts], f"dataset, row {number + 1}")
-            yield number, row[texts[0]], row[texts[1]], {}, math.nan
-        return
+        labels = []
     dataset = dataset.select_columns([*texts, *labels])
-    labelled = len(texts) == 2 and getattr(dataset.features[texts[1]], "dtype", None) == "string"
+    labelled = labels and len(texts) == 2 and getattr(dataset.features[texts[1]], "dtype", None) == "string"
     merges = labelled or "negative" in texts
     table = [_documents(row, f"dataset, row {number}") for number, row in enumerate(dataset, 1)]
     wrong_of: dict[str, dict[str, float]] = {}
@@ -204,20 +176,21 @@ def _documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, flo
     """Returns the query of one row of a layout, and its documents: text, True if it is right, score or NaN."""
     names = list(row)
     labels, scores = row.get("labels", row.get("label")), row.get("scores", row.get("score"))
-    if len(names) < 3 or names[2] not in LABEL_COLUMNS or (labels is None and scores is None):
+    is_pair = len(names) == 2 and names[1] not in LABEL_COLUMNS
+    if not is_pair and (len(names) < 3 or names[2] not in LABEL_COLUMNS or (labels is None and scores is None)):
         query, texts, scores = tuple_texts(row, place)
         return query, list(zip(texts, [True] + [False] * (len(texts) - 1), scores, strict=True))
-    texts = row[names[1]]
+    query, texts = row[names[0]], row[names[1]]
     if isinstance(texts, str) or texts is None:
-        texts, labels, scores = [texts], [labels or 0], None if scores is None else [scores]
+        texts, labels, scores = [texts], [1 if is_pair else labels or 0], None if scores is None else [scores]
         if labels[0] not in (0, 1):
             raise UserError(f"{place}: label {labels[0]}: 1 (right) or 0 (wrong) is expected")
     labels = [1] + [0] * (len(texts) - 1) if labels is None else labels
     scores = [math.nan] * len(texts) if scores is None else scores
     if not len(texts) == len(labels) == len(scores):
         raise UserError(f"{place}: {len(texts)} documents, {len(labels)} labels and {len(scores)} scores")
-    check_texts([row[names[0]], *texts], place)
-    return row[names[0]], list(zip(texts, map(bool, labels), map(float, scores), strict=True))
+    check_texts([query, *texts], place)
+    return query, list(zip(texts, map(bool, labels), map(float, scores), strict=True))
 
 
 def _is_pairs(dataset: Dataset, labels: Sequence[str]) -> bool:

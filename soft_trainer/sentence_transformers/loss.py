@@ -1,4 +1,4 @@
-"""Soft-InfoNCE as a loss of sentence-transformers, plain and with gradient caching."""
+"""Soft-InfoNCE as a loss of sentence-transformers, plain and with gradient caching, and its own estimator."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from soft_trainer import distributed, losses
 from soft_trainer.callbacks import EstimatorCallback
-from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import members_of
+from soft_trainer.encoders.encoding import at_least_float32
+from soft_trainer.encoders.profiles import COSINE_SCALE
+from soft_trainer.errors import UserError, refuse
+from soft_trainer.estimators.base import Estimator, Rows, as_array, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import Values, effective_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.resolve import check_codes, resolve_loss
-from soft_trainer.sentence_transformers.estimator import SentenceTransformerEstimator
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.hard_batches import check_code_only
@@ -53,9 +54,7 @@ class SoftInfoNCELoss(nn.Module):
     Where gradients are off, as in an evaluation, the value is plain InfoNCE without weights: the rows of an evaluation
     set are not training rows, and its labels are not read.
 
-    What `SoftInfoNCETrainer` can do and this cannot: resume with exactly the batches of an uninterrupted run; compute
-    the weights in data workers, ahead of the step (here the step computes them, and waits for the labels of its
-    batch); draw new own negatives in each epoch, or batches of similar rows; log statistics of the weights.
+    `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` does, such as resuming with the same batches.
 
     Args:
         model: the `SentenceTransformer` in training.
@@ -94,12 +93,14 @@ class SoftInfoNCELoss(nn.Module):
         **options,
     ):
         super().__init__()
-        if not scale > 0:
-            raise UserError(f"scale={scale}: must be above 0")
+        unknown = next(iter(options.keys() - set(OPTIONS)), None)
+        refuse(
+            (unknown, f"{unknown}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}"),
+            (not scale > 0, f"scale={scale}: must be above 0"),
+        )
         self.model, self.scale, self.similarity_fct = model, scale, similarity_fct
         self.gather_across_devices = gather_across_devices
-        self.options = _checked_options(options)
-        _check_estimator(estimator)
+        self.options = SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
         self.estimator = _own_estimator(estimator, model)
         self.loss_settings = resolve_loss(self.options, self.estimator)
         self.rows = LabelledRows.of(train_dataset)
@@ -110,32 +111,35 @@ class SoftInfoNCELoss(nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
         """Returns the mean loss of a batch, a scalar; the features are of queries, codes and then own negatives."""
-        features = list(sentence_features)
-        self._check_columns(len(features))
-        return self.compute_loss_from_embeddings(embed_columns(self.model, features), labels)
+        return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
         """Returns the loss of queries, codes and own negatives, Tensor[B, d] each; `labels` are row numbers."""
-        sizes, rank = self._sizes(len(embeddings[0]))
-        if not torch.is_grad_enabled():
-            return self._evaluation_loss(*self._both_sides(embeddings, sizes), sizes, rank, len(embeddings) - 1)
-        columns = self._columns(labels, sizes, rank)
-        queries, codes = self._both_sides(embeddings, sizes)
-        return self._block_loss(queries, codes[columns.places.to(codes.device)], columns, sizes)
+        queries, codes, sizes, rank = self._sides(embeddings)
+        if torch.is_grad_enabled():
+            columns = self._columns(labels, sizes, rank)
+            return self._block_loss(queries, codes[columns.places], columns)
+        positives = torch.arange(len(queries), device=codes.device) + sum(sizes[:rank]) * (len(embeddings) - 1)
+        return losses.info_nce(self._scores(queries, codes), positives)
 
-    def _sizes(self, size: int) -> tuple[list[int], int]:
-        """Returns the numbers of queries of the processes that share negatives, and this process's place."""
-        if not self.gather_across_devices:
-            return [size], 0
-        return distributed.gather_numbers(size), distributed.rank_and_world_size()[0]
+    def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
+        """Returns queries and codes in float32 or higher, the queries of each process, and this process's place.
 
-    def _both_sides(self, embeddings: list[Tensor], sizes: list[int]) -> tuple[Tensor, Tensor]:
-        """Queries of this process and codes of all those in `sizes`, in float32 or higher."""
-        queries, *codes = (side if side.dtype == torch.float64 else side.float() for side in embeddings)
+        The processes are those that share negatives; the codes are of all of them.
+        """
+        given, expected = len(embeddings), 2 + self.rows.negatives.shape[1]
+        if given < 2 or (given != expected and torch.is_grad_enabled()):
+            raise UserError(
+                f"{type(self).__name__}: a batch of {given} columns of texts, but the train_dataset that the loss was "
+                f"made with has {expected}: give loss and trainer the same data set"
+            )
+        queries, *codes = map(at_least_float32, embeddings)
         codes = torch.cat(codes)
-        if self.gather_across_devices:
-            codes = distributed.gather_with_gradient(codes, [size * (len(embeddings) - 1) for size in sizes])
-        return queries, codes
+        if not self.gather_across_devices:
+            return queries, codes, [len(queries)], 0
+        sizes = distributed.gather_numbers(len(queries))
+        codes = distributed.gather_with_gradient(codes, [size * (given - 1) for size in sizes])
+        return queries, codes, sizes, distributed.rank_and_world_size()[0]
 
     def _columns(self, labels: Tensor | None, sizes: list[int], rank: int) -> Columns:
         """Returns the columns of the batch's scores. The first batch must be large enough for the weights."""
@@ -144,8 +148,7 @@ class SoftInfoNCELoss(nn.Module):
         if self.gather_across_devices:
             gathered = distributed.gather(torch.from_numpy(rows).to(labels.device)).numpy(force=True)
             rows_of = np.split(gathered, np.cumsum(sizes)[:-1])
-        meet_all, duplicates = self.options.negatives_meet == "all", self.options.duplicates
-        columns = columns_of(self.rows, rows_of, rank, meet_all, duplicates)
+        columns = columns_of(self.rows, rows_of, rank, self.options.negatives_meet == "all", self.options.duplicates)
         if not self._batch_checked:
             check_codes(self.loss_settings, columns.fewest)
             self._batch_checked = True  # a later batch may be the short one at the end of an epoch
@@ -156,14 +159,11 @@ class SoftInfoNCELoss(nn.Module):
         with torch.autocast(queries.device.type, enabled=False):
             return self.similarity_fct(queries, codes) * self.scale
 
-    def _block_loss(
-        self, queries: Tensor, codes: Tensor, columns: Columns, sizes: list[int], block: slice = slice(None)
-    ) -> Tensor:
+    def _block_loss(self, queries: Tensor, codes: Tensor, columns: Columns, block: slice = slice(None)) -> Tensor:
         """Returns the part of a block of queries in this process's loss, against the codes Tensor[N, d]."""
-        device = queries.device
-        positives = columns.positives[block].to(device)
-        negatives, also = (
-            None if mask is None else mask[block].to(device) for mask in (columns.negatives, columns.also)
+        positives, negatives, also = (
+            None if values is None else values[block].to(queries.device)
+            for values in (columns.positives, columns.negatives, columns.also)
         )
         inputs = {}
         if self.loss_settings.needs_similarity:
@@ -171,29 +171,19 @@ class SoftInfoNCELoss(nn.Module):
             inputs = self.loss_settings.weigh(self.estimator, *rows, positives, negatives)
         loss = self.loss_settings(self._scores(queries, codes), positives, negatives=negatives, also=also, **inputs)
         # Gradients are averaged over processes: with this factor they are those of one process on the global batch.
-        return loss * (len(queries) * len(sizes) / sum(sizes))
-
-    def _evaluation_loss(self, queries: Tensor, codes: Tensor, sizes: list[int], rank: int, width: int) -> Tensor:
-        """Returns InfoNCE of the batch against all its codes."""
-        start = sum(sizes[:rank]) * width
-        positives = torch.arange(start, start + len(queries), device=codes.device)
-        return losses.info_nce(self._scores(queries, codes), positives)
-
-    def _check_columns(self, given: int) -> None:
-        """Refuses a batch with other columns of texts than the training rows have."""
-        expected = 2 + self.rows.negatives.shape[1]
-        if given < 2 or (given != expected and torch.is_grad_enabled()):
-            raise UserError(
-                f"{type(self).__name__}: a batch of {given} columns of texts, but the train_dataset that the loss was "
-                f"made with has {expected}: give loss and trainer the same data set"
-            )
+        return loss * (len(queries) * len(columns.sizes) / sum(columns.sizes))
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that have an effect, for the model card."""
-        config = {"estimator": _name(self.estimator)} | effective_options(LossOptions, Values(self.loss_settings))
-        config |= {"duplicates": self.options.duplicates, "negatives_meet": self.options.negatives_meet}
-        config |= {"scale": self.scale, "similarity_fct": similarity_fct_name(self.similarity_fct)}
-        return config | {"gather_across_devices": self.gather_across_devices}
+        return {
+            "estimator": None if self.estimator is None else _name(self.estimator),
+            **effective_options(LossOptions, Values(self.loss_settings)),
+            "duplicates": self.options.duplicates,
+            "negatives_meet": self.options.negatives_meet,
+            "scale": self.scale,
+            "similarity_fct": similarity_fct_name(self.similarity_fct),
+            "gather_across_devices": self.gather_across_devices,
+        }
 
     @property
     def citation(self) -> str:
@@ -235,9 +225,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
         """Returns the mean loss of a batch: a scalar, whose backward pass encodes the texts again."""
-        features = list(sentence_features)
-        self._check_columns(len(features))
-        return self.forward_cached(features, labels)
+        return self.forward_cached(sentence_features, labels)
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
@@ -246,15 +234,13 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         embeddings = [torch.cat(parts) for parts in reps]
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)
-        sizes, rank = self._sizes(len(embeddings[0]))
+        queries, codes, sizes, rank = self._sides(embeddings)
         columns = self._columns(labels, sizes, rank)
-        queries, codes = self._both_sides(embeddings, sizes)
 
         def loss_of(queries: Tensor, codes: Tensor, block: slice) -> Tensor:
-            return self._block_loss(queries, codes, columns, sizes, block)
+            return self._block_loss(queries, codes, columns, block)
 
-        codes = codes[columns.places.to(codes.device)]
-        return loss_in_blocks(queries, codes, loss_of, Tensor.backward, self.mini_batch_size)
+        return loss_in_blocks(queries, codes[columns.places], loss_of, Tensor.backward, self.mini_batch_size)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that have an effect, for the model card."""
@@ -262,42 +248,73 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         return super().get_config_dict() | {size: getattr(self, size)}
 
 
-def _checked_options(options: dict) -> SoftInfoNCEOptions:
-    """Returns the options of the loss; own negatives meet all queries unless they say otherwise."""
-    for name in options:
-        if name not in OPTIONS:
-            raise UserError(f"{name}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
-    return SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
+class SentenceTransformerEstimator(Estimator):
+    """Scores that a sentence-transformers model gives query and code, kept frozen.
 
+    Every row is encoded once, when the loss is made, with the model's own prompts for queries and documents. The
+    scores are the model's similarities, cosines x 20.
 
-def _check_estimator(estimator) -> None:
-    """Refuses a class, a name, and any object that is not an estimator."""
-    for member in members_of(estimator):
-        methods = (getattr(member, name, None) for name in ("fit", "similarity"))
-        if isinstance(member, type) or not all(map(callable, methods)):
-            given = f"the class {member.__name__}" if isinstance(member, type) else repr(member)
-            raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {given}")
+    Args:
+        model: a frozen guide, which may be larger than the model in training; None takes the model in training as it
+            is when the loss is made.
+        batch_size: the number of texts encoded at once.
+    """
+
+    # As those of InitialModelEstimator, whose scores these are.
+    alpha, beta, temperature = 1.3, 0.7, 2.0
+
+    def __init__(self, model: SentenceTransformer | None = None, batch_size: int = 64):
+        self.model, self.batch_size = model, batch_size
+
+    @property
+    def score_scale(self) -> float:
+        """The factor on the model's similarities: 20 on cosines, 1 on others."""
+        return COSINE_SCALE if self.model is None or self.model.similarity_fn_name == "cosine" else 1.0
+
+    @property
+    def positive_temperature(self) -> float:
+        """0.05 in units of cosines."""
+        return 0.05 * self.score_scale
+
+    def fit(self, dataset) -> None:
+        """Encodes queries and codes of every row; each process encodes its share."""
+        self._queries = self._embeddings(self.model.encode_query, dataset["docstring"][:])
+        self._codes = self._embeddings(self.model.encode_document, dataset["code"][:])
+
+    def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
+        """Computes the model's scaled similarities, Tensor[Q, C] in float32."""
+        queries, codes = self._queries[as_array(query_rows)], self._codes[as_array(code_rows)]
+        return self.model.similarity(queries, codes) * self.score_scale
+
+    def _embeddings(self, encode, texts: list[str]) -> Tensor:
+        share = texts[distributed.shard(len(texts), *distributed.rank_and_world_size())]
+        was_training = self.model.training
+        embeddings = encode(share, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
+        self.model.train(was_training)
+        return distributed.gather(torch.as_tensor(embeddings)).float().cpu()
 
 
 def _own_estimator(estimator, model: SentenceTransformer):
     """Returns a copy of the estimator, which one loss fits; it may take the model in training."""
-    if estimator is None:
-        return None
     estimator = copy.copy(estimator)
     if hasattr(estimator, "members"):
         estimator.members = [copy.copy(member) for member in estimator.members]
     for member in members_of(estimator):
-        if isinstance(member, InitialModelEstimator):
-            raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
+        methods = (getattr(member, name, None) for name in ("fit", "similarity"))
+        is_class, is_initial = isinstance(member, type), isinstance(member, InitialModelEstimator)
+        given = f"the class {member.__name__}" if is_class else repr(member)
+        is_estimator = all(map(callable, methods)) and not is_class
+        refuse(
+            (not is_estimator, f"estimator: an object such as BM25Estimator() is expected, not {given}"),
+            (is_initial, "InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()"),
+        )
         if isinstance(member, SentenceTransformerEstimator) and member.model is None:
             member.model = model
     return estimator
 
 
-def _name(estimator) -> str | None:
+def _name(estimator) -> str:
     """Returns the name of an estimator's class, with its members or the column that BM25 scores against."""
-    if estimator is None:
-        return None
     name = type(estimator).__name__
     if hasattr(estimator, "members"):
         return f"{name}({', '.join(map(_name, estimator.members))})"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -14,7 +16,7 @@ from soft_trainer.data.batches import same_texts
 from soft_trainer.data.negative_files import TrainingRows, code_numbers
 from soft_trainer.data.negatives import own_columns
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.training.hard_batches import with_codes
 
 LABEL = "label"
@@ -26,21 +28,23 @@ NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 def with_rows(train_dataset: Dataset) -> Dataset:
     """Adds the row numbers 0, 1, 2, ... as the column `label`, by which `SoftInfoNCELoss` knows the rows of a batch.
 
-    The numbers stay with their rows: the result may be shuffled, filtered or split.
-
-    Raises:
-        UserError: it is not one `Dataset`, or it has labels or scores already.
+    The numbers stay with their rows: the result may be shuffled, filtered or split. UserError if it is not one
+    `Dataset`, or has labels or scores already.
     """
-    if not isinstance(train_dataset, Dataset):
-        raise UserError(
-            f"with_rows: one datasets.Dataset is expected, not {type(train_dataset).__name__}: call it for each of a "
-            "dict, and collect the rows of a stream first"
-        )
-    if taken := [name for name in LABEL_COLUMNS if name in train_dataset.column_names]:
-        raise UserError(
-            f"with_rows: the data set has a column {taken[0]!r} already; the loss takes row numbers in its place: "
-            f"train_dataset.remove_columns({taken[0]!r})"
-        )
+    kind, columns = type(train_dataset).__name__, getattr(train_dataset, "column_names", ())
+    taken = next((name for name in LABEL_COLUMNS if name in columns), None)
+    refuse(
+        (
+            not isinstance(train_dataset, Dataset),
+            f"with_rows: one datasets.Dataset is expected, not {kind}: call it for each of a dict, and collect the "
+            "rows of a stream first",
+        ),
+        (
+            taken,
+            f"with_rows: the data set has a column {taken!r} already; the loss takes row numbers in its place: "
+            f"train_dataset.remove_columns({taken!r})",
+        ),
+    )
     return train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
 
 
@@ -51,33 +55,30 @@ class LabelledRows:
     Args:
         rows: `docstring` and `code` of every training row, followed by the codes of own negatives that are no
             training rows.
-        labels: int64[n], sorted.
-        order: int64[n], the row of each of `labels`.
+        labels: the label of each training row.
         negatives: int64[n, k], the numbers of each row's own negatives, column by column.
         text_ids: for "query" and "code" a number for every row's text, equal for equal texts.
     """
 
     rows: Dataset
-    labels: np.ndarray
-    order: np.ndarray
+    labels: pd.Index
     negatives: np.ndarray
     text_ids: Mapping[str, np.ndarray]
 
     @classmethod
     def of(cls, train_dataset: Dataset) -> LabelledRows:
-        """Reads a data set of texts (query, code, then own negatives) with row numbers as labels.
-
-        Raises:
-            UserError: no row numbers, fewer than two columns of texts, or a column without a text in some row.
-        """
-        labels = _labels_of(train_dataset)
-        columns = text_columns(train_dataset)
-        queries, codes, *negatives = (_texts_of(train_dataset, name) for name in columns)
+        """Reads texts (query, code, own negatives) with row numbers as labels; UserError for any other data set."""
+        labels = np.asarray(train_dataset[LABEL][:] if LABEL in getattr(train_dataset, "column_names", ()) else [])
+        if labels.dtype.kind not in "iu" or len(np.unique(labels)) != len(labels):
+            raise UserError(
+                f"train_dataset: it has no column {LABEL!r} with a number for each of its rows: train_dataset = "
+                "with_rows(train_dataset), and a loss for each of several data sets"
+            )
+        queries, codes, *negatives = _texts_of(train_dataset)
         numbers, code_only = code_numbers(negatives, TrainingRows(queries, codes, [None] * len(codes)))
         pairs = Dataset.from_dict({"docstring": queries, "code": codes})
         rows, text_ids = with_codes(pairs, code_only, PROFILES["auto"])
-        order = np.argsort(labels, kind="stable")
-        return cls(rows, labels[order], order, numbers, text_ids)
+        return cls(rows, pd.Index(labels.astype(np.int64)), numbers, text_ids)
 
     @property
     def code_only(self) -> int:
@@ -85,35 +86,25 @@ class LabelledRows:
         return len(self.rows) - len(self.labels)
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
-        """Finds the rows that the labels of a batch name, int64[B].
-
-        Raises:
-            UserError: no labels, or labels that are not row numbers of the training rows.
-        """
+        """Finds the rows that a batch's labels name, int64[B]; UserError for labels that are not row numbers."""
         whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
         if not whole or labels.shape != (batch_size,):
             raise UserError(
                 f"SoftInfoNCELoss: the batch of {batch_size} rows has no row numbers as labels, by which it finds "
                 "weights: train_dataset = with_rows(train_dataset)"
             )
-        numbers = labels.numpy(force=True).astype(np.int64)
-        places = np.searchsorted(self.labels, numbers).clip(max=len(self.labels) - 1)
-        unknown = numbers[self.labels[places] != numbers]
-        if len(unknown):
+        rows = self.labels.get_indexer(labels.numpy(force=True))  # -1 where there is none
+        if (rows < 0).any():
             raise UserError(
-                f"SoftInfoNCELoss: label {unknown[0]} is no row number of the train_dataset that it was made with "
-                f"({len(self.labels):,} rows, from {self.labels[0]} to {self.labels[-1]}): give loss and trainer the "
-                "same data set"
+                f"SoftInfoNCELoss: label {labels[rows.argmin()]} is no row number of the train_dataset that it was "
+                f"made with ({len(self.labels):,} rows, from {self.labels.min()} to {self.labels.max()}): give loss "
+                "and trainer the same data set"
             )
-        return self.order[places]
+        return rows
 
 
-def text_columns(dataset: Dataset) -> list[str]:
-    """Returns the columns that sentence-transformers reads as texts: query, code, and any negatives.
-
-    Raises:
-        UserError: fewer than two, or a column that does not hold texts.
-    """
+def _texts_of(dataset: Dataset) -> list[list[str]]:
+    """Returns the columns that sentence-transformers reads as texts: queries, codes, and any negatives."""
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
@@ -123,27 +114,9 @@ def text_columns(dataset: Dataset) -> list[str]:
     for name in names:
         if getattr(dataset.features[name], "dtype", None) not in ("string", "large_string"):
             raise UserError(f"train_dataset: column {name!r} does not hold texts; remove it, or turn it into texts")
-    return names
-
-
-def _texts_of(dataset: Dataset, name: str) -> list[str]:
-    """Returns the texts of a column, none of which may be missing."""
-    texts = dataset[name][:]
-    if None in texts:
-        raise UserError(f"train_dataset: column {name!r} has no text in row {texts.index(None) + 1}")
-    return texts
-
-
-def _labels_of(dataset: Dataset) -> np.ndarray:
-    """Returns the labels of a data set, int64[n], which must be distinct whole numbers."""
-    names = getattr(dataset, "column_names", ())
-    labels = np.asarray(dataset[LABEL][:] if LABEL in names else [])
-    if labels.dtype.kind not in "iu" or len(np.unique(labels)) != len(labels):
-        raise UserError(
-            f"train_dataset: it has no column {LABEL!r} with a number for each of its rows: train_dataset = "
-            "with_rows(train_dataset), and a loss for each of several data sets"
-        )
-    return labels.astype(np.int64)
+        if None in (texts := dataset[name][:]):
+            raise UserError(f"train_dataset: column {name!r} has no text in row {texts.index(None) + 1}")
+    return [dataset[name][:] for name in names]
 
 
 @dataclass(frozen=True)
@@ -158,6 +131,7 @@ class Columns:
         negatives: BoolTensor[B, N], the columns that count as negatives. None: all but the positive.
         also: BoolTensor[B, N], further right answers. None: there are none.
         fewest: the smallest number of codes that a query meets, duplicates included.
+        sizes: the number of queries of each process.
     """
 
     rows: np.ndarray
@@ -167,6 +141,7 @@ class Columns:
     negatives: Tensor | None
     also: Tensor | None
     fewest: int
+    sizes: Sequence[int]
 
 
 def columns_of(
@@ -180,28 +155,25 @@ def columns_of(
         meet_all: True if own negatives are negatives of every query of the batch, False if only of theirs.
         duplicates: "mask", "positives" or "ignore".
     """
-    own, global_rows = table.negatives, np.concatenate(rows_of)
+    global_rows, width = np.concatenate(rows_of), 1 + table.negatives.shape[1]
     sizes = [len(rows) for rows in rows_of]
     starts = np.cumsum([0, *sizes])
-    firsts = starts * (1 + own.shape[1])
-    pairs = [first + np.arange(size) for first, size in zip(firsts, sizes, strict=False)]
-    added = [
-        np.arange(first + size, following) for first, size, following in zip(firsts, sizes, firsts[1:], strict=False)
-    ]
-    owners = [start + np.tile(np.arange(size), own.shape[1]) for start, size in zip(starts, sizes, strict=False)]
-    numbers = np.concatenate([own[rows].T.reshape(-1) for rows in rows_of])
-    codes, drawn_for = own_columns(global_rows, numbers, np.concatenate(owners))
-    place_of = dict(zip(numbers[::-1].tolist(), np.concatenate(added)[::-1].tolist(), strict=True))
-    places = np.concatenate([*pairs, np.array([place_of[code] for code in codes.tolist()], np.int64)])
+    # By place: the number of each encoded code, its query, and whether it is an own negative.
+    numbers = np.concatenate([np.column_stack([rows, table.negatives[rows]]).T.reshape(-1) for rows in rows_of])
+    owners = np.concatenate([np.tile(np.arange(*ends), width) for ends in pairwise(starts)])
+    added = np.concatenate([np.arange(size * width) >= size for size in sizes])
+    codes, drawn_for = own_columns(global_rows, numbers[added], owners[added])
+    distinct, first = np.unique(numbers[added], return_index=True)
+    places = [np.flatnonzero(~added), np.flatnonzero(added)[first[np.searchsorted(distinct, codes)]]]
     code_rows = np.concatenate([global_rows, codes])
-    local = slice(starts[rank], starts[rank + 1])
     positives = torch.arange(starts[rank], starts[rank + 1])
     rows, meets, fewest = rows_of[rank], None, len(code_rows)
     if len(codes) and not meet_all:
-        drawn_for = drawn_for[local]
+        drawn_for = drawn_for[starts[rank] : starts[rank + 1]]
         fewest = len(global_rows) + int(drawn_for.sum(1).min())
         meets = torch.from_numpy(np.concatenate([np.ones((len(rows), len(global_rows)), bool), drawn_for], 1))
     same = None if duplicates == "ignore" else same_texts(table.text_ids, rows, code_rows, positives, meets)
     negatives = meets if same is None else (~same if meets is None else meets & ~same)
     also = same if duplicates == "positives" else None
-    return Columns(rows, code_rows, torch.from_numpy(places), positives, negatives, also, fewest)
+    places = torch.from_numpy(np.concatenate(places))
+    return Columns(rows, code_rows, places, positives, negatives, also, fewest, sizes)

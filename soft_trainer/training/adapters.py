@@ -15,9 +15,8 @@ from soft_trainer.encoders.adapters import (
     has_adapter,
     set_adapter_state,
 )
-from soft_trainer.encoders.lora import CONFIG, WEIGHTS
-from soft_trainer.encoders.repository import read_json
-from soft_trainer.encoders.transformer import MISSING_WEIGHTS
+from soft_trainer.encoders.loading import MISSING_WEIGHTS
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
 from soft_trainer.errors import refuse
 
 
@@ -97,8 +96,8 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     """
     if checkpoint is None:
         return
-    saved, sharded = (Path(checkpoint) / WEIGHTS).is_file(), any(Path(checkpoint).glob("pytorch_model_fsdp*"))
-    adapted, config = has_adapter(model), Path(checkpoint) / CONFIG
+    saved, sharded = (Path(checkpoint) / ADAPTER_WEIGHTS).is_file(), any(Path(checkpoint).glob("pytorch_model_fsdp*"))
+    adapted, config = has_adapter(model), Path(checkpoint) / ADAPTER_CONFIG
     own = vars(model.peft_config[active_adapter(model)]) if adapted else {}
     known = read_json(config) if adapted and config.is_file() else {}
     # Other settings leave the shapes of the weights as they are. With another rank, alpha differs too, and the message
@@ -127,4 +126,4 @@ def load_checkpoint_adapter(model: PreTrainedModel, checkpoint: str | Path) -> N
     Raises:
         UserError: it does not fit.
     """
-    set_adapter_state(model, load_file(Path(checkpoint) / WEIGHTS), checkpoint)
+    set_adapter_state(model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)

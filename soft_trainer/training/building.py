@@ -9,13 +9,10 @@ from datasets import Dataset
 
 from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.adapters import add_lora
-from soft_trainer.encoders.loading import load_model, load_tokenizer
-from soft_trainer.encoders.lora import base_of, reading_base
-from soft_trainer.encoders.positions import check_lengths
-from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import published_name, reading, repository_file
+from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
+from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
+from soft_trainer.encoders.repository import base_of, published_name, reading, reading_base, repository_file
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
-from soft_trainer.encoders.transformer import load_config
 from soft_trainer.errors import refuse
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments

@@ -10,7 +10,7 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.encoders.transformer import profile_warnings
+from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.options.refused import ignored_options
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
 from soft_trainer.training.adapters import adapter_settings

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from soft_trainer.data.codesearchnet import by_language, target_rows
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
-from soft_trainer.encoders.lora import import_peft, saved_adapter
-from soft_trainer.encoders.matryoshka import check_dims
+from soft_trainer.encoders.adapters import import_peft
+from soft_trainer.encoders.encoding import check_dims
+from soft_trainer.encoders.loading import add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.repository import saved_adapter
 from soft_trainer.encoders.scratch import parse_size
-from soft_trainer.encoders.tokenizers import add_padding_token
-from soft_trainer.encoders.transformer import check_model
 from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator

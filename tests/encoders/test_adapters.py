@@ -160,9 +160,8 @@ def test_a_damaged_adapter_config(folder, changes, words, monkeypatch):
 def test_damaged_and_missing_weights_of_an_adapter(folder):
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(b"x")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="^(?!.*no config.json)"):
         load_encoder(folder)
-    assert "no config.json" not in str(error.value)
     weights.unlink()
     with refused("no adapter_model.safetensors"):
         load_encoder(folder)

@@ -1,14 +1,20 @@
-"""Turning texts into ids, token vectors into embeddings, embeddings into scores."""
+"""Texts to ids, token vectors to embeddings, embeddings to scores; pooling and prompts as in sentence-transformers."""
 
-from types import SimpleNamespace
+import copy
 
 import pytest
 import torch
+from refusals import refused
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
-from soft_trainer.encoders.encoding import embed, encode, pad, tokenize
-from soft_trainer.encoders.pooling import pool, score
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.encoding import Encoder, embed, encode, pad, pool, prompt_length, score, tokenize
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
+from soft_trainer.options.model import LoraOptions
 
+THEIRS = {"mean": "mean", "cls": "cls", "last_token": "lasttoken"}
+COLUMNS = {"query": "docstring", "code": "code"}
 TEXTS = ["sort a list with quick sort", "", "read", "def mean(numbers): return sum(numbers) / len(numbers) " * 4]
 
 
@@ -25,28 +31,50 @@ def test_ids_have_special_tokens_and_are_cut_but_not_padded(tokenizer):
 
 # ---- Token vectors to embeddings ----
 
-HIDDEN = torch.tensor([[[2.0, 0.0], [4.0, 8.0], [100.0, 100.0]], [[3.0, 4.0], [9.0, 9.0], [9.0, 9.0]]])
-MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+def padded(lengths: list[int], side: str) -> torch.Tensor:
+    """An attention mask whose rows have these lengths, padded on one side."""
+    place = torch.arange(max(lengths))
+    mask = (place < torch.tensor(lengths)[:, None]).long()
+    return mask if side == "right" else mask.flip(1)
 
 
-@pytest.mark.parametrize(
-    "pooling, wanted",
-    [("mean", [[3.0, 4.0], [3.0, 4.0]]), ("cls", [[2.0, 0.0], [3.0, 4.0]]), ("pooler", [[5.0, 12.0], [0.0, 1.0]])],
-)
-def test_pooling(pooling, wanted):
-    outputs = SimpleNamespace(last_hidden_state=HIDDEN, pooler_output=torch.tensor([[5.0, 12.0], [0.0, 1.0]]))
-    assert pool(EncoderProfile(pooling=pooling), outputs, MASK).tolist() == wanted
-    lengths = pool(EncoderProfile(pooling=pooling, normalize=True), outputs, MASK).norm(dim=1)
-    torch.testing.assert_close(lengths, torch.ones(2))
-    half = SimpleNamespace(last_hidden_state=HIDDEN.bfloat16(), pooler_output=HIDDEN[:, 0].bfloat16())
-    assert pool(EncoderProfile(pooling=pooling), half, MASK).dtype == torch.float32
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("prompt", [0, 2])
+@pytest.mark.parametrize("pooling", THEIRS)
+def test_pooling_is_that_of_sentence_transformers(pooling, prompt, side):
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    states, mask = torch.randn(4, 6, 8), padded([6, 3, 4, 5], side)
+    theirs = Pooling(8, THEIRS[pooling], include_prompt=not prompt)
+    features = {"token_embeddings": states, "attention_mask": mask, "prompt_length": prompt}
+    expected = theirs(features)["sentence_embedding"]
+    counted = mask * (mask.cumsum(1) > prompt)
+    ours = pool(EncoderProfile(pooling=pooling), BaseModelOutput(states), counted)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_a_text_without_a_token_to_pool_is_zero_and_not_nan():
+    mask = torch.tensor([[1, 1], [0, 0]])
+    mean = pool(EncoderProfile(), BaseModelOutput(torch.randn(2, 2, 8)), mask)
+    assert mean[1].eq(0).all() and mean.isfinite().all()
+
+
+@pytest.mark.parametrize("pooling", [*THEIRS, "pooler"])
+def test_embeddings_are_in_float32_and_normalised_on_request(pooling):
+    states, mask = torch.randn(2, 3, 4).bfloat16(), padded([3, 1], "right")
+    outputs = BaseModelOutputWithPooling(states, pooler_output=states[:, 2])
+    embeddings = pool(EncoderProfile(pooling=pooling), outputs, mask)
+    assert embeddings.dtype == torch.float32
+    assert pooling != "pooler" or torch.equal(embeddings, states[:, 2].float())
+    normalised = pool(EncoderProfile(pooling=pooling, normalize=True), outputs, mask)
+    torch.testing.assert_close(normalised, torch.nn.functional.normalize(embeddings, dim=1))
 
 
 def test_the_mean_of_many_half_precision_vectors_is_taken_in_float32():
     hidden = torch.full((1, 4096, 1), 1.0, dtype=torch.bfloat16)
     hidden[0, 0, 0] = 256.0
-    outputs = SimpleNamespace(last_hidden_state=hidden)
-    mean = pool(EncoderProfile(), outputs, torch.ones(1, 4096, dtype=torch.long))
+    mean = pool(EncoderProfile(), BaseModelOutput(hidden), torch.ones(1, 4096, dtype=torch.long))
     assert mean.item() == pytest.approx((256 + 4095) / 4096, rel=1e-6)
 
 
@@ -77,7 +105,7 @@ def test_scores_are_not_rounded_by_autocast():
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_embed_gives_every_text_its_embedding_in_the_order_given(model, tokenizer, profile, rows, batch_size):
     ids = tokenize(tokenizer, [row["code"] for row in rows[:10]] + ["x"], max_length=32)
-    embeddings = embed(model, profile, ids, tokenizer.pad_token_id, batch_size)
+    embeddings = embed(Encoder(model, tokenizer, profile), ids, "code", batch_size)
     model.eval()
     with torch.no_grad():
         expected = torch.cat([encode(model, profile, pad([row], tokenizer.pad_token_id)) for row in ids])
@@ -90,6 +118,133 @@ def test_embed_is_without_dropout_and_leaves_the_mode_as_it_was(model, tokenizer
     model.config.hidden_dropout_prob = 0.5
     model.train(training)
     ids = tokenize(tokenizer, TEXTS, max_length=32)
-    first, second = (embed(model, profile, ids, tokenizer.pad_token_id) for _ in range(2))
+    first, second = (embed(Encoder(model, tokenizer, profile), ids, "code") for _ in range(2))
     assert torch.equal(first, second)
     assert model.training is training
+
+
+# ---- Prompts ----
+
+
+def test_prompts_follow_the_special_tokens_of_the_prefix():
+    profile = PROFILES["unixcoder"].with_prompts("find: ", None)
+    assert profile.query_prefix == "<encoder-only></s>find: "
+    assert profile.code_prefix == PROFILES["unixcoder"].code_prefix
+    assert profile.with_prompts("").query_prefix == PROFILES["unixcoder"].query_prefix
+    assert EncoderProfile(query_prefix="query: ").with_prompts("search: ").query_prefix == "search: "
+    graphs = PROFILES["graphcodebert"]
+    assert graphs.with_prompts("find: ").query_prefix == "find: "
+    with refused("code_prompt='code: ': codes", "data flow take no prompt"):
+        graphs.with_prompts(code="code: ")
+
+
+@pytest.fixture
+def prompted(model, tokenizer, profile):
+    """Model, tokenizer and a profile whose prompts are left out of the pooling."""
+    prompts = {"query_prefix": "query: ", "code_prefix": "</s>"}
+    return model.eval(), tokenizer, profile.replace(include_prompt=False, **prompts)
+
+
+def test_prompt_length_counts_the_tokens_before_a_text(prompted):
+    _, tokenizer, profile = prompted
+    assert prompt_length(tokenizer, profile.replace(include_prompt=True), "query") == 0
+    assert prompt_length(tokenizer, profile.replace(query_prefix=""), "query") == 0
+    assert prompt_length(tokenizer, profile, "code") == 2  # <s> </s>
+    assert prompt_length(tokenizer, profile, "query") == len(tokenizer("query: ")["input_ids"]) - 1
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token"])
+def test_prompts_are_left_out_of_the_pooling_and_stay_in_the_attention(prompted, pooling):
+    model, tokenizer, profile = prompted
+    profile = profile.replace(pooling=pooling)
+    skipped = prompt_length(tokenizer, profile, "query")
+    ids = tokenize(tokenizer, TEXTS, profile.query_prefix, profile.query_length)
+    together = encode(model, profile, pad(ids, tokenizer.pad_token_id, skipped))
+    for row, text in enumerate(ids):
+        with torch.no_grad():
+            states = model(input_ids=torch.tensor([text])).last_hidden_state[0, skipped:]
+        expected = {"mean": states.mean(0), "cls": states[0], "last_token": states[-1]}[pooling]
+        torch.testing.assert_close(together[row], expected, atol=1e-5, rtol=0)
+    batched = embed(Encoder(model, tokenizer, profile), ids, "query", 2)
+    torch.testing.assert_close(batched, together, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"chunk_by_length": False}, {"gradient_cache_chunk_size": 3}], ids=str)
+def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, dataset, options, trainer_of):
+    model, tokenizer, profile = prompted
+    arguments = {"model": model, "encoder": profile}
+    trainer = trainer_of(estimator=None, max_steps=1, arguments=arguments, **options)
+    encoder = Encoder(model, tokenizer, profile)
+    texts = {side: [" ".join(tokens) for tokens in dataset[f"{column}_tokens"]] for side, column in COLUMNS.items()}
+    expected = {"query": encoder.encode_queries(texts["query"]), "code": encoder.encode_codes(texts["code"])}
+    batch = next(iter(trainer.get_train_dataloader()))
+    estimator = TrainedModelEstimator("none", cache_dir=None)
+    for side, rows in expected.items():
+        embeddings = trainer.embeddings(model, getattr(batch, side)).detach()
+        torch.testing.assert_close(embeddings, rows[batch.rows], atol=1e-5, rtol=0)
+        rows = torch.nn.functional.normalize(rows)
+        torch.testing.assert_close(trainer.embed_rows(dataset, side), rows, atol=1e-5, rtol=0)
+        encoded = torch.tensor(estimator.encode_rows(dataset, side, encoder))
+        torch.testing.assert_close(encoded, rows, atol=1e-5, rtol=0)
+    assert len(batch.code.chunks) > 1 or not options.get("gradient_cache_chunk_size")
+    trainer.train()
+
+
+def test_prompts_that_cannot_be_left_out_are_refused(prompted, trainer_of):
+    with refused("data_collator: does not know which tokens are the prompt's"):
+        trainer_of(arguments={"encoder": prompted[2], "data_collator": lambda features: {}})
+
+
+# ---- What embeddings depend on ----
+
+
+def change_a_weight(model, tokenizer):
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.bias[0] += 1e-3
+
+
+def change_an_adapter(model, tokenizer):
+    model.peft_config["default"].lora_alpha *= 2
+
+
+CHANGES = {
+    "a weight": change_a_weight,
+    "activation": lambda model, tokenizer: setattr(model.config, "hidden_act", "relu"),
+    "epsilon": lambda model, tokenizer: setattr(model.config, "layer_norm_eps", 1e-3),
+    "decoder": lambda model, tokenizer: setattr(model.config, "is_decoder", True),
+    "side of the cut": lambda model, tokenizer: setattr(tokenizer, "truncation_side", "left"),
+    "one more token": lambda model, tokenizer: tokenizer.add_tokens(["<one_more>"]),
+    "an adapter": lambda model, tokenizer: add_lora(model, LoraOptions(lora_r=2)),
+    "the settings of an adapter": change_an_adapter,
+}
+PROFILE_CHANGES = [
+    {"code_length": 31},
+    {"query_length": 15},
+    {"code_prefix": "code: "},
+    {"pooling": "cls"},
+    {"include_prompt": False},
+    {"normalize": True},
+]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *PROFILE_CHANGES], ids=str)
+def test_a_change_changes_the_identity(model, tokenizer, profile, change):
+    if change == "the settings of an adapter":
+        add_lora(model, LoraOptions(lora_r=2))
+    before, tokenizer = Encoder(model, tokenizer, profile).identity(), copy.deepcopy(tokenizer)
+    assert Encoder(model, tokenizer, profile).identity() == before
+    if isinstance(change, dict):
+        profile = profile.replace(**change)
+    else:
+        CHANGES[change](model, tokenizer)
+    assert Encoder(model, tokenizer, profile).identity() != before
+
+
+def test_what_leaves_embeddings_as_they_are_leaves_the_identity(model, tokenizer, profile):
+    before = Encoder(model, tokenizer, profile).identity()
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer(["a text"], truncation=True, max_length=5, padding=True)
+    model.config._name_or_path = "elsewhere"
+    profile = profile.replace(name="codebert", score_scale=7.0, code_columns=("text",))
+    assert Encoder(model, tokenizer, profile).identity() == before

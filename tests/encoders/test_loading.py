@@ -1,191 +1,147 @@
+"""Loading: models with code, precisions, data flow, missing and damaged files; models that do not fit a profile."""
+
 import json
+import logging
+import re
+import shutil
 
 import pytest
 import torch
 from refusals import refused
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5Model,
+)
 
-from soft_trainer.encoders.loading import Encoder, load_encoder, load_model, load_tokenizer
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import published_name, reading
-from soft_trainer.encoders.tokenizers import prepare_tokenizer, register_prefix_tokens
+from soft_trainer.encoders.encoding import Encoder
+from soft_trainer.encoders.lazy import LazyEncoder
+from soft_trainer.encoders.loading import (
+    check_model,
+    is_causal,
+    load_encoder,
+    load_model,
+    load_tokenizer,
+    profile_warnings,
+)
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, most_tokens
+from soft_trainer.encoders.repository import reading
+from soft_trainer.encoders.scratch import small_roberta
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.training.messages import warnings_of
 
-TEXTS = ["read a file", "def f(): pass", "x", "a much longer text than all of the others " * 9]
+TEXTS = ["read a file", "x"]
+SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+CODE = """
+from transformers import BertConfig, BertModel
+
+class OwnConfig(BertConfig):
+    model_type = "own"
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+"""
 
 
-def sentence_transformer(folder, pooling=None, normalize=True, transformer=None, **settings):
-    """Makes a folder with the settings of sentence-transformers, without weights."""
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    if not normalize:
-        del kinds["2_Normalize"]
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling or {"pooling_mode_mean_tokens": True}))
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "sentence_bert_config.json").write_text(json.dumps(transformer or {"max_seq_length": 96}))
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+@pytest.fixture
+def remote(tokenizer, profile, tmp_path):
+    """A folder whose model comes with its code."""
+    folder = tmp_path / "own"
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **SIZE)
+    export_encoder(BertModel(config, add_pooling_layer=False), tokenizer, profile, folder)
+    content = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    content |= {"model_type": "own", "architectures": ["OwnModel"], "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "own.py").write_text(CODE)
     return folder
 
 
-# ---- Profiles ----
+@pytest.mark.parametrize("load", [load_encoder, lambda folder: load_model(folder, EncoderProfile())])
+def test_code_runs_only_on_request_and_the_refusal_names_the_option(remote, load):
+    with refused(f"{remote}: its code comes", "--trust_remote_code true", "trust_remote_code=True"):
+        load(remote)
 
 
-def test_a_profile_by_its_name():
-    assert all(resolve_profile("wherever", name=name) is profile for name, profile in PROFILES.items())
-    with pytest.raises(UserError, match="codebert, graphcodebert, unixcoder, .*auto"):
-        resolve_profile("wherever", name="bert")
+@pytest.mark.slow
+def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, trainer_of, profile, same_everywhere):
+    model = load_model(remote, profile, trust_remote_code=True)
+    assert type(model).__name__ == "OwnModel" and model.pooler is None
+    tokenizer = load_tokenizer(remote, profile, trust_remote_code=True)
+    trainer = trainer_of(max_steps=1, estimator=None, arguments={"model": model, "processing_class": tokenizer})
+    trainer.train()
+    trainer.save_model()
+    shutil.rmtree(remote)
+    same_everywhere(trainer.args.output_dir, TEXTS, trust_remote_code=True)
 
 
-SNAPSHOT = "snapshots/5604afdc964f6c53782a6813140ade5216b99006"
+def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote):
+    options = DataArguments(estimator="trained_model", estimator_model=str(remote), no_estimator_cache=True)
+    assert choose_estimator(options, trust_remote_code=True).load().model.config.hidden_size == 16
+    with refused("trust_remote_code"):
+        TrainedModelEstimator(str(remote)).load()
+    with refused(f"{remote}: ", "a search never runs such code"):
+        LazyEncoder(str(remote)).queries(["read a file"])
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("unixcoder-base-nine", "unixcoder"),
-        ("codebert-base", "codebert"),
-        ("something-else", "auto"),
-        (f"models--microsoft--unixcoder-base/{SNAPSHOT}", "unixcoder"),
-        (f"models--someone--graphcodebert-base/{SNAPSHOT}", "graphcodebert"),
-        (f"models--codebert-base/{SNAPSHOT}", "codebert"),
-        (f"models--microsoft--unixcoder-base-finetuned/{SNAPSHOT}", "auto"),
-    ],
-)
-def test_the_profile_of_a_published_encoder_by_the_name_of_its_folder(tmp_path, monkeypatch, folder, name):
-    (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    for path in (folder, f"{folder}/", tmp_path / folder, f"{tmp_path}/{folder}/"):
-        assert resolve_profile(path) is PROFILES[name]
+# ---- Precision and attention ----
 
 
-def test_the_profile_of_a_published_encoder_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, profile in {
-        "nomic-ai/CodeRankEmbed": "coderankembed",
-        "Qwen/Qwen3-Embedding-0.6B": "qwen3-embedding",
-        "Alibaba-NLP/gte-modernbert-base": "gte-modernbert",
-        "someone/ModernBERT-base": "modernbert",
-    }.items():
-        (tmp_path / name).mkdir(parents=True)
-        assert resolve_profile(name) is PROFILES[profile]
+@pytest.fixture
+def saved(model, tokenizer, profile, tmp_path):
+    return export_encoder(model, tokenizer, profile, tmp_path / "saved")
 
 
-def test_published_name():
-    snapshot = "/cache/hub/models--a--b/snapshots/5604af"
-    assert published_name(snapshot) == "a/b"
-    assert published_name("outputs/run/") == "outputs/run"
-    for name in ("/cache/hub/models--a--b", f"{snapshot}/1_Pooling", "microsoft/unixcoder-base", ""):
-        assert published_name(name) == name
+def test_dtype_and_attention_are_those_asked_for(saved, profile):
+    assert load_model(saved, profile).dtype == torch.float32
+    half = load_model(saved, profile, dtype="bfloat16", attn_implementation="eager")
+    assert half.dtype == torch.bfloat16 and half.config._attn_implementation == "eager"
+    for options, words in (
+        ({"dtype": "int8"}, ["int8", "floating-point"]),
+        ({"attn_implementation": "fast"}, ["no such attn_implementation; use eager, sdpa or flash_attention_2"]),
+        ({"attn_implementation": "flash_attention_2"}, ["lash"]),
+    ):
+        with refused(*words):
+            load_model(saved, profile, **options)
 
 
-def test_own_profile_comes_before_all_others(tmp_path):
-    folder = tmp_path / "unixcoder-base"
-    folder.mkdir()
-    profile = EncoderProfile(pooling="cls", query_length=7, code_columns=("body",))
-    sentence_transformer(folder)
-    profile.save(folder)
-    assert resolve_profile(folder) == profile
-
-
-def test_sentence_transformers_profile(tmp_path):
-    resolved = resolve_profile(sentence_transformer(tmp_path, prompts={"query": "q: ", "passage": "p: "}))
-    prefixes = {"query_prefix": "q: ", "code_prefix": "p: "}
-    scores = {"normalize": True, "score_function": "cosine", "score_scale": 20.0}
-    assert resolved == EncoderProfile(pooling="mean", query_length=96, code_length=96, **prefixes, **scores)
-
-
-def test_lengths_come_from_the_tokenizer_where_the_module_has_none(tmp_path):
-    folder = sentence_transformer(tmp_path, transformer={"query_length": 32})
-    for saved, expected in ((200, (32, 200)), (10**30, (32, PROFILES["auto"].code_length))):
-        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": saved}))
-        resolved = resolve_profile(folder)
-        assert (resolved.query_length, resolved.code_length) == expected
-
-
-def test_unbounded_dot_products_are_not_scaled(tmp_path):
-    folder = sentence_transformer(tmp_path, {"pooling_mode": "cls"}, normalize=False, similarity_fn_name="dot")
-    found = resolve_profile(folder)
-    assert (found.pooling, found.normalize) == ("cls", False)
-    assert (found.score_function, found.score_scale) == ("dot", 1.0)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pooling": {"pooling_mode_max_tokens": True}},
-        {"pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}},
-        {"pooling": {"pooling_mode": "weightedmean"}},
-        {"similarity_fn_name": "euclidean"},
-    ],
-    ids=["max", "mean and cls", "weighted mean", "euclidean"],
-)
-def test_what_no_profile_expresses_is_refused(tmp_path, changes):
-    with pytest.raises(UserError, match="more than a profile expresses"):
-        resolve_profile(sentence_transformer(tmp_path, **changes))
-
-
-# ---- Tokens ----
-
-
-def test_prefix_token_keeps_its_id(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    number = content["model"]["vocab"]["<encoder-only>"] = len(content["model"]["vocab"])
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    published = type(tokenizer).from_pretrained(tmp_path)
-    assert number not in published("<encoder-only>")["input_ids"]
-    size = len(published)
-    for _ in range(2):
-        register_prefix_tokens(published, PROFILES["unixcoder"])
-        assert published("<encoder-only>x")["input_ids"][1] == number
-        assert len(published) == size
-
-
-def test_a_missing_prefix_token_is_refused_but_a_prompt_that_begins_with_a_tag_stays_text(tokenizer):
-    with refused("unixcoder", "<encoder-only>"):
-        register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
-    prepare_tokenizer(tokenizer, PROFILES["auto"].with_prompts("<query> "))
-    assert "<query>" not in tokenizer.all_special_tokens
-
-
-# ---- Encoding ----
-
-
-def test_the_cut_of_sentence_transformers_is_read(model, tokenizer, profile, tmp_path):
-    export_encoder(model, tokenizer, profile, tmp_path)
-    assert load_encoder(tmp_path, device="cpu").encode_queries([]).shape == (0, 32)
-    path = tmp_path / "config_sentence_transformers.json"
+def test_the_cut_of_sentence_transformers_is_read(saved):
+    assert load_encoder(saved, device="cpu").encode_queries([]).shape == (0, 32)
+    path = saved / "config_sentence_transformers.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 8}))
-    assert load_encoder(tmp_path, device="cpu").encode_queries(TEXTS).shape[1] == 8
-    assert load_encoder(tmp_path, device="cpu", truncate_dim=16).encode_queries(TEXTS).shape[1] == 16
+    assert load_encoder(saved, device="cpu").encode_queries(TEXTS).shape[1] == 8
+    assert load_encoder(saved, device="cpu", truncate_dim=16).encode_queries(TEXTS).shape[1] == 16
 
 
 # ---- Data flow ----
 
-
-@pytest.fixture
-def graph_encoder(tokenizer):
-    from soft_trainer.encoders.scratch import small_roberta
-
-    profile = PROFILES["graphcodebert"].replace(query_length=16, code_length=24, data_flow_length=8)
-    torch.manual_seed(0)
-    return Encoder(small_roberta("32x2", tokenizer, profile).eval(), tokenizer, profile)
-
-
 CODES = ["def f(a):\n    b = a\n    return b", "def g():\n    pass", "def h(x, y):\n    z = x + y\n    return z * z"]
 
 
-def test_codes_are_read_with_their_data_flow(graph_encoder):
-    together = graph_encoder.encode_codes(CODES, language="python")
-    alone = torch.cat([graph_encoder.encode_codes([code], language="python") for code in CODES])
+def test_codes_are_read_with_their_data_flow(tokenizer):
+    profile = PROFILES["graphcodebert"].replace(query_length=16, code_length=24, data_flow_length=8)
+    torch.manual_seed(0)
+    encoder = Encoder(small_roberta("32x2", tokenizer, profile).eval(), tokenizer, profile)
+    together = encoder.encode_codes(CODES, language="python")
+    alone = torch.cat([encoder.encode_codes([code], language="python") for code in CODES])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
-    plain = Encoder(graph_encoder.model, graph_encoder.tokenizer, graph_encoder.profile.replace(data_flow_length=0))
+    plain = Encoder(encoder.model, tokenizer, profile.replace(data_flow_length=0))
     changed = (together - plain.encode_codes(CODES)).abs().amax(1) > 1e-4
     assert changed[0] and changed[2]
     for language, words in ((None, "pass language"), ("cobol", "language='cobol'")):
         with refused(words):
-            graph_encoder.encode_codes(CODES, language=language)
+            encoder.encode_codes(CODES, language=language)
 
 
 # ---- Missing and damaged files ----
@@ -200,40 +156,125 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
             load(tmp_path)
 
 
-def test_weights_that_cannot_be_read_are_refused(model, tokenizer, profile, tmp_path):
-    weights = export_encoder(model, tokenizer, profile, tmp_path) / "model.safetensors"
+def test_weights_that_cannot_be_read_are_refused(saved, model, profile):
+    weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with refused(f"{tmp_path}: "):
-        load_encoder(tmp_path)
+    with refused(f"{saved}: "):
+        load_encoder(saved)
     weights.unlink()
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")  # a pickle
+    torch.save(model.state_dict(), saved / "pytorch_model.bin")  # a pickle
     with refused("no safetensors weights"):
-        load_model(tmp_path, profile)
+        load_model(saved, profile)
 
 
-def test_folder_without_a_tokenizer_says_how_to_add_one(model, tokenizer, tmp_path):
-    """For this folder transformers silently makes a tokenizer with only five special tokens."""
+def test_a_folder_without_a_tokenizer_says_how_to_add_one(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path)
-    with pytest.raises(UserError) as refusal:
-        load_encoder(tmp_path)
-    message = str(refusal.value)
-    assert message.startswith(f"{tmp_path}: no tokenizer in it") and "\n" not in message
-    command = message[message.index("AutoTokenizer") :]
-    assert command == f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(tmp_path)!r})"
+    command = f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(tmp_path)!r})"
+    # transformers silently makes a tokenizer with only five special tokens here, and fails for bloom.
+    config = json.loads((tmp_path / "config.json").read_text())
+    for kind in ("bloom", config["model_type"]):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": kind}))
+        with refused(f"{tmp_path}: no tokenizer in it", f": {command}"):
+            load_tokenizer(tmp_path, PROFILES["auto"])
     tokenizer.save_pretrained(tmp_path)
     assert len(load_tokenizer(tmp_path, PROFILES["auto"])) == len(tokenizer)
 
 
-def test_tokenizer_that_transformers_cannot_make_is_one_line(model, tmp_path):
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
-    with pytest.raises(UserError, match=f"^{tmp_path}: no tokenizer in it .*save_pretrained"):
-        load_tokenizer(tmp_path, PROFILES["auto"])
-
-
 def test_an_error_of_several_lines_is_told_in_full_on_one(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError) as refusal, reading(tmp_path):
+    with refused(f"{tmp_path}: one of: (1) the first, (2) the second"), reading(tmp_path):
         raise ValueError("one of:\n(1) the first,\n(2) the second")
-    assert str(refusal.value) == f"{tmp_path}: one of: (1) the first, (2) the second"
+
+
+# ---- Models and profiles that do not fit ----
+
+
+def test_the_number_of_tokens_that_a_model_reads():
+    bert = {"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}
+    assert most_tokens(bert) == 512
+    for kind in ("roberta", "xlm-roberta", "mpnet"):
+        assert most_tokens({"model_type": kind, "max_position_embeddings": 514, "pad_token_id": 1}) == 512
+    assert most_tokens({"model_type": "t5"}) is None
+    assert most_tokens({"model_type": "xlnet", "max_position_embeddings": -1}) is None
+
+
+def test_texts_longer_than_the_positions_are_refused_from_python(saved, profile, trainer_of):
+    long = profile.replace(code_length=33)
+    long.save(saved)
+    for call in (
+        lambda: trainer_of(arguments={"encoder": long}),
+        lambda: load_model(saved, long),
+        lambda: load_encoder(saved),
+    ):
+        with pytest.raises(UserError, match="^code_length=33: the model reads at most 32 tokens$"):
+            call()
+
+
+DISTILBERT = DistilBertConfig(vocab_size=9, dim=8, n_layers=1, n_heads=1, hidden_dim=8)
+T5 = {"d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
+
+
+def test_a_model_that_does_not_fit_is_refused(model):
+    model.config._attn_implementation = "flash_attention_2"
+    for wrong, settings, message in (
+        (DistilBertModel(DISTILBERT), {"pooling": "pooler"},
+         "pooling=pooler: DistilBertModel has no pooler; use cls, mean or last_token"),
+        (T5Model(T5Config(vocab_size=9, **T5)), {},
+         "model: T5Model also has a decoder; pass T5EncoderModel instead"),
+        (model, {"query_length": 8, "code_length": 8, "data_flow_length": 8},
+         "flash_attention_2: takes no mask for data flow; use sdpa or eager"),
+    ):  # fmt: skip
+        with refused(message):
+            check_model(wrong, EncoderProfile(**settings))
+
+
+def test_a_trainer_warns_of_settings_without_effect(model, profile, trainer_of):
+    encoder = profile.replace(include_prompt=False)
+    warned = warnings_of(trainer_of(arguments={"encoder": encoder}))
+    assert profile_warnings(model, encoder)[0] in warned
+
+
+# ---- Published encoders ----
+
+
+def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
+    torch.manual_seed(0)
+    T5Model(T5Config(vocab_size=len(tokenizer), **T5)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    encoder = load_encoder(tmp_path, device="cpu")
+    assert type(encoder.model).__name__ == "T5EncoderModel"
+    export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "out")
+    whole = AutoModel.from_pretrained(tmp_path / "out")
+    assert type(whole) is T5Model
+    for name, weight in encoder.model.encoder.state_dict().items():
+        assert torch.equal(whole.encoder.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"include_prompt": False}, "no effect without --query_prompt or --code_prompt"),
+        ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token reads no"),
+        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* sees no other.*--pooling last_token"),
+        ({"pooling": "last_token"}, None),
+        ({"include_prompt": False, "query_prefix": "q: "}, None),
+    ],
+)
+def test_settings_without_effect_are_named(changes, says):
+    model = Qwen3Model(Qwen3Config(**SIZE, num_key_value_heads=1, head_dim=8, vocab_size=20))
+    assert is_causal(model)
+    warnings = profile_warnings(model, EncoderProfile(**changes))
+    assert [bool(re.search(says, warning)) for warning in warnings] == ([True] if says else [])
+
+
+# ---- Messages while loading ----
+
+
+@pytest.mark.parametrize("pooler, missing", [(True, False), (False, True)], ids=["a-spare-pooler", "a-missing-pooler"])
+def test_only_missing_weights_are_reported(tmp_path, caplog, monkeypatch, pooler, missing):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")  # other tests make it quiet
+    config = BertConfig(vocab_size=40, max_position_embeddings=40, **SIZE)
+    BertModel(config, add_pooling_layer=pooler).save_pretrained(tmp_path)
+    load_model(tmp_path, EncoderProfile(query_length=16, code_length=16, pooling="pooler" if missing else "mean"))
+    assert ("LOAD REPORT" in caplog.text) == missing

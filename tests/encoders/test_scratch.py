@@ -13,17 +13,14 @@ from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_robe
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 
 
-def test_what_is_no_size_is_refused_with_an_example():
-    for size in ("256", "x4", "256x", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"):
-        with refused("HIDDENxLAYERS, for example 256x4"):
-            parse_size(size)
-
-
-def test_a_multiple_of_32_gives_a_model_of_that_size(tokenizer, profile):
+def test_a_size_is_a_multiple_of_32_and_a_number_of_layers(tokenizer, profile):
     assert parse_size("256x4") == (256, 4) and parse_size("64x0") == (64, 0)
     for hidden in (32, 64, 96, 128, 160, 192, 224, 288, 352, 384):
         config = small_roberta(f"{hidden}x1", tokenizer, profile).config
         assert (config.hidden_size, config.num_hidden_layers) == (hidden, 1)
+    for size in ("256", "x4", "256x", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"):
+        with refused("HIDDENxLAYERS, for example 256x4"):
+            parse_size(size)
 
 
 def test_the_tokenizer_has_robertas_special_tokens(tokenizer):
@@ -87,9 +84,9 @@ def test_a_special_token_of_a_prefix_is_one_token_and_stays_one_after_saving(tmp
     assert AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"] == tokenizer(texts)["input_ids"]
 
 
-@pytest.mark.parametrize("query_length, code_length", [(40, 12), (12, 40)])
-def test_the_longest_text_fits(tokenizer, profile, query_length, code_length):
-    profile = profile.replace(query_length=query_length, code_length=code_length)
+@pytest.mark.parametrize("lengths", [(40, 12), (12, 40)])
+def test_the_longest_text_fits(tokenizer, profile, lengths):
+    profile = profile.replace(query_length=lengths[0], code_length=lengths[1])
     model = small_roberta("32x1", tokenizer, profile).eval()
     ids = tokenize(tokenizer, ["def f(x): return x " * 30], max_length=40)
     assert len(ids[0]) == 40
@@ -97,6 +94,8 @@ def test_the_longest_text_fits(tokenizer, profile, query_length, code_length):
 
 
 def test_without_layers_an_embedding_is_the_mean_of_vectors_of_any_length(tokenizer, profile, tmp_path):
+    epsilons = [small_roberta(size, tokenizer, profile).config.layer_norm_eps for size in ("32x1", "32x0")]
+    assert epsilons == [RobertaConfig().layer_norm_eps, 1.0]
     small_roberta("32x0", tokenizer, profile).save_pretrained(tmp_path)
     model = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False).eval()
     word = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("list"))[0]
@@ -117,8 +116,3 @@ def test_every_parameter_gets_a_gradient(tokenizer, profile, pooling):
     encode(model, profile, inputs).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert torch.isfinite(torch.cat([parameter.grad.flatten() for parameter in model.parameters()])).all()
-
-
-def test_only_an_encoder_without_layers_has_another_layer_norm(tokenizer, profile):
-    epsilons = [small_roberta(size, tokenizer, profile).config.layer_norm_eps for size in ("32x1", "32x0")]
-    assert epsilons == [RobertaConfig().layer_norm_eps, 1.0]

@@ -1,7 +1,10 @@
 """Tokenizers of all kinds: without padding, with an end token, written in Python, cutting or padding on the left."""
 
+import json
+
 import pytest
 import torch
+from refusals import refused
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoTokenizer,
@@ -15,9 +18,8 @@ from transformers import (
 
 from soft_trainer.data.tokens import column_of, tokenized
 from soft_trainer.encoders.encoding import prompt_length, tokenize, tokenize_with_lengths
-from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.tokenizers import add_padding_token, prepare_tokenizer
-from soft_trainer.errors import UserError
+from soft_trainer.encoders.loading import add_padding_token, prepare_tokenizer, register_prefix_tokens
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.hub.export import export_encoder
 
 END = "<|endoftext|>"
@@ -66,9 +68,9 @@ def test_without_a_padding_token_it_takes_its_end_token(decoder, decoder_tokeniz
 
 def test_a_tokenizer_that_cannot_work_is_refused(decoder_tokenizer):
     words = Tokenizer(models.WordLevel({"a": 0}, "a"))
-    with pytest.raises(UserError, match="no padding token, and no special token .*set tokenizer.pad_token"):
+    with refused("no padding token, and no special token ", "set tokenizer.pad_token"):
         add_padding_token(PreTrainedTokenizerFast(tokenizer_object=words))
-    with pytest.raises(UserError, match="query_prompt: its 10 tokens .* query_length=8: shorten it"):
+    with refused("query_prompt: its 10 tokens ", " query_length=8: shorten it"):
         prepare_tokenizer(decoder_tokenizer, PROFILE.with_prompts("find " * 9))
 
 
@@ -84,6 +86,27 @@ def test_the_side_of_padding_and_cut_changes_no_embedding(decoder, decoder_token
     export_encoder(decoder, decoder_tokenizer, profile, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).padding_side == "right"
     same_everywhere(tmp_path, TEXTS)
+
+
+def test_prefix_token_keeps_its_id(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    number = content["model"]["vocab"]["<encoder-only>"] = len(content["model"]["vocab"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    published = type(tokenizer).from_pretrained(tmp_path)
+    assert number not in published("<encoder-only>")["input_ids"]
+    size = len(published)
+    for _ in range(2):
+        register_prefix_tokens(published, PROFILES["unixcoder"])
+        assert published("<encoder-only>x")["input_ids"][1] == number
+        assert len(published) == size
+
+
+def test_a_missing_prefix_token_is_refused_but_a_prompt_that_begins_with_a_tag_stays_text(tokenizer):
+    with refused("unixcoder", "<encoder-only>"):
+        register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
+    prepare_tokenizer(tokenizer, PROFILES["auto"].with_prompts("<query> "))
+    assert "<query>" not in tokenizer.all_special_tokens
 
 
 # ---- Tokenizers written in Python ----

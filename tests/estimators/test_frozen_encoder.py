@@ -18,9 +18,9 @@ def count_encodings(monkeypatch):
     counted = []
     real = encoded.embed_sharded
 
-    def counting(model, profile, tokens, *args, **kwargs):
+    def counting(encoder, tokens, *args, **kwargs):
         counted.append(len(tokens))
-        return real(model, profile, tokens, *args, **kwargs)
+        return real(encoder, tokens, *args, **kwargs)
 
     monkeypatch.setattr(encoded, "embed_sharded", counting)
     return counted

@@ -12,7 +12,7 @@ from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.encoders.loading import Encoder
+from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.scratch import small_roberta
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
@@ -31,8 +31,7 @@ def mteb():
 
 @pytest.fixture(scope="module")
 def ours():
-    """Our package of that name with its modules."""
-    importlib.import_module("soft_trainer.mteb.results")
+    """Our package of that name."""
     return importlib.import_module("soft_trainer.mteb")
 
 
@@ -65,12 +64,12 @@ def test_the_mrr_of_mteb_is_ours_with_its_cut_and_one_right_code(ours, encoder, 
     ranks = rank_codes(query_embeddings, codes, targets).ranks
     assert (ranks > 1000).sum() == 1
     rows = EvaluationSet("one", queries.add_column("url", [f"u{target:04}" for target in targets.tolist()]), corpus)
-    measured = ours.results.measure(ours.MtebEncoder(encoder), ours.EvaluationSetTask(rows, encoder.profile))
+    measured = ours.tasks.measure(ours.MtebEncoder(encoder), ours.EvaluationSetTask(rows, encoder.profile))
     ((_, _, scores),) = measured.scores()
     assert scores["mrr_at_1000"] == pytest.approx(retrieval_metrics(ranks, 1100, max_rank=1000)["mrr"], abs=1e-6)
     assert scores["languages"] == ["python-Code"] and measured.pool_sizes == {("default", "test"): 1100}
-    assert ours.results.results_table([measured]).splitlines()[-1].split("|")[1].strip() == "one"
-    assert ours.results.results_table([measured, measured]).splitlines()[-1].split("|")[1].strip() == "mean of 2 tasks"
+    assert ours.tasks.results_table([measured]).splitlines()[-1].split("|")[1].strip() == "one"
+    assert ours.tasks.results_table([measured, measured]).splitlines()[-1].split("|")[1].strip() == "mean of 2 tasks"
 
 
 def test_several_right_codes_count_as_ours_do(ours, encoder, rows):
@@ -81,7 +80,7 @@ def test_several_right_codes_count_as_ours_do(ours, encoder, rows):
     ]
     several = EvaluationSet("several", Dataset.from_list(queries), corpus)
     task = ours.EvaluationSetTask(several, encoder.profile)
-    ((_, _, scores),) = ours.results.measure(ours.MtebEncoder(encoder), task).scores()
+    ((_, _, scores),) = ours.tasks.measure(ours.MtebEncoder(encoder), task).scores()
     targets = torch.tensor([int(url[1:]) for url in several.queries["url"][:]])
     ranking, numbers = rank_codes(*embeddings_of(encoder, several), targets), several.queries["query_number"][:]
     graded = graded_ranking(ranking, numbers, several.queries["relevance"][:])
@@ -158,8 +157,7 @@ def test_tasks_are_found_by_name_and_those_that_cannot_be_measured_are_one_line(
 
 def test_cheap_checks_come_before_the_downloads(encoder, data_dir, tmp_path, monkeypatch):
     folder = str(export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "tiny"))
-    for module in ("results", "tasks"):
-        monkeypatch.setattr(f"soft_trainer.mteb.{module}.load", None)  # no data are looked at
+    monkeypatch.setattr("soft_trainer.mteb.tasks.load", None)  # no data are looked at
     end = ["--language", "python", "--use_cpu", "true", "--mteb", "CosQA"]
     file = tmp_path / "file"
     file.write_text("mine")
@@ -175,7 +173,7 @@ def test_cheap_checks_come_before_the_downloads(encoder, data_dir, tmp_path, mon
 def test_a_task_that_fails_leaves_the_results_of_earlier_ones(ours, encoder, data_dir, tmp_path, monkeypatch, capsys):
     folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "tiny")
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    other, measure, names = tmp_path / "other", ours.results.measure, []
+    other, measure, names = tmp_path / "other", ours.tasks.measure, []
     shutil.copytree(data_dir, other)
 
     def measure_one(model, task, *rest):
@@ -184,7 +182,7 @@ def test_a_task_that_fails_leaves_the_results_of_earlier_ones(ours, encoder, dat
             raise UserError("the second one fails")
         return measure(model, task, *rest)
 
-    monkeypatch.setattr(ours.results, "measure", measure_one)
+    monkeypatch.setattr(ours.tasks, "measure", measure_one)
     words = ["--data_dir", str(data_dir), "--eval_data_dir", str(other), "--language", "python", "--use_cpu", "true"]
     with pytest.raises(UserError, match="the second one fails"):
         run_command(["evaluate", str(folder), *words, "--disable_tqdm", "true", "--mteb"])

@@ -179,9 +179,9 @@ def published_tokenizer(texts):
 @pytest.fixture
 def encoder_of(rows):
     """Returns a function that makes a tiny encoder with random weights for a profile."""
-    from soft_trainer.encoders.loading import Encoder
+    from soft_trainer.encoders.encoding import Encoder
+    from soft_trainer.encoders.loading import register_prefix_tokens
     from soft_trainer.encoders.scratch import small_roberta
-    from soft_trainer.encoders.tokenizers import register_prefix_tokens
 
     def make(profile, seed=0):
         tokenizer = published_tokenizer(text for row in rows for text in (row["docstring"], row["code"]))

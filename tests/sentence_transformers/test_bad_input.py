@@ -6,7 +6,6 @@ from datasets import Dataset, DatasetDict
 from refusals import refused
 
 from soft_trainer import BM25Estimator
-from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.sentence_transformers import CachedSoftInfoNCELoss, SoftInfoNCELoss, with_rows
@@ -18,38 +17,31 @@ def data(**columns) -> Dataset:
     return Dataset.from_dict(PAIR | columns)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "words"),
-    [
-        (DatasetDict(train=data()), "with_rows: one datasets.Dataset is expected, not DatasetDict"),
-        ({"a": data()}, "not dict: call it for each of a dict"),
-        (data().to_iterable_dataset(), "not IterableDataset"),
-        (data(score=[0.1, 0.2]), "with_rows: the data set has a column 'score' already"),
-        (with_rows(data()), "with_rows: the data set has a column 'label' already"),
-    ],
-)
-def test_what_cannot_be_numbered(dataset, words):
-    with refused(words):
-        with_rows(dataset)
+NO_NUMBERS = "no column 'label' with a number for each of its rows: train_dataset = with_rows"
 
 
 @pytest.mark.parametrize(
-    ("dataset", "words"),
+    ("numbered", "dataset", "words"),
     [
-        (data(), "no column 'label' with a number for each of its rows: train_dataset = with_rows"),
-        (data(label=[0.0, 1.0]), "no column 'label' with a number for each"),
-        (data(label=[1, 1]), "no column 'label' with a number for each"),
-        (data(label=["0", "1"]), "no column 'label' with a number for each"),
-        (data(label=[0, 1]).select([]), "no column 'label' with a number for each"),
-        (data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: two columns of texts are expected"),
-        (data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
-        (data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
-        ({"a": data(label=[0, 1])}, "a loss for each of several data sets"),
+        (True, DatasetDict(train=data()), "with_rows: one datasets.Dataset is expected, not DatasetDict"),
+        (True, {"a": data()}, "not dict: call it for each of a dict"),
+        (True, data().to_iterable_dataset(), "not IterableDataset"),
+        (True, data(score=[0.1, 0.2]), "with_rows: the data set has a column 'score' already"),
+        (True, with_rows(data()), "with_rows: the data set has a column 'label' already"),
+        (False, data(), NO_NUMBERS),
+        (False, data(label=[0.0, 1.0]), NO_NUMBERS),
+        (False, data(label=[1, 1]), NO_NUMBERS),
+        (False, data(label=["0", "1"]), NO_NUMBERS),
+        (False, data(label=[0, 1]).select([]), NO_NUMBERS),
+        (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: two columns of texts are"),
+        (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
+        (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
+        (False, {"a": data(label=[0, 1])}, "a loss for each of several data sets"),
     ],
 )
-def test_a_data_set_without_usable_row_numbers(dataset, words, sentence_transformer):
+def test_data_sets_that_cannot_be_numbered_or_have_no_usable_numbers(numbered, dataset, words, sentence_transformer):
     with refused(words):
-        SoftInfoNCELoss(sentence_transformer, BM25Estimator(), dataset)
+        with_rows(dataset) if numbered else SoftInfoNCELoss(sentence_transformer, BM25Estimator(), dataset)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +76,8 @@ def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transform
 
 def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_transformer, features_of):
     estimator = BM25Estimator(document_column="code_tokens")
-    options = {"weighting": "positive_aware", "cancel": "top_k"}
-    loss = SoftInfoNCELoss(sentence_transformer, estimator, train_dataset, **options)
-    with pytest.raises(UserError, match="N=2 codes, too few for loss=soft_info_nce, cancel=top_k: the smallest N"):
+    loss = SoftInfoNCELoss(sentence_transformer, estimator, train_dataset, weighting="positive_aware", cancel="top_k")
+    with refused("N=2 codes, too few for loss=soft_info_nce, cancel=top_k: the smallest N"):
         loss(*features_of(sentence_transformer, train_dataset, range(2)))
 
 
@@ -103,32 +94,24 @@ def test_two_losses_of_one_estimator_keep_their_own_rows(sentence_transformer):
 
 
 @pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        (None, "the batch of 4 rows has no row numbers as labels"),
-        (torch.tensor([0.5, 1.0, 0.0, 3.0]), "the batch of 4 rows has no row numbers as labels"),
-        (torch.tensor([[0, 1, 2, 3]]), "the batch of 4 rows has no row numbers as labels"),
-        (torch.tensor([0, 1, 2, 24]), "label 24 is no row number of the train_dataset that it was made with (24 rows"),
-        (torch.tensor([-1, 1, 2, 3]), "label -1 is no row number"),
-    ],
-)
-def test_labels_that_are_no_row_numbers(kind, labels, words, train_dataset, sentence_transformer, features_of):
-    loss = kind(sentence_transformer, BM25Estimator(), train_dataset)
-    features, _ = features_of(sentence_transformer, train_dataset, range(4))
-    with refused(words):
-        loss(features, labels)
-
-
-@pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])
 def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, features_of):
     loss = kind(sentence_transformer, BM25Estimator(), train_dataset)
     small, large = (features_of(sentence_transformer, train_dataset, range(size)) for size in (4, 5))
     features, labels = small
+    no_numbers = "the batch of 4 rows has no row numbers as labels"
+    for wrong, words in (
+        (None, no_numbers),
+        (torch.tensor([0.5, 1.0, 0.0, 3.0]), no_numbers),
+        (torch.tensor([[0, 1, 2, 3]]), no_numbers),
+        (torch.tensor([0, 1, 2, 24]), "label 24 is no row number of the train_dataset that it was made with (24 rows"),
+        (torch.tensor([-1, 1, 2, 3]), "label -1 is no row number"),
+    ):
+        with refused(words):
+            loss(features, wrong)
+    with refused("a query meets N=4 codes, too few", "the smallest N that works is 5"):
+        loss(*small)
     for given in (features[:1], [*features, features[1]]):
         with refused(f"a batch of {len(given)} columns of texts, but the train_dataset", "has 2"):
             loss(given, labels)
-    with refused("a query meets N=4 codes, too few", "the smallest N that works is 5"):
-        loss(*small)
     loss(*large)
     assert torch.isfinite(loss(*small))  # the short batch at the end of an epoch

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from soft_trainer.data.tokens import SIDES
+from soft_trainer.encoders.encoding import check_dims, parse_dims, shorten
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.matryoshka import check_dims, parse_dims, shorten
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.losses import soft_info_nce
