@@ -12,6 +12,7 @@ import argparse
 import shlex
 import sys
 import time
+from contextlib import suppress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int | None:
     """Indexes, and prints what was indexed and what was skipped; returns 1 if the folder has no text."""
-    from soft_trainer.cli.search_output import safe
+    from soft_trainer.cli.search import safe
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main
 
@@ -71,10 +72,10 @@ def run(arguments: argparse.Namespace) -> int | None:
     if reasons:
         lines.append(f"skipped: {reasons}")
     if count := counts["vendored"]:
-        number = "1 file" if count == 1 else f"{count:,} files"
-        lines.append(f"{number} in a folder such as external/ or deps/ rank{'s' * (count == 1)} low")
-    place = f" --index_dir {arguments.index_dir}" if arguments.index_dir else f" --folder {arguments.folder}"
-    lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search{place} "parse a date"')
+        number, rank = ("1 file", "ranks") if count == 1 else (f"{count:,} files", "rank")
+        lines.append(f"{number} in a folder such as external/ or deps/ {rank} low")
+    place = f"--index_dir {arguments.index_dir}" if arguments.index_dir else f"--folder {arguments.folder}"
+    lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search {place} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -86,12 +87,10 @@ def _stopped(arguments: argparse.Namespace) -> str:
     options = ("model", "truncate_dim", "index_dir")
     given = [f"--{name}={value}" for name in options if (value := getattr(arguments, name)) is not None]
     command = shlex.join(["soft-trainer", "index", arguments.folder, *given])
-    try:
+    counts = {"files": 0}
+    with suppress(UserError):
         counts = CodeIndex.open(arguments.index_dir or store.default_index_dir(arguments.folder)).statistics()
-    except UserError:
-        counts = {"files": 0}
+    kept = f"{counts['files']:,} files are indexed"
     if "encoded" in counts:
         kept = f"{counts['encoded']:,} of {counts['pieces']:,} pieces are encoded"
-    else:
-        kept = f"{counts['files']:,} files are indexed"
     return f"stopped: {kept}, and that is kept; `{command}` continues"

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import shlex
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import refuse
+from soft_trainer.search.results import SearchResult, check_query, query_terms
+from soft_trainer.search.words import WORD, stem, terms
 from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
     from soft_trainer.search.index import CodeIndex
+
+SHOWN_COLUMNS = 160
+# control characters, and those that change the writing direction or break lines
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_BOLD, _GREEN, _DIM, _RED, _END = "\x1b[1m", "\x1b[32m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: an empty query, a limit below 1, or no index.
     """
     # Imported here so that --help stays fast.
-    from soft_trainer.cli.search_output import format_results, safe
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.store import find_index_dir
 
@@ -65,26 +74,24 @@ def run(arguments: argparse.Namespace) -> int:
         return _serve(index, arguments, query)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
-    filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "lexical")}
-    results = index.search(query, limit, **filters)
+    filters = {name: getattr(arguments, name) for name in ("path", "language", "name")}
+    results = index.search(query, limit, lexical=arguments.lexical, **filters)
     for notice in index.notices:
         print_on_main(safe(notice))
-    if arguments.json:
-        text = "".join(json.dumps(result.as_dict()) + "\n" for result in results)
+    if not results:
+        given = "".join(f" --{name} {value}" for name, value in filters.items() if value)
+        print_on_main(safe(f"nothing found{given and f' with{given}'}"))
+    elif arguments.json:
+        sys.stdout.writelines(json.dumps(result.as_dict()) + "\n" for result in results)
     else:
-        text = format_results(results, query, colour=_in_colour())
-    sys.stdout.write(text)
-    if results:
-        return 0
-    given = "".join(f" --{name} {filters[name]}" for name in ("path", "language", "name") if filters[name])
-    print_on_main(safe(f"nothing found{given and f' with{given}'}"))
-    return 1
+        # colours on a terminal, unless the user wants none (https://no-color.org)
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+        sys.stdout.write(format_results(results, query, colour=not plain))
+    return 0 if results else 1
 
 
 def _check(arguments: argparse.Namespace, query: str, limit: int) -> None:
     """Refuses an empty query, and options that would do nothing."""
-    from soft_trainer.search.results import check_query
-
     mode = "--mcp" if arguments.mcp else "--serve" if arguments.serve else None
     if mode is None:
         check_query(query, limit)
@@ -93,9 +100,9 @@ def _check(arguments: argparse.Namespace, query: str, limit: int) -> None:
         "--serve": ("limit", "json", "path", "language", "name"),
         None: ("port", "editor"),
     }[mode]
-    if given := [name for name in unread if getattr(arguments, name) not in (None, False, [])]:
-        why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
-        raise UserError(f"{given[0]}: {why}; leave it out")
+    why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
+    given = (name for name in unread if getattr(arguments, name) not in (None, False, []))
+    refuse(*((True, f"{name}: {why}; leave it out") for name in given))
 
 
 def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
@@ -119,8 +126,32 @@ def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
         return 130
 
 
-def _in_colour() -> bool:
-    """True on a terminal, unless the user wants none (https://no-color.org)."""
-    import os
+def safe(text: str) -> str:
+    """`text` as one line without control characters; tabs are four spaces."""
+    return _UNSAFE.sub("\ufffd", text.replace("\t", "    "))
 
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
+    """Formats path, line, name and score of each result, with the lines that hold most of the query."""
+    wanted = query_terms(query)
+    blocks = []
+    for result in results:
+        place, name, score = f"{safe(result.path)}:{result.start_line}", safe(result.name), f"{result.score:.2f}"
+        if colour:
+            place, name, score = f"{_BOLD}{place}{_END}", f"{_GREEN}{name}{_END}", f"{_DIM}{score}{_END}"
+        lines = [f"{place}  {name}  {score}" if result.name else f"{place}  {score}"]
+        for number, line in result.telling_lines(wanted):
+            line = safe(line)[:SHOWN_COLUMNS]
+            lines.append(f"{number:>6}  {_highlighted(line, wanted) if colour else line}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n" if blocks else ""
+
+
+def _highlighted(line: str, wanted: set[str]) -> str:
+    """Colours the words of a line that the query asked for."""
+
+    def mark(match: re.Match[str]) -> str:
+        word = match[0]
+        return f"{_RED}{word}{_END}" if wanted.intersection(terms(word)) or stem(word.lower()) in wanted else word
+
+    return WORD.sub(mark, line)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +17,18 @@ import numpy as np
 import soft_trainer
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.search import ranking, store, vectors
-from soft_trainer.search.listing import maybe_vendored
+from soft_trainer.search.listing import glob_pattern, maybe_vendored
 from soft_trainer.search.results import SearchResult
-from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.search.terms import DEFINED
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
+from soft_trainer.search.words import whole
 
 MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
+# A filter by language finds these with it.
+_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 
 
-class CodeIndex:
+class CodeIndex(AbstractContextManager):
     """An index of one folder; see `build` and `open`.
 
     Example:
@@ -97,19 +102,12 @@ class CodeIndex:
         return index
 
     def update(
-        self,
-        model: str | os.PathLike[str] | None = None,
-        progress: bool = False,
-        wait: bool = True,
-        encode: bool = True,
-        truncate_dim: int | None = None,
+        self, model: str | os.PathLike[str] | None = None, progress: bool = False, truncate_dim: int | None = None
     ) -> bool:
-        """Reads the files that have changed since the last time; returns True if any had.
+        """Reads the files that have changed since the last time, and encodes new pieces; returns True if any had.
 
         Args:
             model: another encoder than the one that the index has.
-            wait: wait for another process that writes the index; else leave it to that one.
-            encode: encode new pieces, where the index has an encoder.
             truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. None
                 keeps the number that the index uses. Another number encodes every piece again.
 
@@ -117,36 +115,38 @@ class CodeIndex:
             UserError: the folder is gone, the disk is full, the model cannot be loaded, or its embeddings have fewer
                 dimensions.
         """
-        gone = not os.path.isdir(self.folder)
-        refuse((gone, f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"))
-        with _disk_errors(self.index_dir):
-            changed = bool(find_changes(self.database, self.folder)) and self._update_words(progress, wait)
-        if encode:
-            self.encode(model, truncate_dim, progress, wait)
+        changed = self._update_words(progress, wait=True)
+        self.encode(model, progress, truncate_dim)
         return changed
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
-        with store.write_lock(self.index_dir, wait) as held:
-            if not held:
-                self.notices.append("another process is updating the index: this is what it holds now")
+        """Reads changed files. If another process writes the index, waits for it or leaves it to that one."""
+        gone = not os.path.isdir(self.folder)
+        refuse((gone, f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"))
+        with _disk_errors(self.index_dir):
+            if not find_changes(self.database, self.folder):
                 return False
-            changes = find_changes(self.database, self.folder)
-            apply_changes(self.database, self.folder, changes, progress)
-            # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
-            if self.model is None or not vectors.unencoded(self.database):
-                tidy(self.database)
+            with store.write_lock(self.index_dir, wait) as held:
+                if not held:
+                    self.notices.append("another process is updating the index: this is what it holds now")
+                    return False
+                changes = find_changes(self.database, self.folder)
+                apply_changes(self.database, self.folder, changes, progress)
+                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
+                if self.model is None or not vectors.unencoded(self.database):
+                    tidy(self.database)
         return bool(changes)
 
     def encode(
         self,
         model: str | os.PathLike[str] | None = None,
-        truncate_dim: int | None = None,
         progress: bool = False,
+        truncate_dim: int | None = None,
         wait: bool = True,
     ) -> None:
         """Encodes the pieces without an embedding, if the index has an encoder. Takes the arguments of `update`.
 
-        Searches and updates of the words may go on meanwhile.
+        Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes.
         """
         asked = model is not None or truncate_dim is not None
         # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
@@ -166,10 +166,11 @@ class CodeIndex:
     def refresh(self, encode: bool = True) -> None:
         """Brings the words up to date before a search, and the embeddings if that takes at most a second."""
         try:
-            self.update(progress=True, wait=False, encode=False)
+            self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notices.append(f"the index is as it was: {error}")
-        if encode and self.model and vectors.seconds_to_encode(self.database) <= MAX_WAIT:
+        rate = store.get_meta(self.database, "vectors", {}).get("rate", vectors.SLOW_RATE)
+        if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
             with suppress(UserError):  # the search will say why
                 self.encode(wait=False)
 
@@ -242,9 +243,8 @@ class CodeIndex:
 
     def text_of(self, path: str) -> str | None:
         """The text of an indexed file, as it was when it was indexed; None for any other path."""
-        row = self.database.execute(
-            "SELECT text FROM contents JOIN files ON file = id WHERE path = ?", (path,)
-        ).fetchone()
+        query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
+        row = self.database.execute(query, (path,)).fetchone()
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
     def load_encoder(self) -> None:
@@ -255,9 +255,6 @@ class CodeIndex:
     def close(self) -> None:
         """Closes the database."""
         self.database.close()
-
-    def __enter__(self) -> CodeIndex:
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -284,20 +281,16 @@ class CodeIndex:
             self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {self.remedy}")
         if not state["rows"]:
             return None
+        name = state["model"]
+        changed = f"{name} has changed; `soft-trainer index {self.folder} --model {name}` encodes with it as it is now"
         try:
-            encoder = self._encoder(state["model"], state.get("truncate_dim"))
-            embedding, identity = encoder.queries([query])[0], encoder.identity
+            encoder = self._encoder(name, state.get("truncate_dim"))
+            embedding = encoder.queries([query])[0]
+            refuse((encoder.identity != state.get("identity"), changed))
+            return snapshot.similarity(embedding)
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")
             return None
-        if identity != state.get("identity"):
-            name = state["model"]
-            self.notices.append(
-                f"searching by words alone: {name} has changed; `soft-trainer index {self.folder} --model {name}` "
-                "encodes with it as it is now"
-            )
-            return None
-        return snapshot.similarity(embedding)
 
 
 @contextmanager
@@ -309,3 +302,53 @@ def _disk_errors(index_dir: Path):
         raise UserError(
             f"{index_dir}: {error}; make room or choose another index_dir. What was committed before is still there"
         ) from error
+
+
+class Snapshot:
+    """Everything a search reads, in one transaction; `state` is that of the embeddings, None without an encoder."""
+
+    def __init__(self, database: sqlite3.Connection, index_dir: Path):
+        self.database = database
+        self.segments = store.Segments(database)
+        self.languages: list[str] = store.get_meta(database, "languages", [])
+        self.state: dict | None = store.get_meta(database, "vectors")
+        if self.state:
+            self.vectors = vectors.open_vectors(index_dir, self.state)
+            self.slots = vectors.piece_slots(database, self.segments.firsts, len(self.segments.lengths))
+
+    def similarity(self, embedding: np.ndarray) -> np.ndarray:
+        """The similarity of every piece to a query's embedding, float32[pieces]; NaN without an embedding."""
+        return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
+
+    def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
+        """The pieces that the filters leave, bool[pieces]; None without a filter."""
+        segments = self.segments
+        if path is None and language is None and name is None:
+            return None
+        files = segments.live.copy()
+        if language is not None:
+            wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
+            numbers = [number for number, known in enumerate(self.languages) if known in wanted]
+            refuse((not numbers, f"language={language!r}: the index has {', '.join(sorted(self.languages))}"))
+            files &= np.isin(segments.languages, numbers)
+        if path is not None:
+            pattern, rows = glob_pattern(path), self.database.execute("SELECT id, path FROM files")
+            files &= np.isin(np.arange(len(files)), [file for file, own in rows if pattern.fullmatch(own)])
+        pieces = files[segments.owners]
+        if name is not None:
+            key = DEFINED + whole(re.split(r"[.:#]+", name)[-1])
+            pattern = re.compile(".*".join(map(re.escape, key.split("*"))))
+            query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
+            terms = [term for (term,) in self.database.execute(query)] if "*" in key else [key]
+            found = [segments.postings(term)[0] for term in terms if pattern.fullmatch(term)]
+            pieces &= np.isin(np.arange(len(pieces)), np.concatenate(found) if found else [])
+        return pieces
+
+    def result(self, piece: int, score: float) -> SearchResult:
+        """A piece with its text."""
+        file = int(self.segments.owners[piece])
+        query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
+        path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
+        start, end, name = json.loads(pieces)[piece - int(self.segments.firsts[file])]
+        lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
+        return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))

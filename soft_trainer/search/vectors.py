@@ -71,11 +71,6 @@ def unencoded(database: sqlite3.Connection) -> int:
     return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
 
 
-def seconds_to_encode(database: sqlite3.Connection) -> float:
-    """Estimates how long the pieces without an embedding take, from the speed of the last ones."""
-    return unencoded(database) / get_meta(database, "vectors", {}).get("rate", SLOW_RATE)
-
-
 def _state_for(database: sqlite3.Connection, encoder: LazyEncoder) -> dict:
     """The state of the index's embeddings. It starts empty if another encoder made them, or other dimensions."""
     state = get_meta(database, "vectors", {})

@@ -11,7 +11,7 @@ import time
 import pytest
 from trees import write_tree
 
-from soft_trainer.cli import search_output as output
+from soft_trainer.cli import search as output
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, store, vectors
 from soft_trainer.search.evaluation import measures
