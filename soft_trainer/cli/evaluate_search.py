@@ -109,7 +109,7 @@ def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dic
     answers = [
         {
             "query": query.query,
-            "functions": sorted(query.functions),
+            "functions": sorted(query.targets),
             "reciprocal_ranks": {name: own["functions"][place].mrr for name, own in found.items()},
         }
         for place, query in enumerate(queries)

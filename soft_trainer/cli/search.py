@@ -110,9 +110,9 @@ def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
     options = {"update": not arguments.no_update, "lexical": arguments.lexical}
     try:
         if arguments.mcp:
-            from soft_trainer.search.tools import serve_tools  # needs the extra `mcp`
+            from soft_trainer.search.tools import tool_server  # needs the extra `mcp`
 
-            serve_tools(index, **options)
+            tool_server(index, **options).run("stdio")
         else:
             from soft_trainer.search.server import serve_page
 

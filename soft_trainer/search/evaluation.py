@@ -64,7 +64,10 @@ def means(found: Sequence[Measures], *names: str) -> list[float]:
 
 @dataclass(frozen=True)
 class JudgedQuery:
-    """A query, the tree to search, and the paths that answer it; `groups` names the means that it counts in."""
+    """A query, the tree to search, and the paths that answer it; `groups` names the means that it counts in.
+
+    Ids of functions take the place of paths where a commit gives the query.
+    """
 
     tree: str
     query: str
@@ -167,18 +170,9 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-@dataclass(frozen=True)
-class HistoryQuery:
-    """The query that a later commit gives, the ids of the functions that it changes, and their files."""
-
-    query: str
-    functions: frozenset[str]
-    files: frozenset[str]
-
-
 def history_queries(
     repository: str | os.PathLike[str], language: str | None, output_dir: str | os.PathLike[str]
-) -> tuple[list[HistoryQuery], MinedHistory]:
+) -> tuple[list[JudgedQuery], MinedHistory]:
     """Queries from the newest commits of a repository, and the tree before the oldest of them in `output_dir`.
 
     Args:
@@ -194,11 +188,7 @@ def history_queries(
     targets: dict[str, set[str]] = defaultdict(set)
     for judged in mined.relevance:
         targets[judged["query"]].add(judged["url"])
-    queries = [
-        HistoryQuery(query, frozenset(urls), frozenset(mined.places[url][0] for url in urls))
-        for query, urls in targets.items()
-    ]
-    return queries, mined
+    return [JudgedQuery("", query, frozenset(urls)) for query, urls in targets.items()], mined
 
 
 def main_language(repository: str | os.PathLike[str]) -> str:
@@ -218,7 +208,7 @@ def main_language(repository: str | os.PathLike[str]) -> str:
 
 
 def measure(
-    index: CodeIndex, queries: Sequence[HistoryQuery], mined: MinedHistory, lexical: bool
+    index: CodeIndex, queries: Sequence[JudgedQuery], mined: MinedHistory, lexical: bool
 ) -> dict[str, list[Measures]]:
     """Puts the queries to an index of the tree, and returns the measures of each, by files and by functions.
 
@@ -235,6 +225,7 @@ def measure(
             shown = [url for first, last, url in places[result.path] if first <= end and last >= start]
             named += shown or [(result.path, start)]
             files.append(result.path)
-        found["files"].append(measures(dict.fromkeys(files), query.files))
-        found["functions"].append(measures(dict.fromkeys(named), query.functions))
+        right = frozenset(mined.places[url][0] for url in query.targets)
+        found["files"].append(measures(dict.fromkeys(files), right))
+        found["functions"].append(measures(dict.fromkeys(named), query.targets))
     return found

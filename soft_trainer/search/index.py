@@ -131,7 +131,8 @@ class CodeIndex(AbstractContextManager):
                     self.notices.append("another process is updating the index: this is what it holds now")
                     return False
                 changes = find_changes(self.database, self.folder)
-                apply_changes(self.database, self.folder, changes, progress)
+                if changes:
+                    apply_changes(self.database, self.folder, changes, progress)
                 # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
                 if self.model is None or not vectors.unencoded(self.database):
                     tidy(self.database)

@@ -77,25 +77,19 @@ def list_tree(
         include: patterns of files to take although their kind, their folder or an ignore file speaks against them.
             Secrets stay out.
     """
-    listing = _Walk(root, known or {}, skipped or {}, exclude, include).run()
-    return listing if listing.ignores == ignores else _Walk(root, {}, {}, exclude, include).run()
+    patterns = {"exclude": list(exclude), "include": list(include)}
+    listing = _Walk(root, known or {}, skipped or {}, patterns).run()
+    return listing if listing.ignores == ignores else _Walk(root, {}, {}, patterns).run()
 
 
 class _Walk:
-    """One pass over a tree, folder by folder, without recursion; takes the arguments of `list_tree`."""
+    """One pass over a tree, folder by folder, without recursion."""
 
-    def __init__(
-        self,
-        root: str,
-        known: Mapping[str, Stat],
-        skipped: Mapping[str, str],
-        exclude: Sequence[str],
-        include: Sequence[str],
-    ):
+    def __init__(self, root: str, known: Mapping[str, Stat], skipped: Mapping[str, str], patterns: dict[str, list]):
         self.root, self.known, self.skipped = root, known, skipped
-        self.listing = Listing(ignores={"exclude": list(exclude), "include": list(include)})
-        self.exclude, self.include = (list(map(glob_pattern, patterns)) for patterns in (exclude, include))
-        rooted = (pattern.removeprefix("./") for pattern in include if "/" in pattern)
+        self.listing = Listing(ignores=dict(patterns))
+        self.exclude, self.include = (list(map(glob_pattern, patterns[name])) for name in ("exclude", "include"))
+        rooted = (pattern.removeprefix("./") for pattern in patterns["include"] if "/" in pattern)
         self.include_heads = [re.split(r"[*?]", pattern)[0] for pattern in rooted]
         self.rules: dict[str, Any] = {}  # of the ignore files, by folder
         self.folders = {""}  # all that hold a known file
@@ -141,17 +135,16 @@ class _Walk:
             return self.skipped[path]
         if path in self.folders and not self.include_heads:
             return ""
-        if _NOT_UTF8.search(name):
-            return "a name that is not UTF-8"
-        if path.count("/") >= MAX_DEPTH:
-            return "too deep"
-        if _matches(path, self.exclude):
-            return "excluded"
-        if name.lower() in _VENDORED or os.path.lexists(os.path.join(self.root, path, "pyvenv.cfg")):
-            return "vendored"
-        if name in SKIPPED_FOLDERS:
-            return "made by a tool"
-        return "ignored" if self._ignored(path + "/") else ""
+        environment = os.path.lexists(os.path.join(self.root, path, "pyvenv.cfg"))
+        cases = {
+            "a name that is not UTF-8": _NOT_UTF8.search(name),
+            "too deep": path.count("/") >= MAX_DEPTH,
+            "excluded": _matches(path, self.exclude),
+            "vendored": environment or name.lower() in _VENDORED,
+            "made by a tool": name in SKIPPED_FOLDERS,
+            "ignored": self._ignored(path + "/"),
+        }
+        return next((reason for reason, holds in cases.items() if holds), "")
 
     def _may_hold_included(self, path: str, reason: str) -> bool:
         if reason not in ("vendored", "made by a tool", "ignored"):
@@ -180,9 +173,9 @@ class _Walk:
             self.listing.files[path] = status.st_size, status.st_mtime_ns
 
     def _reason_against_file(self, path: str, name: str, included: bool) -> str:
+        lower = name.lower()
         if _NOT_UTF8.search(name):
             return "a name that is not UTF-8"
-        lower = name.lower()
         if _SECRET.match(lower) and not _HARMLESS.match(lower):
             return "secret"
         if _matches(path, self.exclude):

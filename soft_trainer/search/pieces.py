@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from soft_trainer.mining.definitions import definitions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 
-# longer functions are cut; encoders read about 30 lines
-MAX_LINES = 60
-# fewer lines between two functions belong to the second
-MIN_LINES = 4
-# after this the whole file is plain lines
-PARSE_SECONDS = 2.0
+MAX_LINES = 60  # longer functions are cut; encoders read about 30 lines
+MIN_LINES = 4  # fewer lines between two functions belong to the second
+PARSE_SECONDS = 2.0  # after this the whole file is plain lines
 _MAX_SCOPE = 4
 _COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
 # a name that is given a value at the start of a line: a constant, an alias, an export
@@ -125,23 +123,18 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 def _leaves(spans: list[Piece], lines: list[bytes]) -> list[Piece]:
     """The spans that become pieces: functions, types, and the head and the members of a class or long function."""
     leaves: list[Piece] = []
-    for place, span in enumerate(spans):
-        inner = spans[place + 1] if place + 1 < len(spans) and spans[place + 1].start <= span.end else None
-        if inner is not None:
-            end = _with_comments(lines, inner.start, span.start + 1) - 1
-            leaves.append(Piece(span.start, max(end, span.start), span.name, span.defines))
-        else:
-            leaves.append(span)
+    for span, following in zip_longest(spans, spans[1:]):
+        if following and following.start <= span.end:
+            end = _with_comments(lines, following.start, span.start + 1) - 1
+            span = Piece(span.start, max(end, span.start), span.name, span.defines)
+        leaves.append(span)
     return leaves
 
 
 def _scope(spans: list[Piece], line: int) -> str:
     """The name of the innermost span around a line; empty where there is none."""
     place = bisect_right(spans, line, key=lambda span: span.start)
-    for span in reversed(spans[max(place - 50, 0) : place]):
-        if span.end >= line:
-            return span.name
-    return ""
+    return next((span.name for span in reversed(spans[max(place - 50, 0) : place]) if span.end >= line), "")
 
 
 def _definitions(source: bytes, language: str) -> list[Piece]:

@@ -14,7 +14,7 @@ import operator
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -251,9 +251,9 @@ def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -
     database.execute("DROP TABLE moves")
 
 
-def insert_segment(database: sqlite3.Connection, number: int, *arrays: np.ndarray) -> None:
+def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
     """Writes what ranking needs: terms, file and words in the name of each piece, language and traits of each file."""
-    blobs = [array.astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
+    blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 

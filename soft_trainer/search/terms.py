@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -25,40 +26,31 @@ _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 
 @dataclass
-class FileEntry:
-    """One file as it is stored; `pieces` are `[start, end, name]`, `traits` the numbers of `store.TRAITS`."""
-
-    path: str
-    language: str
-    digest: bytes
-    text: bytes
-    traits: tuple[int, ...]
-    pieces: list[list] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    name_words: list[int] = field(default_factory=list)
-
-
-@dataclass
 class Batch:
-    """Files that were read together, and their terms.
+    """Files that were read together, as an index stores them, and their terms.
 
-    Entry i says that `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`. Of the
-    other files, `skipped` has those that no person wrote, with the reason, and `touched` those that are as they were.
+    `files` are rows (path, language, number of pieces, digest, JSON of `[start, end, name]` of each piece, packed
+    text); `traits` are the numbers of `store.TRAITS`. Of each piece there are `lengths` and the number of words in its
+    name. Entry i says that `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`.
+    Of the other files, `skipped` has those that no person wrote, with the reason, and `touched` those that are as they
+    were.
     """
 
-    files: list[FileEntry]
-    skipped: dict[str, str]
-    touched: list[str]
-    vocabulary: list[str]
-    term: np.ndarray
-    piece: np.ndarray
-    count: np.ndarray
+    files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
+    traits: list[tuple[int, ...]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    names: list[int] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    touched: list[str] = field(default_factory=list)
+    vocabulary: list[str] = field(default_factory=list)
+    term: np.ndarray | None = None
+    piece: np.ndarray | None = None
+    count: np.ndarray | None = None
 
 
 def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     """Reads files, splits them and counts their terms; `known` maps their paths to (digest, language) in the index."""
-    files, skipped, touched = [], {}, []
-    numbers = defaultdict(count().__next__)
+    batch, numbers = Batch(), defaultdict(count().__next__)
     term: list[int] = []
     sizes: list[int] = []
 
@@ -69,28 +61,31 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     for path, as_indexed in known.items():
         source = read_text(root, path)
         if isinstance(source, str):
-            skipped[path] = source
+            batch.skipped[path] = source
             continue
         digest, language = blake2b(source, digest_size=16).digest(), language_of(path, source)
         if (digest, language) == as_indexed:
-            touched.append(path)
+            batch.touched.append(path)
             continue
-        entry = FileEntry(path, language, digest, zlib.compress(source, 1), _traits(path, language))
+        pieces = []
         for piece, text, marked in _pieces(path, source, language):
             before = len(term)
             term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
-            entry.lengths.append(min(len(term) - before, 65_535))
+            batch.lengths.append(min(len(term) - before, 65_535))
             term.extend(map(numbers.__getitem__, marked))
             sizes.append(len(term) - before)
-            entry.pieces.append([piece.start, piece.end, piece.name])
-            entry.name_words.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
-        files.append(entry)
+            pieces.append([piece.start, piece.end, piece.name])
+            batch.names.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
+        places = json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))
+        batch.files.append((path, language, len(pieces), digest, places, zlib.compress(source, 1)))
+        batch.traits.append(_traits(path, language))
+    batch.vocabulary = list(numbers)
     # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
     pairs, times = np.unique(pairs, return_counts=True)
-    term_of, piece_of = (part.astype(np.int32) for part in np.divmod(pairs, max(len(sizes), 1)))
-    times = np.minimum(times, MAX_COUNT).astype(np.uint8)
-    return Batch(files, skipped, touched, list(numbers), term_of, piece_of, times)
+    batch.term, batch.piece = (part.astype(np.int32) for part in np.divmod(pairs, max(len(sizes), 1)))
+    batch.count = np.minimum(times, MAX_COUNT).astype(np.uint8)
+    return batch
 
 
 def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
@@ -108,11 +103,9 @@ def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, by
 
 
 def _traits(path: str, language: str) -> tuple[int, ...]:
-    own, _ = name_and_folders(path)
-    depth, parts = min(path.count("/"), 255), min(len(identifier_words(own)), 255)
-    flags = is_test_path(path, language), language in TEXT_LANGUAGES, maybe_vendored(path)
-    test, text, vendored = map(int, flags)
-    return test, depth, parts, text, vendored
+    parts = len(identifier_words(name_and_folders(path)[0]))
+    test, text, vendored = is_test_path(path, language), language in TEXT_LANGUAGES, maybe_vendored(path)
+    return int(test), min(path.count("/"), 255), min(parts, 255), int(text), int(vendored)
 
 
 def path_terms(path: str) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 import signal
@@ -13,9 +12,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,21 +38,16 @@ SEGMENT_POSTINGS = 8_000_000  # held in memory (13 bytes each) before they are w
 _UNSTABLE = {"unreadable", "link", "not a regular file"}
 
 
-@dataclass
-class Changes:
+class Changes(NamedTuple):
     """The difference between a tree and its index."""
 
     listing: Listing
     changed: list[str]
     removed: list[str]
-    ignores_changed: bool
-
-    def __bool__(self) -> bool:
-        return bool(self.changed or self.removed or self.ignores_changed)
 
 
-def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
-    """Compares sizes and times of a tree's files with those in the index."""
+def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
+    """Compares sizes and times of a tree's files with those in the index; None if nothing has changed."""
     indexed = {row[0]: row[1:] for row in database.execute("SELECT path, size, changed FROM files")}
     skipped = {row[0]: row[1:] for row in database.execute("SELECT path, reason, size, changed FROM skipped")}
     # those that were read and found to be no text a person wrote have a size
@@ -64,7 +58,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
     listing = list_tree(folder, known, by_name, ignores, **patterns)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
-    return Changes(listing, changed, removed, listing.ignores != ignores)
+    return Changes(listing, changed, removed) if changed or removed or listing.ignores != ignores else None
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
@@ -131,33 +125,35 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
     with transaction(database):
         touched = [(*stats[path], path) for batch in batches for path in batch.touched]
         database.executemany("UPDATE files SET size = ?, changed = ? WHERE path = ?", touched)
-        entries = [entry for batch in batches for entry in batch.files]
+        rows = [row for batch in batches for row in batch.files]
         skipped = [(path, why, *stats[path]) for batch in batches for path, why in batch.skipped.items()]
-        _remove(database, [*(row[0] for row in skipped), *(entry.path for entry in entries)])
+        _remove(database, [row[0] for row in (*skipped, *rows)])
         database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", skipped)
-        if not entries:
+        if not rows:
             return
         segments = Segments(database)
-        first_piece, first_file = len(segments.lengths), len(segments.languages)
-        counts = [len(entry.pieces) for entry in entries]
-        firsts = first_piece + np.cumsum([0, *counts])
-        for file, first, entry in zip(count(first_file), firsts.tolist(), entries, strict=False):
-            row = (file, entry.path, *stats[entry.path], entry.language, first, len(entry.pieces), entry.digest)
-            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            pieces = json.dumps(entry.pieces, ensure_ascii=False, separators=(",", ":"))
-            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, pieces, entry.text))
+        first_file, counts = len(segments.languages), [row[2] for row in rows]
+        firsts = len(segments.lengths) + np.cumsum([0, *counts])
+        for file, first, row in zip(count(first_file), firsts.tolist(), rows, strict=False):
+            path, language, number, digest, pieces, text = row
+            values = file, path, *stats[path], language, first, number, digest
+            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, pieces, text))
         offsets = firsts[np.cumsum([0, *(len(batch.files) for batch in batches)])]
+        for batch, first in zip(batches, offsets, strict=False):
+            batch.piece = batch.piece + first
         segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]
-        term = np.concatenate([batch.term for batch in batches])
-        piece = np.concatenate([batch.piece + first for batch, first in zip(batches, offsets, strict=False)])
-        insert_postings(database, segment, vocabulary, term, piece, np.concatenate([batch.count for batch in batches]))
-        lengths, names = (np.concatenate([getattr(e, name) for e in entries]) for name in ("lengths", "name_words"))
-        owners = np.repeat(np.arange(first_file, first_file + len(entries)), counts)
+        postings = [np.concatenate([getattr(b, name) for b in batches]) for name in ("term", "piece", "count")]
+        insert_postings(database, segment, vocabulary, *postings)
         known = get_meta(database, "languages", [])
-        known += sorted({entry.language for entry in entries} - set(known))
+        known += sorted({row[1] for row in rows} - set(known))
         set_meta(database, "languages", known)
-        languages = np.array([known.index(entry.language) for entry in entries])
-        insert_segment(database, segment, lengths, owners, names, languages, np.array([e.traits for e in entries]))
+        owners = np.repeat(np.arange(first_file, first_file + len(rows)), counts)
+        lengths, names, traits = (
+            list(chain.from_iterable(getattr(b, name) for b in batches)) for name in ("lengths", "names", "traits")
+        )
+        languages = [known.index(row[1]) for row in rows]
+        insert_segment(database, segment, lengths, owners, names, languages, traits)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:

@@ -208,10 +208,6 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
 def piece_slots(database: sqlite3.Connection, firsts: np.ndarray, pieces: int) -> np.ndarray:
     """The row of each piece's embedding, -1 for a piece without one."""
     slots = np.full(pieces, -1, np.int64)
-    rows = database.execute("SELECT file, slots FROM vectors JOIN files ON id = file ORDER BY first").fetchall()
-    if rows:
-        files = np.array([file for file, _ in rows])
-        counts = firsts[files + 1] - firsts[files]
-        starts = np.repeat(firsts[files] - (np.cumsum(counts) - counts), counts)
-        slots[starts + np.arange(counts.sum())] = np.frombuffer(b"".join(blob for _, blob in rows), "<i4")
+    for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
+        slots[firsts[file] : firsts[file + 1]] = np.frombuffer(blob, "<i4")
     return slots

@@ -32,10 +32,10 @@ def repository_of_words(path):
 def test_the_newest_commits_are_queries_to_the_tree_before_them(tmp_path):
     repository_of_words(tmp_path / "repo")
     queries, mined = history_queries(tmp_path / "repo", None, tmp_path / "tree")
-    assert [(query.query, *query.functions, *query.files) for query in queries] == [
-        ("Set the harbour to the number 19", "kit/one.py#f1", "kit/one.py"),
-        ("Set the lantern to the number 18", "kit/one.py#f0", "kit/one.py"),
-        ("Set the harbour to the number 17", "kit/one.py#f1", "kit/one.py"),
+    assert [(query.query, *query.targets) for query in queries] == [
+        ("Set the harbour to the number 19", "kit/one.py#f1"),
+        ("Set the lantern to the number 18", "kit/one.py#f0"),
+        ("Set the harbour to the number 17", "kit/one.py#f1"),
     ]
     assert mined.places["kit/one.py#f1"] == ("kit/one.py", 6, 8)
     text = (tmp_path / "tree/kit/one.py").read_text()
