@@ -130,8 +130,7 @@ class _Gathered:
     """Sums over the terms of a query."""
 
     def __init__(self, segments: Segments):
-        self.segments = segments
-        self.owners = segments.owners
+        self.segments, self.owners = segments, segments.owners
         files, pieces = len(segments.languages), len(segments.lengths)
         self.norm, self.file_norm = _norms(segments)
         self.file_text, self.own_name, self.own_parts = np.zeros((3, files), np.float32)
@@ -171,8 +170,6 @@ class _Gathered:
     def scores(self, similar: np.ndarray | None) -> Scores:
         """The sum of all shares, `similar` (weighted, by piece) among them."""
         segments, total = self.segments, self.total or 1.0
-        if not len(self.file_text):
-            return Scores(self.file_text, self.text, False)
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
         parts = np.maximum(segments.traits[:, 2], 1)
         files = (
@@ -226,14 +223,9 @@ def order_pieces(
         keep = np.zeros(len(files), bool)
         keep[segments.owners[allowed]] = True
         files, pieces = np.where(keep, files, 0), np.where(allowed, pieces, -1)
-    count = int((files > 0).sum())
-    if not count:
-        return []
-    taken = (
-        np.argpartition(-files, min(limit, len(files) - 1))[: limit + 1]
-        if count > limit
-        else np.flatnonzero(files > 0)
-    )
+    taken = np.flatnonzero(files > 0)
+    if len(taken) > limit:
+        taken = np.argpartition(-files, min(limit, len(files) - 1))[: limit + 1]
     ranked = []
     for file in sorted(taken.tolist(), key=lambda file: (-files[file], file))[:limit]:
         first, last = int(segments.firsts[file]), int(segments.firsts[file + 1])

@@ -102,8 +102,8 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """Opens the database; a UserError if it is missing, broken, somebody else's or from another version."""
     path = index_dir / DATABASE
-    if not create and not path.is_file():
-        raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
+    missing = not create and not path.is_file()
+    refuse((missing, f"{index_dir}: no index there; make one with `soft-trainer index DIR`"))
     _check_owner(index_dir)
     # A folder that may not be written has no room for SQLite's log: the file is then read as it is.
     writable = os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK))
@@ -164,18 +164,15 @@ def set_meta(database: sqlite3.Connection, key: str, value) -> None:
     database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
 
-def insert_postings(
-    database: sqlite3.Connection,
-    segment: int,
-    vocabulary: list[str],
-    term: np.ndarray,
-    piece: np.ndarray,
-    count: np.ndarray,
-) -> None:
+def insert_postings(database: sqlite3.Connection, segment: int, vocabulary: list[str], *entries: np.ndarray) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
     Pieces are in ascending order. They are kept as differences, in as few bytes as the largest needs.
+
+    Args:
+        entries: `term`, `piece`, `count`.
     """
+    term, piece, count = entries
     if not len(term):
         return
     order = np.argsort(term, kind="stable")

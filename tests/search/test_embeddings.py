@@ -2,26 +2,22 @@
 
 import numpy as np
 import pytest
+from refusals import refused
 from trees import write_tree
 
 from soft_trainer import terminal
-from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, ranking, store, vectors
 
 # The letters of README.md, so that the stub finds it, and no word of it.
 BACKWARDS = "pohssllssgnihtredivorptnemyapasdeentuokcehceht"
 
 
-@pytest.mark.parametrize("query", ["zzzqqq", "qx", "bcdfgh jkl"])
-def test_nonsense_finds_nothing(tree, stub, query):
-    assert CodeIndex.build(tree, model="stub").search(query) == []
-
-
-def test_both_count(tree, stub):
+def test_both_count_and_nonsense_finds_nothing(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     assert index.model == "stub" and index.statistics()["encoded"] == index.statistics()["pieces"]
     assert index.search("parse date")[0].name == "parse_date"
     assert len(index.search(BACKWARDS)) and not index.search(BACKWARDS, lexical=True)
+    assert not any(index.search(nonsense) for nonsense in ("zzzqqq", "qx", "bcdfgh jkl"))
 
 
 def test_only_new_texts_are_encoded(tree, stub):
@@ -51,42 +47,18 @@ def test_a_renamed_file_is_not_encoded_again_though_the_index_is_tidied(tree, st
     assert index.database.execute("SELECT count(*) FROM dead").fetchone() == (0,)
 
 
-def test_a_stopped_run_goes_on(tree, stub, monkeypatch):
-    monkeypatch.setattr(vectors, "COMMIT_TEXTS", 1)
-    original, calls = stub.codes, []
-
-    def stopping(self, texts, languages):
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        calls.append(texts)
-        return original(self, texts, languages)
-
-    monkeypatch.setattr(stub, "codes", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        CodeIndex.build(tree, model="stub")
-    index = CodeIndex.open(store.default_index_dir(tree))
-    assert 0 < index.statistics()["encoded"] < index.statistics()["pieces"]
-    assert index.search("parse date")[0].name == "parse_date"
-    monkeypatch.setattr(stub, "codes", original)
-    assert index.update() is False
-    assert index.statistics()["encoded"] == index.statistics()["pieces"]
-    assert len(stub.encoded) == len(set(stub.encoded))
-
-
 def test_a_search_encodes_what_takes_a_second_and_no_more(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     state = store.get_meta(index.database, "vectors")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    for rate, remedy in (
-        (0.5, f"12 of 13 pieces have embeddings; `soft-trainer index {tree}` finishes"),
-        (20, None),
-    ):
+    remedy = f"12 of 13 pieces have embeddings; `soft-trainer index {tree}` finishes"
+    for rate, notices in ((0.5, [remedy]), (20, [])):
         store.set_meta(index.database, "vectors", state | {"rate": rate})
         stub.encoded.clear()
         index.notices.clear()
         index.refresh()
         assert index.search("brand_new")[0].path == "new.py"
-        assert index.notices == ([remedy] if remedy else []) and bool(stub.encoded) == (remedy is None)
+        assert index.notices == notices and bool(stub.encoded) != bool(notices)
 
 
 def test_words_change_while_pieces_are_encoded(tree, stub, monkeypatch):
@@ -129,14 +101,12 @@ def test_another_model_and_other_weights_are_noticed(tree, stub):
     count = len(stub.encoded)
     CodeIndex.build(tree, model="another")
     assert len(stub.encoded) == 2 * count and index.model == "another"
-    stub.weights = 5.0
-    assert index.search("parse date") and "has changed" in index.notices[-1]
-    CodeIndex.build(tree, model="another")
-    assert len(stub.encoded) == 3 * count
-    stub.code_side = "another prompt for codes"  # with the embeddings of queries as they were
-    assert index.search("parse date") and "has changed" in index.notices[-1]
-    CodeIndex.build(tree, model="another")
-    assert len(stub.encoded) == 4 * count
+    # the second leaves the embeddings of queries as they were
+    for number, (name, value) in enumerate({"weights": 5.0, "code_side": "another prompt for codes"}.items(), 3):
+        setattr(stub, name, value)
+        assert index.search("parse date") and "has changed" in index.notices[-1]
+        CodeIndex.build(tree, model="another")
+        assert len(stub.encoded) == number * count
     assert len(list(index.index_dir.glob("vectors-*"))) == 1
 
 
@@ -156,22 +126,8 @@ def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(tree, st
     assert len(list(index.index_dir.glob("vectors-*"))) == 1
     CodeIndex.build(tree, model="another")
     assert opened.truncate_dim is None
-
-
-def test_dimensions_without_an_encoder_are_refused(tree, stub):
-    with pytest.raises(UserError, match="truncate_dim=8: the index has no encoder; name one with --model"):
-        CodeIndex.build(tree, truncate_dim=8)
-
-
-def test_a_model_that_is_gone_leaves_words(tree, stub, monkeypatch):
-    index = CodeIndex.build(tree, model="stub")
-
-    def gone(self, texts):
-        raise UserError("stub: no such folder")
-
-    monkeypatch.setattr(stub, "queries", gone)
-    assert index.search("parse date")[0].name == "parse_date"
-    assert index.notices == ["searching by words alone: stub: no such folder"]
+    with refused("truncate_dim=8: the index has no encoder; name one with --model"):
+        CodeIndex.build(tree, tree.parent / "words", truncate_dim=8)
 
 
 @pytest.mark.slow
@@ -190,7 +146,7 @@ def test_the_file_of_embeddings_does_not_grow(tree, stub):
     assert not np.isnan(values[live]).any()
 
 
-def test_rows_past_the_committed_ones_are_written_over(tree, stub):
+def test_rows_past_the_committed_ones_are_written_over_and_missing_ones_named(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     file = next(index.index_dir.glob("vectors-*"))
     size = file.stat().st_size
@@ -199,12 +155,8 @@ def test_rows_past_the_committed_ones_are_written_over(tree, stub):
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     index.update()
     assert index.search("brand_new")[0].path == "new.py" and file.stat().st_size >= size
-
-
-def test_embeddings_that_are_cut_short_are_named(tree, stub):
-    index = CodeIndex.build(tree, model="stub")
-    next(index.index_dir.glob("vectors-*")).write_bytes(b"")
-    with pytest.raises(UserError, match="index again"):
+    file.write_bytes(b"")
+    with refused("index again"):
         CodeIndex.open(index.index_dir).search("parse date")
 
 
@@ -218,10 +170,10 @@ def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_
     index = CodeIndex.build(tree, truncate_dim=8)
     assert index.search("parse a date") and not index.notices and index._cached.vectors.shape[1] == 8
     for dim in (0, 33):
-        with pytest.raises(UserError, match=f"truncate_dim={dim}: must be a whole number from 1 to 32"):
+        with refused(f"truncate_dim={dim}: must be a whole number from 1 to 32"):
             CodeIndex.build(tree, truncate_dim=dim)
     assert index.truncate_dim == 8
-    with pytest.raises(UserError):
+    with refused("missing"):
         CodeIndex.build(tree, model=tmp_path / "missing")
 
 

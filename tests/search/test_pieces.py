@@ -3,10 +3,8 @@
 import time
 
 import pytest
-from trees import write_tree
 
 from soft_trainer.dataflow.source import PARSED_LANGUAGES
-from soft_trainer.search import CodeIndex
 from soft_trainer.search.pieces import MAX_LINES, first_paragraph, language_of, split
 
 SOURCES = {
@@ -34,28 +32,20 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("language", PARSED_LANGUAGES)
-def test_definitions_of_every_language(language):
+def test_pieces_have_all_definitions_and_every_line_with_a_word_once(language):
     source, names = SOURCES[language]
     pieces = split(source.encode(), language)
     assert names <= {name for piece in pieces for name in piece.defines}
-
-
-@pytest.mark.parametrize("language", PARSED_LANGUAGES)
-def test_every_line_with_a_word_is_in_one_piece(language):
-    lines = SOURCES[language][0].split("\n")
-    covered = [
-        line for piece in split("\n".join(lines).encode(), language) for line in range(piece.start, piece.end + 1)
-    ]
+    covered = [line for piece in pieces for line in range(piece.start, piece.end + 1)]
     assert len(covered) == len(set(covered))
-    assert {number for number, line in enumerate(lines, 1) if any(map(str.isalnum, line))} <= set(covered)
+    lines = enumerate(source.split("\n"), 1)
+    assert {number for number, line in lines if any(map(str.isalnum, line))} <= set(covered)
 
 
 def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
     source = "class A:\n    x = 1\n\n    # doubles\n    @cached\n    def f(self):\n        return 2\n"
-    assert [(piece.start, piece.end, piece.name) for piece in split(source.encode(), "python")] == [
-        (1, 2, "A"),
-        (4, 7, "A.f"),
-    ]
+    pieces = split(source.encode(), "python")
+    assert [(piece.start, piece.end, piece.name) for piece in pieces] == [(1, 2, "A"), (4, 7, "A.f")]
 
 
 def test_long_functions_are_cut_and_keep_their_name():
@@ -97,17 +87,3 @@ def test_files_made_to_be_slow_end_in_time(text, language):
 )
 def test_the_first_paragraph_of_documentation(text, paragraph):
     assert first_paragraph(text.encode()).decode().strip() == paragraph.strip()
-
-
-def test_the_piece_that_answers_comes_before_helpers_of_like_names(tmp_path):
-    source = """
-        def _negatives(mask):
-            return mask
-
-
-        def negative_weights(similarity, temperature):
-            \"\"\"Compute the weights of negatives from their similarity.\"\"\"
-            return softmax(similarity / temperature)
-        """
-    index = CodeIndex.build(write_tree(tmp_path / "tree", {"weights.py": source}))
-    assert index.search("where are the weights of negatives computed")[0].name == "negative_weights"

@@ -30,6 +30,13 @@ UPLOADS = '''
     class Receiver:
         def put(self, path):
             return connection().put(path, "to disk")
+
+    def _negatives(mask):
+        return mask
+
+    def negative_weights(similarity, temperature):
+        """Compute the weights of negatives from their similarity."""
+        return softmax(similarity / temperature)
     '''
 
 
@@ -41,6 +48,7 @@ UPLOADS = '''
         ("delay", "delay"),
         ("where does the receiver put files", "Receiver.put"),
         ("MESSAGE", ""),
+        ("where are the weights of negatives computed", "negative_weights"),
     ],
 )
 def test_the_piece_that_answers_is_shown(tmp_path, query, name):
