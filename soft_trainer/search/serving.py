@@ -37,6 +37,8 @@ class ServedIndex:
             if self.watch and self.watch.changed():
                 self.index.refresh(encode=False)
                 self.work.set()
+                if self.index.notices:  # such as another process that holds the lock: try again
+                    self.watch.dirty = True
             by_words = self.lexical or not self.loaded.is_set()
             results = self.index.search(query, limit, lexical=by_words, **filters)
             notices, self.index.notices = self.index.notices, []

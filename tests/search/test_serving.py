@@ -6,7 +6,7 @@ import time
 import pytest
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex, serving
+from soft_trainer.search import CodeIndex, serving, store
 from soft_trainer.search.serving import ServedIndex, Watch
 
 
@@ -40,6 +40,10 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded
     monkeypatch.setattr(serving, "CHECK_SECONDS", 0)
     until(lambda: served.search("brand_newer", 5)[0][0].path == "newer.py")
     until(lambda: served.search("brand_newer", 5)[1] == [])
+    write_tree(tree, {"newest.py": "def brand_newest(): pass\n"})
+    with store.write_lock(index.index_dir):
+        until(lambda: "another process" in str(served.search("brand_newest", 5)[1]))
+    until(lambda: served.search("brand_newest", 5)[0][0].path == "newest.py")  # though nothing has changed since
 
 
 @pytest.mark.slow
