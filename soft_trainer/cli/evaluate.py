@@ -20,6 +20,7 @@ import argparse
 import importlib.util
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
@@ -40,6 +41,7 @@ SHARED = {
     + ("data_flow_length", "score_function", "score_scale", "query_columns", "code_columns"),
 }
 
+Options = tuple[ModelArguments, DataArguments, TrainingOptions]
 ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training", "weights")
 
 
@@ -69,12 +71,12 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
         options = training_arguments(arguments, arguments.output_dir or temporary)
         if arguments.mteb is None:
-            _measure(*options, keep=bool(arguments.output_dir))
+            _measure(options, bool(arguments.output_dir))
         else:
-            _measure_with_mteb(*options, names=",".join(arguments.mteb), keep=bool(arguments.output_dir))
+            _measure_with_mteb(options, ",".join(arguments.mteb), bool(arguments.output_dir))
 
 
-def training_arguments(arguments: argparse.Namespace, folder: str) -> tuple:
+def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
     """Returns the options of a run that only measures."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
@@ -92,7 +94,7 @@ def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
     return bool(arguments.data_dir or arguments.source_dir or arguments.history)
 
 
-def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, none: bool = False) -> tuple:
+def _rows(options: Options, none: bool = False) -> tuple:
     """Loads the encoder's profile and, unless `none` are asked for, the run's own rows and the evaluation sets."""
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer import distributed
@@ -100,6 +102,7 @@ def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOp
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
     from soft_trainer.training.building import build_profile
 
+    model_args, data_args, args = options
     distributed.use_the_cores()
     check_sources(data_args)
     if none:
@@ -114,7 +117,7 @@ def _rows(model_args: ModelArguments, data_args: DataArguments, args: TrainingOp
     return profile, data, sets
 
 
-def _measure(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, keep: bool) -> None:
+def _measure(options: Options, keep: bool) -> None:
     from soft_trainer import SoftInfoNCETrainer, distributed
     from soft_trainer.encoders.loading import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table
@@ -122,14 +125,15 @@ def _measure(model_args: ModelArguments, data_args: DataArguments, args: Trainin
     from soft_trainer.record import Run, check_output_dir, flat_results
     from soft_trainer.training.building import build_model, build_tokenizer, model_label
 
-    check_output_dir(model_args, data_args, args)
-    profile, data, sets = _rows(model_args, data_args, args)
+    model_args, data_args, args = options
+    check_output_dir(*options)
+    profile, data, sets = _rows(options)
     tokenizer = build_tokenizer(model_args, profile, None)
     model = build_model(model_args, profile, tokenizer)
     trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
     for warning in profile_warnings(trainer.model, profile):
         print_on_main(warning)
-    _warn_of_unused(model_args, data_args, args)
+    _warn_of_unused(*options)
     run = Run(trainer, data, model_args, data_args, {}, sets)
     run.measure("trained", data_args.lexical)
     if distributed.rank_and_world_size()[0] == 0:
@@ -141,15 +145,11 @@ def _measure(model_args: ModelArguments, data_args: DataArguments, args: Trainin
     distributed.close()
 
 
-def _measure_with_mteb(
-    model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, names: str, keep: bool
-) -> None:
+def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
     """Measures the encoder with mteb. Names and data are checked before the model is loaded."""
+    model_args, data_args, args = options
     refuse(
-        (
-            args.matryoshka_dims,
-            "--mteb measures whole embeddings: leave --matryoshka_dims out, or measure without --mteb",
-        ),
+        (args.matryoshka_dims, "--mteb measures whole embeddings: leave --matryoshka_dims out, or --mteb"),
         (importlib.util.find_spec("mteb") is None, "--mteb needs the extra: pip install 'soft-trainer[mteb]'"),
         (args.world_size > 1, "--mteb measures in one process: start it without `accelerate launch`"),
     )
@@ -164,19 +164,17 @@ def _measure_with_mteb(
 
     tasks = mteb_tasks.find_tasks(mteb_tasks.split_names(names))
     no_rows = data_args.dataset_name == "none" and not (_own_rows(data_args) or data_args.eval_data_dir)
-    profile, data, sets = _rows(model_args, data_args, args, no_rows)
+    profile, data, sets = _rows(options, no_rows)
     card = _card(Path(model_name(model_args)), profile)
-    rows_name, language = Path(data_args.rows_name).name, data_args.languages[0]
-    named = [(f"{rows_name}-{each.name}", each) for each in split_sets(args, data, data_args.languages)]
-    own_tasks = [
-        EvaluationSetTask(each, profile, name, language if len(data_args.languages) == 1 else None)
-        for name, each in (*named, *((each.name, each) for each in sets))
-    ]
+    rows_name, languages = Path(data_args.rows_name).name, data_args.languages
+    own = [replace(each, name=f"{rows_name}-{each.name}") for each in split_sets(args, data, languages)]
+    language = languages[0] if len(languages) == 1 else None
+    own_tasks = [EvaluationSetTask(each, profile, language=language) for each in own + sets]
     tokenizer = build_tokenizer(model_args, profile, None)
     if keep:
         with reporting_disk_errors(args.output_dir):
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    _warn_of_unused(model_args, data_args, args)
+    _warn_of_unused(*options)
     mteb_tasks.check_data(tasks)  # last, as it may download for long
     encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
     model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)

@@ -231,12 +231,7 @@ def _judgment(language: str, query: str, url: str, relevance) -> Judgment:
 
 
 def _graded_rows(judgments: Iterable[Judgment], corpus: Dataset, path: Path, queries: Iterable[tuple] = ()) -> Dataset:
-    """Makes a row for every query and relevant code in the corpus, the most relevant code of a query first.
-
-    Args:
-        path: the file of the judgments, for messages.
-        queries: the queries in the order of the result. Others follow in the order of their first judgments.
-    """
+    """Makes a row for every query and relevant code in the corpus, the best code first; `queries` keep their order."""
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
         grades.setdefault(query, {}).setdefault(url, []).append(grade)

@@ -243,10 +243,8 @@ def _best(row: Tensor, code: Tensor, score: Tensor, number: int) -> tuple[Tensor
 
 
 def _pair_scores(queries: Tensor, codes: Tensor, query_rows: Tensor, code_rows: Tensor) -> Tensor:
-    """Computes float64 scores of P pairs by adding the upper half of the products to the lower until one is left.
-
-    `sum` would add in an order that depends on the device and on the number of pairs.
-    """
+    """Computes float64 scores of P pairs by adding the upper half of the products to the lower until one is left."""
+    # `sum` would add in an order that depends on the device and on the number of pairs.
     numbers = 2**24 if codes.is_cuda else 2**17  # in one batch of pairs: on a CPU they stay in its cache
     step, scores = max(1, numbers // queries.shape[1]), []
     for query, code in zip(query_rows.split(step), code_rows.split(step), strict=True):

@@ -73,8 +73,12 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
     # Relevant codes that tie have one rank, the last of their places.
     pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
     pairs["best_place"] = by_grade.groupby("query").cumcount() + 1
-    gained, possible = (_gain(pairs, pairs[places], k) for places in ("place", "best_place"))
-    # Here codes that tie stay in the order of the pairs, which keeps the sums of floats the same for all grades.
+    gains = np.exp2(pairs["grade"]) - 1
+    gained, possible = (
+        np.bincount(pairs["query"], np.where(places <= k, gains / np.log2(places + 1), 0.0))
+        for places in (pairs["place"], pairs["best_place"])
+    )
+    # The order of codes that tie changes only the order of this sum, and with it the last digit.
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")
     precision = np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
@@ -82,12 +86,6 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
     places = torch.tensor(pairs["place"].to_numpy())
     top = (part.cpu()[first] for part in (ranking.top_indices, ranking.top_scores))
     return GradedRanking(Ranking(places[first], *top), first, gained / possible, precision)
-
-
-def _gain(pairs: pd.DataFrame, places: pd.Series, k: int) -> np.ndarray:
-    """Computes the discounted cumulative gain of each query, float64[Q]."""
-    gains = np.where(places <= k, (np.exp2(pairs["grade"]) - 1) / np.log2(places + 1), 0.0)
-    return np.bincount(pairs["query"], gains)
 
 
 # ---- Matryoshka embeddings: the MRR by the first dimensions, such as `mrr_256`, in addition to `mrr` ----

@@ -115,12 +115,16 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
     of_adapter = {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce", *of_adapter]
     tags += ["matryoshka"] if matryoshka else []
+    license = None
+    with suppress(ValueError):  # a card that cannot be read
+        card = repository_file(record["base_model"], "README.md") if record["base_model"] else None
+        license = ModelCard.load(card).data.license if card else None
     relation = {"base_model_relation": "adapter" if adapter == "adapter" else "finetune"} if base else {}
     return ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         language=["code"],
-        license=_license(record["base_model"]),
+        license=license,
         base_model=base,
         **relation,
         datasets=[dataset] if dataset else None,
@@ -166,13 +170,6 @@ def _hub_name(name: str | None) -> str | None:
 def _shown_name(name: str) -> str:
     """Returns an encoder's name for the card: a folder is shown without its path."""
     return f"`{_hub_name(name) or Path(name).name}`"
-
-
-def _license(base_model: str | None) -> str | None:
-    """Reads the licence from the card of the base model; None if there is none or it cannot be read."""
-    with suppress(ValueError):
-        card = repository_file(base_model, "README.md") if base_model else None
-        return ModelCard.load(card).data.license if card else None
 
 
 # ---- Results of an existing card ----

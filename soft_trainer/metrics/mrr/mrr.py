@@ -67,8 +67,13 @@ class MRR(evaluate.Metric):
             ranks = [list(ids).index(right) + 1 if right in list(ids) else np.inf for ids, right in pairs]
             pools = [pool_size]
         elif np.ndim(predictions[0]):
-            ranks = [_rank_of_score(row, np.asarray(scores), right) for row, (scores, right) in enumerate(pairs)]
-            pools = [len(scores) for scores in predictions]
+            ranks, pools = [], [len(scores) for scores in predictions]
+            for row, (scores, right) in enumerate(pairs):
+                if not 0 <= right < len(scores):
+                    raise ValueError(f"references[{row}] is {right}, but predictions[{row}] has {len(scores)} scores.")
+                if np.isnan(scores).any():
+                    raise ValueError(f"predictions[{row}] holds NaN: its codes cannot be ranked.")
+                ranks.append((np.asarray(scores) >= scores[right]).sum())  # others with the same score come first
         else:
             ranks = predictions
             for row, (rank, pool) in enumerate(pairs):
@@ -79,12 +84,3 @@ class MRR(evaluate.Metric):
         counted = ranks <= (np.inf if max_rank is None else max_rank)
         size = pools[0] if len(set(pools)) == 1 else float(np.mean(pools))
         return {"mrr": float((counted / ranks).mean()), "queries": len(ranks), "pool_size": size}
-
-
-def _rank_of_score(row, scores, right):
-    """Returns the rank of the right code. Others with the same score come first."""
-    if not 0 <= right < len(scores):
-        raise ValueError(f"references[{row}] is {right}, but predictions[{row}] holds {len(scores)} scores.")
-    if np.isnan(scores).any():
-        raise ValueError(f"predictions[{row}] holds NaN: its codes cannot be ranked.")
-    return int((scores >= scores[right]).sum())
