@@ -107,17 +107,16 @@ def _check(arguments: argparse.Namespace, query: str, limit: int) -> None:
 
 def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
     """Serves the page or the tools until the user stops it; returns 130 then."""
-    options = {"update": not arguments.no_update, "lexical": arguments.lexical}
+    from soft_trainer.search.server import EDITOR, serve_page
+    from soft_trainer.search.serving import ServedIndex
+    from soft_trainer.search.tools import tool_server
+
     try:
+        served = ServedIndex(index, update=not arguments.no_update, lexical=arguments.lexical)
         if arguments.mcp:
-            from soft_trainer.search.tools import tool_server  # needs the extra `mcp`
-
-            tool_server(index, **options).run("stdio")
+            tool_server(served).run("stdio")
         else:
-            from soft_trainer.search.server import serve_page
-
-            options |= {"editor": arguments.editor} if arguments.editor else {}
-            serve_page(index, query, arguments.port or 0, **options)
+            serve_page(served, query, arguments.port or 0, arguments.editor or EDITOR)
         return 0
     except KeyboardInterrupt:
         place = ("--index_dir", arguments.index_dir) if arguments.index_dir else ("--folder", arguments.folder)

@@ -77,7 +77,9 @@ def split(source: bytes, language: str) -> list[Piece]:
             continue
         if start - line < MIN_LINES and not (pieces and pieces[-1].name == span.name):
             start = line
-        pieces += _blocks(lines, line, start - 1, Piece(line, start - 1, _scope(spans, line)), language)
+        before = spans[: bisect_right(spans, line, key=lambda span: span.start)][-50:]
+        around = next((span.name for span in reversed(before) if span.end >= line), "")
+        pieces += _blocks(lines, line, start - 1, Piece(line, start - 1, around), language)
         pieces += _blocks(lines, start, span.end, span, language)
         line = span.end + 1
     pieces += _blocks(lines, line, len(lines), Piece(line, len(lines)), language)
@@ -129,12 +131,6 @@ def _leaves(spans: list[Piece], lines: list[bytes]) -> list[Piece]:
             span = Piece(span.start, max(end, span.start), span.name, span.defines)
         leaves.append(span)
     return leaves
-
-
-def _scope(spans: list[Piece], line: int) -> str:
-    """The name of the innermost span around a line; empty where there is none."""
-    place = bisect_right(spans, line, key=lambda span: span.start)
-    return next((span.name for span in reversed(spans[max(place - 50, 0) : place]) if span.end >= line), "")
 
 
 def _definitions(source: bytes, language: str) -> list[Piece]:

@@ -17,7 +17,7 @@ import numpy as np
 from soft_trainer.mining.rules import identifier_words
 from soft_trainer.search.store import Segments
 from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
-from soft_trainer.search.words import STOP_WORDS, stem, terms, whole, words
+from soft_trainer.search.words import STOP_WORDS, WORD, stem, terms, whole
 
 K1, B = 1.2, 0.75  # BM25's usual ones
 FILE_TEXT = 1.0  # BM25 of the whole file, for words that are spread over several pieces
@@ -64,7 +64,7 @@ class Query:
 
 def parse_query(text: str) -> Query:
     """Parses a query, which may be empty."""
-    typed = words(text)[:MAX_WORDS]
+    typed = WORD.findall(text)[:MAX_WORDS]
     telling = [word for word in typed if word.lower() not in STOP_WORDS] or typed
     weights = {term: 1.0 for word in telling for term in terms(word)}
     for size in (2, 3):

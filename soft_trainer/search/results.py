@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from soft_trainer.errors import refuse
-from soft_trainer.search.words import STOP_WORDS, WORD, terms, words
+from soft_trainer.search.words import STOP_WORDS, WORD, terms
 
 SHOWN_LINES = 4
 
@@ -64,4 +64,4 @@ def check_query(query: str, limit: int) -> None:
 
 def query_terms(query: str) -> set[str]:
     """The terms to highlight in a result."""
-    return {term for word in words(query) if word.lower() not in STOP_WORDS for term in terms(word)}
+    return {term for word in WORD.findall(query) if word.lower() not in STOP_WORDS for term in terms(word)}

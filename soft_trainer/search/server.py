@@ -11,9 +11,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError, refuse
-from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.ranking import parse_query
-from soft_trainer.search.results import SearchResult, query_terms
+from soft_trainer.search.results import query_terms
 from soft_trainer.search.serving import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")
@@ -28,12 +27,9 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(
-        self, index: CodeIndex, port: int = 0, update: bool = True, lexical: bool = False, editor: str = EDITOR
-    ):
+    def __init__(self, served: ServedIndex, port: int = 0, editor: str = EDITOR):
         super().__init__(("127.0.0.1", port), _Handler)
-        self.editor = editor
-        self.served = ServedIndex(index, update, lexical)
+        self.served, self.editor = served, editor
         self.token = secrets.token_urlsafe(24)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
@@ -43,20 +39,15 @@ class PageServer(ThreadingHTTPServer):
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
         results, notices = self.served.search(query, MAX_RESULTS, **filters)
-        wanted = query_terms(query)
-        rows = [
-            result.as_dict()
-            | {"lines": [number for number, _ in result.telling_lines(wanted)], "editor": self.link(result)}
-            for result in results
-        ]
+        wanted, rows = query_terms(query), []
+        for result in results:
+            lines = [number for number, _ in result.telling_lines(wanted)]
+            path = quote(f"{self.served.index.folder}/{result.path}")
+            link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
+            rows.append(result.as_dict() | {"lines": lines, "editor": link})
         telling = [word.lower() for word in parse_query(query).words]
         taken = 1000 * (time.perf_counter() - started)
         return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
-
-    def link(self, result: SearchResult) -> str:
-        """The address that opens a result in the editor."""
-        path = quote(f"{self.served.index.folder}/{result.path}")
-        return self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
 
     def lines(self, options: dict[str, str]) -> dict:
         """The lines from `start` to `end` that an indexed file has."""
@@ -111,12 +102,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, kind: str, body: bytes, nonce: str = "") -> None:
         allowed = f"; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'" if nonce else ""
         self.send_response(status)
+        policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'{allowed}"
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
-        self.send_header(
-            "Content-Security-Policy",
-            f"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'{allowed}",
-        )
+        self.send_header("Content-Security-Policy", policy)
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("Cache-Control", "no-store")
@@ -127,14 +116,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Prints nothing: a line for every key press helps nobody."""
 
 
-def serve_page(index: CodeIndex, query: str = "", port: int = 0, **options) -> None:
-    """Prints the address and serves the page until the user stops it; `options` are those of `PageServer`.
+def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str = EDITOR) -> None:
+    """Prints the address and serves the page until the user stops it.
 
     Raises:
         UserError: the port is taken.
     """
     try:
-        server = PageServer(index, port, **options)
+        server = PageServer(served, port, editor)
     except (OSError, OverflowError) as error:
         raise UserError(f"port={port}: {str(error).rstrip('.')}; choose another, or 0 for any that is free") from error
     sys.stdout.write(f"{server.url}{query and f'#q={quote(query)}'}\nStop with Ctrl+C.\n")

@@ -82,21 +82,15 @@ class Watch:
             from watchfiles import watch  # an optional dependency
         except ImportError:
             return
+
+        def matters(_, path: str) -> bool:
+            return SKIPPED_FOLDERS.isdisjoint(path[len(self.folder) :].split("/"))
+
         try:
+            times = {"debounce": 300, "step": 50, "rust_timeout": 500, "yield_on_timeout": True}
             # The first answer, which may be empty, says that from now on nothing is missed.
-            for changes in watch(
-                self.folder,
-                watch_filter=self._matters,
-                debounce=300,
-                step=50,
-                rust_timeout=500,
-                yield_on_timeout=True,
-                raise_interrupt=False,
-            ):
+            for changes in watch(self.folder, watch_filter=matters, raise_interrupt=False, **times):
                 self.dirty = self.dirty or bool(changes) or not self.watching
                 self.watching = True
         except (OSError, RuntimeError):  # too many folders for the system, or the folder is gone
             self.watching = False
-
-    def _matters(self, _, path: str) -> bool:
-        return SKIPPED_FOLDERS.isdisjoint(path[len(self.folder) :].split("/"))

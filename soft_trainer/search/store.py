@@ -100,7 +100,11 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
 
 
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
-    """Opens the database; a UserError if it is missing, broken, somebody else's or from another version."""
+    """Opens the database; a UserError if it is missing, broken, somebody else's or from another version.
+
+    Args:
+        create: make the tables if there are none, or none of this format.
+    """
     path = index_dir / DATABASE
     missing = not create and not path.is_file()
     refuse((missing, f"{index_dir}: no index there; make one with `soft-trainer index DIR`"))
@@ -121,24 +125,18 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
             (version < FORMAT and not create, f"{made}; rebuild it with `soft-trainer index DIR`"),
         )
         if version < FORMAT:
-            _make_tables(database)
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            database.execute("PRAGMA journal_mode = WAL")
+            with transaction(database):
+                for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                    database.execute(f'DROP TABLE "{name}"')
+                for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {FORMAT}"]:
+                    database.execute(statement)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
             raise
         raise UserError(f"{path}: {error}; delete {index_dir} and index again") from error
     return database
-
-
-def _make_tables(database: sqlite3.Connection) -> None:
-    """Creates the tables and drops those of an older format."""
-    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    database.execute("PRAGMA journal_mode = WAL")
-    with transaction(database):
-        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            database.execute(f'DROP TABLE "{name}"')
-        for statement in _SCHEMA.split(";"):
-            database.execute(statement)
-        database.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 @contextmanager
@@ -229,16 +227,9 @@ def compact(database: sqlite3.Connection) -> None:
     term = np.repeat(np.arange(len(vocabulary), dtype=np.int32), [len(pieces) for pieces in piece[1:]])
     for table in ("postings", "segments", "dead"):
         database.execute(f"DELETE FROM {table}")
-    _renumber(database, list(zip(range(len(files)), firsts.tolist(), old[:, 0].tolist(), strict=True)))
-    insert_postings(database, 0, vocabulary, term, np.concatenate(piece), np.concatenate(count))
-    owners, kept = np.repeat(np.arange(len(files)), counts), old[:, 0]
-    by_piece = segments.lengths[taken], owners, segments.names[taken]
-    insert_segment(database, 0, *by_piece, segments.languages[kept], segments.traits[kept])
-
-
-def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -> None:
-    """Renumbers files by (new, first piece, old), through negative numbers to avoid collisions."""
+    # through negative numbers, so that no two files ever have the same one
     database.execute("CREATE TEMP TABLE moves (new INTEGER, first INTEGER, old INTEGER PRIMARY KEY)")
+    moves = zip(range(len(files)), firsts.tolist(), old[:, 0].tolist(), strict=True)
     database.executemany("INSERT INTO moves VALUES (?, ?, ?)", moves)
     for table, key in (("files", "id"), ("contents", "file"), ("vectors", "file")):
         database.execute(f"DELETE FROM {table} WHERE {key} NOT IN (SELECT old FROM moves)")
@@ -246,6 +237,10 @@ def _renumber(database: sqlite3.Connection, moves: list[tuple[int, int, int]]) -
         database.execute(f"UPDATE {table} SET {key} = -1 - {key}")
     database.execute("UPDATE files SET first = (SELECT first FROM moves WHERE new = id)")
     database.execute("DROP TABLE moves")
+    insert_postings(database, 0, vocabulary, term, np.concatenate(piece), np.concatenate(count))
+    owners, kept = np.repeat(np.arange(len(files)), counts), old[:, 0]
+    by_piece = segments.lengths[taken], owners, segments.names[taken]
+    insert_segment(database, 0, *by_piece, segments.languages[kept], segments.traits[kept])
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:

@@ -17,7 +17,7 @@ from soft_trainer.mining.rules import identifier_words, is_test_path
 from soft_trainer.mining.source_files import read_text
 from soft_trainer.search.listing import maybe_vendored
 from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
-from soft_trainer.search.words import source_words, stem, terms, whole, words
+from soft_trainer.search.words import WORD, source_words, stem, terms, whole
 
 # A term's first letter says what it is found in; a term of the text has none.
 DEFINED, NAME, PATH, OWN_NAME, SUMMARY = "=", "@", "/", "//", "~"
@@ -111,8 +111,8 @@ def _traits(path: str, language: str) -> tuple[int, ...]:
 def path_terms(path: str) -> set[str]:
     """The terms of a path: one sign before those of its folders, two before those of the file name."""
     own, folders = name_and_folders(path)
-    own_terms = {OWN_NAME + term for word in words(own) for term in terms(word)}
-    return own_terms | {PATH + term for word in words(folders) for term in terms(word)}
+    own_terms = {OWN_NAME + term for word in WORD.findall(own) for term in terms(word)}
+    return own_terms | {PATH + term for word in WORD.findall(folders) for term in terms(word)}
 
 
 def name_and_folders(path: str) -> tuple[str, str]:

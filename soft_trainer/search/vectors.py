@@ -77,18 +77,15 @@ def _state_for(database: sqlite3.Connection, encoder: LazyEncoder) -> dict:
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
     if {key: state.get(key) for key in kept} != kept:
         example = encoder.codes(["def example(): pass"], ["python"])
+        # The power of two that brings embeddings to about length one: half precision ends at 65,504.
+        length = float(np.linalg.norm(example))
+        scale = 2.0 ** -round(math.log2(length)) if 0 < length < math.inf else 1.0
         number = state.get("number", 0) + 1
-        state = kept | {"dimension": example.shape[1], "scale": _scale(example), "rows": 0, "number": number}
+        state = kept | {"dimension": example.shape[1], "scale": scale, "rows": 0, "number": number}
         with transaction(database):
             database.execute("DELETE FROM vectors")
             set_meta(database, "vectors", state)
     return state
-
-
-def _scale(embeddings: np.ndarray) -> float:
-    """The power of two that brings embeddings to about length one: half precision ends at 65,504."""
-    length = float(np.linalg.norm(embeddings, axis=1).max())
-    return 2.0 ** -round(math.log2(length)) if 0 < length < math.inf else 1.0
 
 
 def vector_file(index_dir: Path, number: int) -> Path:

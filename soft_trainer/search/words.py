@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from soft_trainer.mining.rules import identifier_words
 
-WORD = re.compile(r"\w+")
+WORD = re.compile(r"\w+")  # identifiers stay whole: `self.parse_url` gives `self` and `parse_url`
 # longer ones, unless `_` divides them, are hashes and encoded data
 MAX_WORD = 64
 # Rare in code, so their weight would be high, although they say nothing.
@@ -18,11 +18,6 @@ STOP_WORDS = frozenset(
 )
 # bytes outside ASCII words, as blanks
 _BLANKS = bytes(byte if WORD.match(chr(byte)) else ord(" ") for byte in range(128)).ljust(256)
-
-
-def words(text: str) -> list[str]:
-    """Splits `text` into words. Identifiers stay whole: `self.parse_url` gives `self` and `parse_url`."""
-    return WORD.findall(text)
 
 
 def source_words(source: bytes) -> list[str]:

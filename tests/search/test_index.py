@@ -116,19 +116,21 @@ def test_an_updated_index_answers_as_a_fresh_one(tree, tmp_path):
     assert sizes[0] <= 1.1 * sizes[1] + 32_768  # pages of 4 KiB: a few more or less in an index so small
 
 
-def test_many_files_are_read_in_several_processes(tmp_path, monkeypatch):
+def test_batches_segments_and_processes_of_any_number_give_the_same_index(tmp_path, monkeypatch):
     monkeypatch.setattr(updating, "_may_fork", lambda: True)  # torch has been imported here, and does nothing
-    monkeypatch.setattr(updating, "MIN_PARALLEL_FILES", 10)
-    monkeypatch.setattr(updating, "BATCH_FILES", 8)
-    monkeypatch.setattr(updating, "SEGMENT_POSTINGS", 400)
     files = {f"m{n}.py": f"def func_{n}(x):\n    return helper_{n % 7}(x)\n" for n in range(100)}
     tree = write_tree(tmp_path / "tree", files)
-    index = CodeIndex.build(tree)
-    assert index.database.execute("SELECT count(*) FROM segments").fetchone()[0] in range(1, store.MAX_SEGMENTS + 1)
-    for n in (0, 50, 99):
-        assert index.search(f"func_{n}")[0].path == f"m{n}.py"
-    callers = {f"m{n}.py" for n in range(100) if n % 7 == 3}
-    assert set(paths(index.search("helper_3", limit=len(callers)))) == callers
+    postings = []
+    for size, most, parallel in ((64, 8_000_000, 200), (8, 8_000_000, 200), (8, 400, 200), (8, 400, 10)):
+        monkeypatch.setattr(updating, "BATCH_FILES", size)
+        monkeypatch.setattr(updating, "SEGMENT_POSTINGS", most)
+        monkeypatch.setattr(updating, "MIN_PARALLEL_FILES", parallel)
+        index = CodeIndex.build(tree, tmp_path / f"{size} {most} {parallel}")
+        postings.append(index.database.execute("SELECT * FROM postings ORDER BY term, segment").fetchall())
+        assert index.search("func_50")[0].path == "m50.py"
+        callers = {f"m{n}.py" for n in range(100) if n % 7 == 3}
+        assert set(paths(index.search("helper_3", limit=len(callers)))) == callers
+    assert postings[1:] == postings[:1] * 3 and len(postings[0]) > 200
 
 
 def test_the_index_lies_in_the_cache_and_is_private(index, cache, tree):
@@ -138,37 +140,27 @@ def test_the_index_lies_in_the_cache_and_is_private(index, cache, tree):
     assert store.find_index_dir(tree / "src") == index.index_dir
 
 
-@pytest.mark.parametrize("place", ["tree", "tree/index", "link/index"])
-def test_an_index_in_the_tree_is_refused(tree, tmp_path, place):
-    (tmp_path / "link").symlink_to(tree)
-    with refused("lies in the tree"):
-        CodeIndex.build(tree, tmp_path / place)
-
-
-def test_a_link_in_the_place_of_the_database_is_not_followed(tree, tmp_path):
-    target = tmp_path / "place"
-    target.mkdir()
-    (target / store.DATABASE).symlink_to(tmp_path / "elsewhere")
-    with refused("not trusted"):
-        CodeIndex.build(tree, target)
-    assert not (tmp_path / "elsewhere").exists()
-
-
 def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
     write_tree(tmp_path, {"other/a.py": "x = 1", f"broken/{store.DATABASE}": b"no database" * 1000})
-    index.database.execute("PRAGMA user_version = 99")
+    (tmp_path / "link").symlink_to(tree)
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / store.DATABASE).symlink_to(tmp_path / "elsewhere")
     cases = [
-        ("no index there", CodeIndex.open, tmp_path),
+        ("lies in the tree", CodeIndex.build, tree, tree),
+        ("lies in the tree", CodeIndex.build, tree, tmp_path / "link" / "index"),
+        ("not trusted", CodeIndex.build, tree, tmp_path / "place"),
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
-        ("newer version", CodeIndex.open, index.index_dir),
+        ("it is the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
+        ("no index there", CodeIndex.open, tmp_path),
         ("index again", CodeIndex.open, tmp_path / "broken"),
     ]
-    for words, act, place in cases:
+    for words, act, *places in cases:
         with refused(words):
-            act(place)
-    index.database.execute(f"PRAGMA user_version = {store.FORMAT}")
-    with refused("it is the index of"):
-        CodeIndex.build(tmp_path / "other", index.index_dir)
+            act(*places)
+    assert not (tmp_path / "elsewhere").exists()
+    index.database.execute("PRAGMA user_version = 99")
+    with refused("newer version"):
+        CodeIndex.open(index.index_dir)
 
 
 def test_a_folder_that_is_empty_or_gone_is_named(tmp_path, tree, index):
@@ -206,10 +198,8 @@ def test_an_ignore_file_that_ignores_itself_is_read_again_when_it_changes(tmp_pa
 def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(updating, "SEGMENT_POSTINGS", 400)
     monkeypatch.setattr(updating, "BATCH_FILES", 4)
-    files = {
-        f"m{n}.py": f"def function_{n}(x):\n    return {' + '.join(f'name_{n}_{k}' for k in range(40))}\n"
-        for n in range(40)
-    }
+    names = {n: " + ".join(f"name_{n}_{k}" for k in range(40)) for n in range(40)}
+    files = {f"m{n}.py": f"def function_{n}(x):\n    return {names[n]}\n" for n in names}
     tree = write_tree(tmp_path / "tree", files)
     connect, sizes = store.connect, set()
 
@@ -248,19 +238,13 @@ def test_a_full_disk_leaves_the_old_index(tree, index):
 
 def test_a_reader_sees_the_old_index_until_the_new_one_is_committed(tree, index):
     other = CodeIndex.open(index.index_dir)
-    assert other.search("parse_date")
-    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    index.update()
-    assert other.search("brand_new")[0].path == "new.py"
-
-
-def test_an_update_is_left_to_the_process_that_does_it(tree, index):
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     with store.write_lock(index.index_dir):
-        index.refresh()
-        assert "another process" in index.notices[0] and not index.search("brand_new", name="brand_new")
-    index.refresh()
-    assert index.search("brand_new", name="brand_new")
+        other.refresh()
+        assert "another process" in other.notices[0]
+    assert other.search("parse_date") and not other.search("brand_new", name="brand_new")
+    index.update()
+    assert other.search("brand_new")[0].path == "new.py"
 
 
 def test_postings_are_packed_in_as_few_bytes_as_they_need():

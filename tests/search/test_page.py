@@ -14,13 +14,14 @@ from trees import write_tree
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.server import PAGE, PageServer, serve_page
+from soft_trainer.search.serving import ServedIndex
 
 
 @pytest.fixture
 def server(tree):
     source = "def evil():\n    return '</script><img src=x onerror=alert(1)>'\n"
     write_tree(tree, {"<script>alert(1)</script>.py": source})
-    server = PageServer(CodeIndex.build(tree))
+    server = PageServer(ServedIndex(CodeIndex.build(tree)))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
@@ -123,4 +124,4 @@ def test_the_page_in_a_browser(server):
 
 def test_a_port_out_of_range_is_named(tree):
     with pytest.raises(UserError, match=r"port=80000: .*0-65535; choose another"):
-        serve_page(CodeIndex.build(tree), port=80000)
+        serve_page(ServedIndex(CodeIndex.build(tree)), port=80000)

@@ -13,6 +13,7 @@ from trees import write_tree  # noqa: E402
 import soft_trainer  # noqa: E402
 from soft_trainer.errors import UserError  # noqa: E402
 from soft_trainer.search import CodeIndex, tools  # noqa: E402
+from soft_trainer.search.serving import ServedIndex  # noqa: E402
 
 OUTSIDE = ["../outside.txt", "/etc/passwd", ".env", "src", "src/../src/server.go", "\x00"]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +25,7 @@ def call(index, *calls):
     from mcp import Client
 
     async def talk():
-        async with Client(tools.tool_server(index)) as client:
+        async with Client(tools.tool_server(ServedIndex(index))) as client:
             answers = [await client.call_tool(name, arguments) for name, arguments in calls]
             return [(answer.is_error, answer.content[0].text) for answer in answers]
 
@@ -91,7 +92,7 @@ def test_a_file_cannot_write_the_markers(tree):
 def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     with pytest.raises(UserError, match=r"soft-trainer\[mcp\]"):
-        tools.tool_server(CodeIndex.build(tree))
+        tools.tool_server(ServedIndex(CodeIndex.build(tree)))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import pytest
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex, updating
 from soft_trainer.search.terms import read_batch
 from soft_trainer.search.words import WORD, source_words, stem, terms
 
@@ -59,15 +58,3 @@ def test_terms_are_counted_up_to_255(tmp_path):
     }
     assert [counts.get(("go", piece)) for piece in range(3)] == [3, None, 255]
     assert counts["=parse", 0] == 1 and ("=parse", 1) not in counts
-
-
-def test_batches_and_segments_of_any_size_give_the_same_postings(tmp_path, monkeypatch):
-    files = {f"m{n}.py": f"def name_{n}(x):\n    return shared_{n % 3}(x, word_{n})\n" for n in range(12)}
-    tree = write_tree(tmp_path / "tree", files)
-    postings = []
-    for size, most in ((64, 8_000_000), (2, 8_000_000), (2, 30)):
-        monkeypatch.setattr(updating, "BATCH_FILES", size)
-        monkeypatch.setattr(updating, "SEGMENT_POSTINGS", most)
-        with CodeIndex.build(tree, tmp_path / f"{size} {most}") as index:
-            postings.append(index.database.execute("SELECT * FROM postings ORDER BY term, segment").fetchall())
-    assert postings[0] == postings[1] == postings[2] and len(postings[0]) > 20
