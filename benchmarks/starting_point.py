@@ -11,7 +11,7 @@ from datasets import Dataset
 from measuring import numbers
 
 from soft_trainer.data.codesearchnet import load_folder
-from soft_trainer.data.tokens import SIDES, side_settings, text_column, texts
+from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.scratch import small_roberta, train_tokenizer
@@ -62,8 +62,7 @@ def begin(arguments: argparse.Namespace, folder: str | Path, max_rows: int | Non
     query_length, code_length = numbers(arguments.lengths)
     profile = resolve_profile(arguments.model) if arguments.model else cosine
     profile = profile.replace(query_length=query_length, code_length=code_length)
-    columns = {side: text_column(rows, side_settings(profile, side)["columns"], side) for side in SIDES}
-    both = {side: texts(rows[column]) for side, column in columns.items()}
+    both = {side: list(side_texts(rows, side, profile)) for side in SIDES}
     torch.manual_seed(0)
     if arguments.model:
         tokenizer, model = load_tokenizer(arguments.model, profile), load_model(arguments.model, profile)

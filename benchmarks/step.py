@@ -40,7 +40,7 @@ from transformers import Trainer
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.batches import Batch
-from soft_trainer.data.tokens import SIDES, side_settings
+from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.loading import load_encoder, load_tokenizer
 from soft_trainer.terminal import table
 
@@ -110,7 +110,7 @@ def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
     def pad(features: list[dict], side: str) -> dict[str, Tensor]:
         """Pads the ids of one side to the maximum length."""
         rows = [feature[f"{side}_ids"] for feature in features]
-        ids = np.full((len(rows), side_settings(start.profile, side)["length"]), pad_token_id, dtype=np.int64)
+        ids = np.full((len(rows), getattr(start.profile, f"{side}_length")), pad_token_id, dtype=np.int64)
         mask = np.zeros_like(ids)
         for place, row in enumerate(rows):
             ids[place, : len(row)], mask[place, : len(row)] = row, 1
@@ -129,7 +129,7 @@ def sentence_transformers(start: StartingPoint, dtype: str) -> Way:
         args=SentenceTransformerTrainingArguments(
             # The tasks select query_length and document_length of the model's folder.
             router_mapping={"query": "query", "code": "document"},
-            prompts={side: prefix for side in SIDES if (prefix := side_settings(profile, side)["prefix"])} or None,
+            prompts={side: prefix for side in SIDES if (prefix := getattr(profile, f"{side}_prefix"))} or None,
             **start.settings(dtype),
         ),
         train_dataset=start.texts,

@@ -16,7 +16,7 @@ from transformers import TrainingArguments, set_seed
 
 from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import check_languages, load_folder, load_hub
-from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
@@ -51,7 +51,7 @@ def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int)
         queries = []
         for source, data in loaded.items():
             column = text_column(data[split], profile.query_columns, "query")
-            by_words = {" ".join(text.split()): text for text in texts(data[split][column])}
+            by_words = {" ".join(text.split()): text for text in column_texts(data[split], column)}
             new = {words: text for words, text in by_words.items() if words not in seen}
             seen |= new.keys()
             queries += new.values()

@@ -23,7 +23,7 @@ from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
-from soft_trainer.data.global_batches import EpochDataLoader, training_sampler
+from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.data.sources import as_row_sets, as_rows, corpus_for
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder
@@ -185,9 +185,21 @@ class SoftInfoNCETrainer(Trainer):
         if self.train_dataset is None:
             raise UserError("train_dataset: training needs rows")
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
-        rows, batches = self.train_dataset, self._train_batches()
-        inputs = (lambda: text_ids_of(rows, self.encoder), lambda: self._prepared.similar)
-        sampler = training_sampler(self.args, rows, batches, self.plan.batch_size * self.plan.processes, *inputs)
+        rows, batches, strategy = self.train_dataset, self._train_batches(), self.args.train_sampling_strategy
+        ids = {}
+        if strategy == "no_duplicates":
+            ids = batches.text_ids or text_ids_of(rows, self.encoder)
+        sampler = GlobalBatchSampler(
+            len(rows),
+            self.plan.batch_size * self.plan.processes,
+            strategy,
+            data_seed(self.args),
+            self.args.dataloader_drop_last,
+            text_ids=[side[: len(rows)] for side in ids.values()],  # without the code-only rows, which follow
+            lengths=batches.lengths() if strategy == "group_by_length" else None,
+            languages=languages_of(rows) if strategy == "one_language" else (),
+            similar=self._prepared.similar,
+        )
         return EpochDataLoader.for_training(batches, sampler, self.args)
 
     def prepare_rows(self) -> PreparedRows:

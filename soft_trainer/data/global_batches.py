@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
@@ -179,39 +179,6 @@ def data_seed(args: TrainingArguments) -> int:
 def languages_of(dataset) -> Sequence[str]:
     """Returns the language of every row; empty if the rows have no such column."""
     return dataset["language"] if "language" in dataset.column_names else ()
-
-
-def training_sampler(
-    args: TrainingArguments,
-    rows,
-    batches,
-    batch_size: int,
-    text_ids: Callable[[], Mapping[str, np.ndarray]],
-    similar: Callable[[], Mapping],
-) -> GlobalBatchSampler:
-    """Makes the sampler that `args.train_sampling_strategy` names, with the inputs that it needs.
-
-    Args:
-        rows: the training rows.
-        batches: the `TrainBatches` of these rows.
-        batch_size: rows of a global batch.
-        text_ids: computes a number for every row's texts, by side, if `batches` has none.
-        similar: computes the arguments of `similar_batches`.
-    """
-    strategy, ids = args.train_sampling_strategy, {}
-    if strategy == "no_duplicates":
-        ids = batches.text_ids or text_ids()
-    return GlobalBatchSampler(
-        len(rows),
-        batch_size,
-        strategy,
-        data_seed(args),
-        args.dataloader_drop_last,
-        text_ids=[side[: len(rows)] for side in ids.values()],  # without the code-only rows, which follow
-        lengths=batches.lengths() if strategy == "group_by_length" else None,
-        languages=languages_of(rows) if strategy == "one_language" else (),
-        similar=similar() if strategy == "similar" else None,
-    )
 
 
 class EpochDataLoader(DataLoader):

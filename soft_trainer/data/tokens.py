@@ -83,11 +83,6 @@ class GraphColumn:
             column.add_to(digest)
 
 
-def side_settings(profile: EncoderProfile, side: str) -> dict:
-    """Returns the profile's settings for one side: columns, prefix and length."""
-    return {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
-
-
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """Returns the first of `columns` that the data set has.
 
@@ -106,11 +101,6 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     return column
 
 
-def texts(values: Sequence) -> list[str]:
-    """Converts the values of a column to texts. A list of tokens is joined by one space."""
-    return [value if isinstance(value, str) else " ".join(value or ()) for value in values]
-
-
 def check_language_column(rows: Dataset, name: str) -> None:
     """Checks that rows whose code is parsed name its language.
 
@@ -125,7 +115,7 @@ def check_language_column(rows: Dataset, name: str) -> None:
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
-    """Like `texts`, for a column of an Arrow table and several times faster."""
+    """Converts a column of texts, or of lists of tokens, which are joined by one space."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values.fill_null("").to_pylist()
     return pc.binary_join(values, " ").fill_null("").to_pylist()
@@ -209,7 +199,7 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
     Raises:
         UserError: the rows lack the side's columns.
     """
-    settings = side_settings(profile, side)
+    settings = {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
     column, prefix, longest = text_column(dataset, settings["columns"], side), settings["prefix"], settings["length"]
 
     def run(table: pa.Table) -> pa.Table:

@@ -15,7 +15,7 @@ from datasets import Dataset
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.codesearchnet import target_rows
-from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.data.tokens import text_column
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import shorter_titles
@@ -153,4 +153,4 @@ def examples(
 
 def _line(text: str | Sequence[str], width: int) -> str:
     """Shortens a text or a list of tokens to one line of at most `width` characters."""
-    return shorten(*texts([text]), width, placeholder="…")
+    return shorten(text if isinstance(text, str) else " ".join(text or ()), width, placeholder="…")

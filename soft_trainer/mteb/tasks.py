@@ -20,7 +20,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.get_tasks import TASK_LIST
 from mteb.results import TaskResult
 
-from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
@@ -150,12 +150,12 @@ class EvaluationSetTask(AbsTaskRetrieval):
         rows, corpus = self._set.queries, self._set.codebase
         numbers = rows["query_number"][:] if self._set.graded else range(len(rows))
         grades = rows["relevance"][:] if self._set.graded else [1] * len(rows)
-        queries = dict(zip(map(str, numbers), texts(rows[self._query_column][:]), strict=True))
+        queries = dict(zip(map(str, numbers), column_texts(rows, self._query_column), strict=True))
         relevant: dict[str, dict[str, int]] = {query: {} for query in queries}
         for number, url, grade in zip(numbers, rows["url"][:], grades, strict=True):
             relevant[str(number)][url] = int(grade)
         data = RetrievalSplitData(
-            corpus=Dataset.from_dict({"id": corpus["url"][:], "text": texts(corpus[self._code_column][:])}),
+            corpus=Dataset.from_dict({"id": corpus["url"][:], "text": list(column_texts(corpus, self._code_column))}),
             queries=Dataset.from_dict({"id": list(queries), "text": list(queries.values())}),
             relevant_docs=relevant,
             top_ranked=None,

@@ -12,7 +12,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
-from soft_trainer.data.tokens import text_column, texts
+from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
@@ -50,7 +50,7 @@ def show_weights(arguments: WeightPlotArguments) -> tuple[str, Path | None]:
     if drawn:
         new_figure(1, 1)  # reports a missing matplotlib before anything is encoded
     estimates = [estimate(name, estimator, rows) for name, estimator in choose_estimators(arguments).items()]
-    queries = texts(rows[text_column(rows, ("docstring", "docstring_tokens"), "query")])
+    queries = list(column_texts(rows, text_column(rows, ("docstring", "docstring_tokens"), "query")))
     if arguments.pairs:
         query = query or 0
         negatives = [column for column in range(len(rows)) if column != query]

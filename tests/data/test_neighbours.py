@@ -1,4 +1,4 @@
-"""Nearest codes: exactly against brute force, through an index with its recall, by terms, and kept on disk."""
+"""Nearest codes: exactly against brute force, through an index with its recall, and kept on disk."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,7 @@ import torch
 from scipy import sparse
 
 from soft_trainer.data import neighbours as module
-from soft_trainer.data import term_neighbours
 from soft_trainer.data.neighbours import cached_neighbours, exact_neighbours, nearest_rows, neighbours_key, recall_of
-from soft_trainer.data.term_neighbours import nearest_by_terms
 
 
 @pytest.fixture(autouse=True)
@@ -125,37 +123,6 @@ def test_an_accelerator_computes_all_products(monkeypatch):
     np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 5).rows)
 
 
-def counts(rows: int, terms: int = 400, seed: int = 0) -> sparse.csr_matrix:
-    """Term counts of texts of a few topics, in which some words are in most texts."""
-    generator = np.random.default_rng(seed)
-    popularity = 1 / np.arange(1, terms + 1)
-    topics = generator.permuted(np.tile(popularity, (30, 1)), axis=1) * 3 + popularity
-    topics /= topics.sum(1, keepdims=True)
-    texts = [generator.multinomial(12, topics[topic]) for topic in generator.integers(0, 30, rows)]
-    return sparse.csr_matrix(np.array(texts, dtype=np.float64))
-
-
-@pytest.mark.parametrize("common", [0.0, 0.02, 0.2, 1.0])
-def test_terms_find_what_their_products_say(monkeypatch, common):
-    monkeypatch.setattr(term_neighbours, "COMMON", common)
-    monkeypatch.setattr(term_neighbours, "ENTRIES", 10_000)
-    queries = counts(600)
-    weights = queries.multiply(np.random.default_rng(1).uniform(0.1, 3, 400)).tocsr()
-    scores = (queries @ weights.T).toarray()
-    texts = np.random.default_rng(2).integers(0, 100, 600).astype(np.uint64)
-    found = nearest_by_terms(queries, weights, 6, text_ids=[texts])
-    assert (texts[found.rows] != texts[:, None]).all()
-    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, brute_force(scores, 6, texts), 1), rtol=1e-5)
-    np.testing.assert_allclose(np.take_along_axis(scores, found.rows, 1), found.scores, rtol=1e-5)
-    np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
-
-
-def test_texts_without_a_common_term_are_no_neighbours():
-    queries = sparse.csr_matrix(np.array([[1.0, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]]))
-    found = nearest_by_terms(queries, queries, 2)
-    assert [sorted(row) for row in found.rows.tolist()] == [[-1, 1], [0, 2], [-1, 1], [-1, -1]]
-
-
 def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
     queries, codes = clustered(60)
     made = []
@@ -187,7 +154,7 @@ def test_the_key_changes_with_any_value_and_setting():
     queries, codes = clustered(60)
     changed = codes.copy()
     changed[-1, -1] += 1e-6
-    terms = counts(50)
+    terms = sparse.csr_matrix(np.eye(50))
     other_terms = terms.copy()
     other_terms.data[0] += 1
     inputs = ([queries, codes], [queries, changed], [codes, queries], [queries], [terms], [other_terms])

@@ -23,6 +23,22 @@ def counts():
     return matrix, (matrix @ sparse.diags_array(idf)).tocsr(), texts
 
 
+@pytest.mark.parametrize("common", [0.0, 0.02, 0.2, 1.0])
+def test_few_rows_compare_all_products(counts, monkeypatch, common):
+    monkeypatch.setattr(term_neighbours, "COMMON", common)
+    monkeypatch.setattr(term_neighbours, "ENTRIES", 10_000)
+    queries, documents, texts = (part[:600] for part in counts)
+    scores = (queries @ documents.T).toarray()
+    found = nearest_by_terms(queries, documents, 6, text_ids=[texts])
+    np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
+    scores[texts[:, None] == texts] = 0
+    expected = -np.sort(-scores, axis=1)[:, :6]
+    known = found.rows >= 0
+    np.testing.assert_array_equal(known, expected > 0)
+    np.testing.assert_allclose(found.scores[known], expected[known], rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(scores, found.rows, 1)[known], expected[known], rtol=1e-5)
+
+
 def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
     monkeypatch.setattr(term_neighbours, "VISITED", 64)
     queries, documents, texts = counts
