@@ -24,13 +24,13 @@ from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
-from soft_trainer.data.sources import as_row_sets, as_rows, corpus_for
+from soft_trainer.data.sources import as_row_sets, as_rows
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, mrr_by_dims
@@ -466,8 +466,18 @@ class SoftInfoNCETrainer(Trainer):
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
     def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
-        """Returns the corpus for the evaluation set `key`: of `codebase`, or of the trainer when None."""
-        return corpus_for(self.codebase if codebase is None else as_row_sets(codebase, "codebase"), key)
+        """Returns the corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
+
+        Raises:
+            UserError: there is none.
+        """
+        corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
+        corpora = corpora if isinstance(corpora, Mapping) else {key: corpora}
+        refuse(
+            (key not in corpora, f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}"),
+            (corpora.get(key) is None, "evaluation needs a corpus: pass codebase= (a Dataset with url and code)"),
+        )
+        return corpora[key]
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Returns embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.

@@ -259,15 +259,6 @@ def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np
     return ids
 
 
-def with_code_only(ids: Mapping[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:
-    """`text_ids_of` for training rows followed by code-only rows with these texts, whose queries equal none."""
-    no_queries = text_ids(f"\0 code-only row {number}" for number in range(len(codes)))
-    return {
-        "query": np.concatenate([ids["query"], no_queries]),
-        "code": np.concatenate([ids["code"], text_ids(codes)]),
-    }
-
-
 def text_ids(texts: Iterable[str]) -> np.ndarray:
     """Numbers the texts, equal for equal texts, uint64[rows].
 

@@ -110,19 +110,13 @@ class _Codes:
             )
         return self.text(name)
 
-    def named(self, lines: Iterable[tuple], place: str) -> Negatives:
-        """Returns the negatives that lines of names, their scores or None, and the score of the row's code give."""
-
-        def numbered(names: Sequence[str], scores: Sequence[float] | None, place: str) -> dict[int, float]:
+    def named(self, lines: Iterable[tuple], place: str) -> Iterator[tuple[dict[int, float], float]]:
+        """Yields the candidates that lines of names, their scores or None, and the own code's score stand for."""
+        for number, (names, scores, own) in enumerate(lines, 1):
             if scores and len(scores) != len(names):
-                raise UserError(f"{place}: {len(names)} negatives and {len(scores)} scores")
-            numbers = (self._number(name, place) for name in names)
-            return dict(zip(numbers, map(_score, scores or [None] * len(names)), strict=True))
-
-        return self.negatives(
-            (numbered(names, scores, f"{place}, row {number}"), _score(own))
-            for number, (names, scores, own) in enumerate(lines, 1)
-        )
+                raise UserError(f"{place}, row {number}: {len(names)} negatives and {len(scores)} scores")
+            codes = (self._number(name, f"{place}, row {number}") for name in names)
+            yield dict(zip(codes, map(_score, scores or [None] * len(names)), strict=True)), _score(own)
 
     def negatives(self, candidates: Iterable[tuple[Mapping[int, float], float]]) -> Negatives:
         """Turns each row's candidates with their scores, and the score of the row's code, into arrays.
@@ -207,7 +201,7 @@ def _read(path: Path, head: dict, lines: Iterator[dict], rows: TrainingRows) -> 
         )
     codes = _Codes(rows, islice(lines, head.get("code_only", 0)))
     fields = ((line.get("negatives") or (), line.get("scores"), line.get("positive_score")) for line in lines)
-    negatives = codes.named(fields, str(path))
+    negatives = codes.negatives(codes.named(fields, str(path)))
     if len(negatives) != len(rows):
         raise UserError(f"{path}: {len(negatives)} rows, the first line says {len(rows)}: the file is not whole")
     return negatives
@@ -234,7 +228,8 @@ def column_negatives(
         UserError: a url that no training row has, or a wrong number of scores (names the row).
     """
     names = ([value] if isinstance(value, str) else value or () for value in values)
-    return _Codes(rows).named(zip(names, scores or repeat(None), own or repeat(None), strict=False), place)
+    codes, lines = _Codes(rows), zip(names, scores or repeat(None), own or repeat(None), strict=False)
+    return codes.negatives(codes.named(lines, place))
 
 
 def code_numbers(columns: Sequence[Sequence[str]], rows: TrainingRows) -> tuple[np.ndarray, list[dict]]:

@@ -150,21 +150,18 @@ def draw(
     Returns:
         The numbers of the codes, int64[M], and the positions in `rows` of the rows they were drawn for, int64[M].
     """
-    drawn = [_draw_row(negatives, choice, int(row), seed, epoch) for row in rows]
-    owners = np.repeat(np.arange(len(drawn)), [len(codes) for codes in drawn])
-    return np.concatenate([np.empty(0, np.int64), *drawn]), owners
-
-
-def _draw_row(negatives: Negatives, choice: NegativeChoice, row: int, seed: int, epoch: int) -> np.ndarray:
-    own = slice(negatives.starts[row], negatives.starts[row + 1])
-    codes, scores = negatives.codes[own], negatives.scores[own]
-    if len(codes) <= choice.number or choice.temperature == 0:
-        return codes[: choice.number]
-    # Taking the largest logits after adding Gumbel noise draws without replacement from their softmax.
-    keys = np.random.default_rng([seed, epoch, row]).gumbel(size=len(codes))
-    if choice.temperature is not None:
-        keys += scores.astype(np.float64) / choice.temperature
-    return codes[np.sort(np.argpartition(-keys, choice.number)[: choice.number])]
+    drawn = [np.empty(0, np.int64)]
+    for row in map(int, rows):
+        own = slice(negatives.starts[row], negatives.starts[row + 1])
+        codes, scores = negatives.codes[own], negatives.scores[own]
+        if len(codes) > choice.number and choice.temperature != 0:
+            # Taking the largest logits after adding Gumbel noise draws without replacement from their softmax.
+            keys = np.random.default_rng([seed, epoch, row]).gumbel(size=len(codes))
+            if choice.temperature is not None:
+                keys += scores.astype(np.float64) / choice.temperature
+            codes = codes[np.sort(np.argpartition(-keys, choice.number)[: choice.number])]
+        drawn.append(codes[: choice.number])
+    return np.concatenate(drawn), np.repeat(np.arange(len(rows)), [len(codes) for codes in drawn[1:]])
 
 
 def own_columns(rows: np.ndarray, codes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -274,20 +274,3 @@ def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:
             raise UserError(f"{name}: the dict has no data set")
         return {key: as_rows(part, f"{name}[{key!r}]") for key, part in rows.items()}
     return as_rows(rows, name)
-
-
-def corpus_for(codebase, key: str | None) -> Dataset:
-    """Returns the corpus of the evaluation set `key`: `codebase` itself, or its entry if it is a dict.
-
-    Raises:
-        UserError: there is none.
-    """
-    corpora = codebase if isinstance(codebase, Mapping) else {key: codebase}
-    refuse(
-        (key not in corpora, f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}"),
-        (
-            not isinstance(corpora.get(key), Dataset),
-            "evaluation needs a corpus: pass codebase= (a Dataset with url and code)",
-        ),
-    )
-    return corpora[key]

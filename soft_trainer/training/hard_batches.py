@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 
-from soft_trainer.data.batches import OwnNegatives, text_ids_of, with_code_only
+from soft_trainer.data.batches import OwnNegatives, text_ids, text_ids_of
 from soft_trainer.data.global_batches import data_seed
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
@@ -154,7 +154,10 @@ def with_codes(
         values = empty | {"original_string": row["code"], "code_tokens": row["code"].split()} | dict(row)
         added.append({name: values.get(name) for name in dataset.column_names})
     further = Dataset.from_list(added, features=dataset.features)
-    return concatenate_datasets([dataset, further]), with_code_only(ids, list(side_texts(further, "code", profile)))
+    # The queries of code-only rows equal none.
+    queries = text_ids(f"\0 code-only row {number}" for number in range(len(further)))
+    new = {"query": queries, "code": text_ids(side_texts(further, "code", profile))}
+    return concatenate_datasets([dataset, further]), {side: np.concatenate([ids[side], new[side]]) for side in SIDES}
 
 
 def mined_negatives(
