@@ -11,7 +11,7 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.neighbours import Neighbours, exact_neighbours, recall_of
-from soft_trainer.terminal import Progress, print_on_main
+from soft_trainer.terminal import print_on_main
 
 EXACT_ROWS = 1 << 17  # documents up to which every query is compared with all of them
 COMMON = 0.1  # share of the documents above which a term is multiplied as a dense column
@@ -114,9 +114,6 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
             query[queries.indices[entries]] = 0
         return Neighbours(near, scores, own)
 
-    parts = []
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool, Progress(progress, len(rows), "row") as bar:
-        for part in pool.map(nearest, (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))):
-            parts.append(part)
-            bar.update(len(part.own))
-    return Neighbours.joined(parts)
+    blocks = (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return Neighbours.joined(pool.map(nearest, blocks), progress, len(rows))
