@@ -153,8 +153,7 @@ class LossSettings:
         Args:
             estimator: an object with `similarity(query_rows, code_rows)`.
             query_rows, code_rows: int64[B] and int64[N].
-            positives: LongTensor[B], column of each query's own code.
-            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
+            positives, negatives: as in `__call__`.
 
         Returns:
             Keyword arguments for `__call__`, Tensor[B, N] in float32: float64 would double what a data worker sends,

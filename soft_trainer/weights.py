@@ -104,11 +104,7 @@ def positive_aware_weights(
         similarity: raw, larger = more similar, Tensor[B, N]. It carries no gradient.
         margin: in units of `similarity`; below 0 it lets negatives be more similar than the positive.
         temperature: in units of `similarity`, 0 or more.
-        positives: LongTensor[B], column of each query's own code (default `arange(B)`).
-        negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
-
-    Returns:
-        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on columns that do not count.
+        positives, negatives: as in `negative_weights`, and so is the result.
 
     Raises:
         ValueError: the margin is not finite, or the temperature is below 0.

@@ -4,6 +4,11 @@ import copy
 
 import torch
 
+from soft_trainer import BM25Estimator
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+
+OWN = {"negatives_per_query": 2, "negative_candidates": 6}
+
 
 def still(model):
     """Returns a copy of an encoder in float64 and without dropout, so that all ways of a computation agree."""
@@ -24,6 +29,16 @@ def check_weights(found, expected, atol: float = 0.0) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=atol, rtol=0, msg=name)
+
+
+def bm25():
+    """Makes an estimator that compares queries with codes by their words."""
+    return BM25Estimator(document_column="code_tokens")
+
+
+def initial():
+    """Makes an estimator by the encoder before training."""
+    return InitialModelEstimator(cache_dir=None)
 
 
 def fitted(trainer):

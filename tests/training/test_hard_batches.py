@@ -5,27 +5,18 @@ import pytest
 import torch
 from datasets import Dataset
 from torch.nn.functional import normalize
-from trainings import batches_of, check_weights, fitted
+from trainings import OWN, batches_of, bm25, check_weights, fitted, initial
 
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.data import neighbours
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import MixtureEstimator
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator
+from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
 from soft_trainer.loss_settings import LOSSES
 
-OWN = {"negatives_per_query": 2, "negative_candidates": 6}
 SIMILAR = {"train_sampling_strategy": "similar", "group_size": 4}
 AWARE = {"weighting": "positive_aware"}
-
-
-def bm25():
-    return BM25Estimator(document_column="code_tokens")
-
-
-def initial():
-    return InitialModelEstimator(cache_dir=None)
 
 
 def with_twins(rows: list[dict], number: int, twins: int) -> Dataset:

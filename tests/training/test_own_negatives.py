@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch.nn.functional import normalize
-from trainings import SameLength, batches_of, fitted
+from trainings import OWN, SameLength, batches_of, bm25, fitted, initial
 
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.data.global_batches import GlobalRows
@@ -17,18 +17,7 @@ from soft_trainer.data.negatives import Negatives
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import MixtureEstimator
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.training.hard_batches import training_texts
-
-OWN = {"negatives_per_query": 2, "negative_candidates": 6}
-
-
-def bm25():
-    return BM25Estimator(document_column="code_tokens")
-
-
-def initial():
-    return InitialModelEstimator(cache_dir=None)
 
 
 def with_column(rows, values) -> Dataset:
