@@ -18,7 +18,9 @@ def trained(trainer_of, _model, tokenizer, monkeypatch):
         # Both ways draw the same dropout only when they encode the same chunks.
         collator = PairCollator(tokenizer.pad_token_id, ChunkCost(overhead=1.0), largest_chunk=3)
         arguments = {"model": copy.deepcopy(_model).double(), "data_collator": collator}
-        trainer = trainer_of(gradient_cache_chunk_size=chunk_size, learning_rate=1e-2, arguments=arguments, **options)
+        # Plain gradient descent, so that the size of the gradients matters too.
+        descent = {"optim": "sgd", "learning_rate": 0.1, "gradient_cache_chunk_size": chunk_size}
+        trainer = trainer_of(arguments=arguments, **descent, **options)
         trainer.train()
         return losses_of(trainer), trainer.model.state_dict()
 
