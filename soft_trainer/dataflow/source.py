@@ -189,14 +189,15 @@ def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
                 tokens.append(node)
         elif kind in rules.plain and node.child_count == 1:
             tokens.append(node)
-        elif kind == rules.docstring and node.child_count == 1 and node.children[0].type in _DOCSTRINGS:
+        elif (
+            kind == rules.docstring
+            and node.child_count == 1
+            and node.children[0].type in ("string", "concatenated_string")
+        ):
             comments.append(node)
         else:
             stack += reversed(node.children)
     return tokens, comments
-
-
-_DOCSTRINGS = ("string", "concatenated_string")
 
 
 def _cut_comments(code: str) -> str:

@@ -54,7 +54,7 @@ class FileFunctions:
 
     def __init__(self, root: Node, source: bytes, language: str):
         self.source, self.language, self.table = source, language, SOURCE_LANGUAGES[language]
-        self._comments = sorted(_comments(root, language), key=lambda node: node.start_byte)
+        self._comments = comments(root, language)
         self._starts = [node.start_byte for node in self._comments]
         # In some grammars a comment ends at the start of the next line.
         self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
@@ -140,13 +140,10 @@ class FileFunctions:
         return "\n".join(group) if group[0].startswith(self.table.doc_prefix) else ""
 
 
-def comment_spans(root: Node, language: str) -> list[Span]:
-    """The byte spans of every comment and docstring below `root`."""
-    return [(node.start_byte, node.end_byte) for node in _comments(root, language)]
-
-
-def _comments(root: Node, language: str) -> list[Node]:
-    return QueryCursor(queries(language)[1]).captures(root).get("comment", [])
+def comments(root: Node, language: str) -> list[Node]:
+    """The nodes of every comment and docstring below `root`, in order."""
+    nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
+    return sorted(nodes, key=lambda node: node.start_byte)
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:

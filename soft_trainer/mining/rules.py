@@ -43,8 +43,6 @@ _MAGIC_METHODS = {
 }
 _TEST_WORDS = {"test", "tests"}
 _SPEC_LANGUAGES = {"ruby", *_LIKE_JAVASCRIPT}
-_IMAGE = re.compile(r"<\s*img\b", re.IGNORECASE)
-_LINK = re.compile(r"https?\s*:\s*/\s*/", re.IGNORECASE)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 
 
@@ -98,12 +96,12 @@ def document_length(docstring_tokens: list[str]) -> bool:
 
 def images(docstring_tokens: list[str]) -> bool:
     """The document contains `<img ...>`."""
-    return bool(_IMAGE.search(" ".join(docstring_tokens)))
+    return bool(re.search(r"(?i)<\s*img\b", " ".join(docstring_tokens)))
 
 
 def links(docstring_tokens: list[str]) -> bool:
     """The document contains `http://` or `https://`."""
-    return bool(_LINK.search(" ".join(docstring_tokens)))
+    return bool(re.search(r"(?i)https?\s*:\s*/\s*/", " ".join(docstring_tokens)))
 
 
 def not_english(docstring_tokens: list[str]) -> bool:

@@ -20,7 +20,7 @@ from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.changes import is_mined_path
 from soft_trainer.mining.definitions import parse
-from soft_trainer.mining.functions import comment_spans, functions
+from soft_trainer.mining.functions import comments, functions
 from soft_trainer.mining.history import MinedHistory, mine_history
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.repository import open_repository, reporting_missing_objects, tree_files, write_tree
@@ -135,7 +135,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
     rows = [row for row, _ in functions(root, source, language, path) if row["docstring_tokens"]]
     documents = [" ".join(row["docstring_tokens"]) for row in rows if not first_broken(row, DOCUMENT_RULES)]
     bare = bytearray(source)
-    for start, end in comment_spans(root, language):
+    for start, end in (node.byte_range for node in comments(root, language)):
         bare[start:end] = bytes(letter if letter == 10 else 32 for letter in source[start:end])
     return documents, bytes(bare)
 
