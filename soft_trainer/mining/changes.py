@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -14,7 +15,7 @@ from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, read_object, shallow_ends
+from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, read_object
 from soft_trainer.mining.rules import first_broken, is_test_path
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, person_made
 
@@ -61,7 +62,9 @@ class ChangeReader:
     def __init__(self, path: str | os.PathLike[str], language: str, max_functions: int, body: bool):
         self.path, self.repository, self.language = path, open_repository(path), language
         self.max_functions, self.body = max_functions, body
-        self._ends = shallow_ends(self.repository)
+        shallow = Path(self.repository.path, "shallow")
+        # commits whose parents a shallow clone leaves out; libgit2 shows these as roots
+        self._ends = frozenset(shallow.read_text().split()) if self.repository.is_shallow else frozenset()
         self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository, language))
 
     def read(self, commit_id: str) -> Change:

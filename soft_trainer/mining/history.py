@@ -87,7 +87,7 @@ def mine_history(
     folder = _folder_inside(opened, source_dir) if source_dir is not None else None
     with git.reporting_missing_objects(repository):
         order = git.commits_oldest_first(opened)
-        if git.shallow_ends(opened):
+        if opened.is_shallow:
             print_on_main(
                 f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
             )

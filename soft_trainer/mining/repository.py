@@ -79,13 +79,6 @@ def commits_oldest_first(repository: pygit2.Repository) -> list[str]:
     return [str(commit.id) for commit in repository.walk(repository.head.target, order)]
 
 
-def shallow_ends(repository: pygit2.Repository) -> frozenset[str]:
-    """The ids of commits whose parents a shallow clone leaves out; libgit2 shows these as roots."""
-    if not repository.is_shallow:
-        return frozenset()
-    return frozenset(Path(repository.path, "shallow").read_text().split())
-
-
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
     """Yields (path, blob id) of a commit's regular files in the order of their paths.
 

@@ -30,17 +30,13 @@ _PROSE = tuple(".md .markdown .rst .txt .tex .adoc .csv .tsv .json .jsonl .ipynb
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
     """The bytes of a regular file, or the reason why they are not read; a link or a pipe is not opened."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return "unreadable"
-    with open(descriptor, "rb") as file:
-        try:
-            status = os.fstat(descriptor)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 return "not a regular file"
             source = file.read(limit + 1) if status.st_size <= limit else b""
-        except OSError:
-            return "unreadable"
+    except OSError:
+        return "unreadable"
     return f"over {limit:,} bytes" if status.st_size > limit or len(source) > limit else source
 
 

@@ -36,8 +36,8 @@ from soft_trainer.terminal import Progress, table
 Row = dict[str, Any]
 # a function, and the MinHash of its code
 Candidate = tuple[Row, np.ndarray]
-# the outcome of a file, its pairs, its functions without usable documentation, and the functions dropped
-MinedFile = tuple[str, list[Candidate], list[Candidate], Counter[str]]
+# the reason why a function is no pair, empty for a pair; None for a function that is no code to search either
+Judged = tuple[str, Candidate | None]
 
 RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
@@ -80,11 +80,12 @@ def mine(
     pairs: list[Candidate] = []
     others: list[Candidate] = []
     read = partial(_mine_file, source_dir, language, frozenset(keep), max_file_bytes)
-    for outcome, documented, undocumented, dropped in each_in_order(read, paths, num_workers, "file", 8):
+    for outcome, judged in each_in_order(read, paths, num_workers, "file", 8):
         mined.files[outcome] += 1
-        mined.functions.update(dropped)
-        pairs += documented
-        others += undocumented
+        mined.functions.update(reason for reason, _ in judged if reason)
+        for reason, candidate in judged:
+            if candidate:
+                (others if reason else pairs).append(candidate)
     mined.rows = _split(pairs, others, source_dir, mined.functions)
     mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
     return mined
@@ -120,7 +121,8 @@ def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[
     """
     paths, _ = _source_files(source_dir, language)
     mined = [_mine_file(source_dir, language, frozenset(), MAX_FILE_BYTES, path) for path in paths]
-    rows = [row for row, _ in _distinct([c for _, pairs, others, _ in mined for c in (*pairs, *others)], Counter())]
+    candidates = [candidate for _, judged in mined for _, candidate in judged if candidate]
+    rows = [row for row, _ in _distinct(candidates, Counter())]
     refuse((not rows, f"{source_dir}: no function"))
     return rows
 
@@ -198,25 +200,20 @@ def _source_files(
 
 def _mine_file(
     root: str | os.PathLike[str], language: str, keep: frozenset[str], max_bytes: int, path: str
-) -> MinedFile:
-    """Reads one file and judges its functions."""
-    dropped: Counter[str] = Counter()
+) -> tuple[str, list[Judged]]:
+    """The outcome of a file, and its functions, pairs first."""
     source = read_text(root, path, max_bytes, strict=True)
-    root_node = parse(source, language) if isinstance(source, bytes) else None
-    if root_node is None:
-        return source if isinstance(source, str) else "unparseable", [], [], dropped
+    tree = parse(source, language) if isinstance(source, bytes) else None
+    if tree is None:
+        return source if isinstance(source, str) else "unparseable", []
     code_rules = [name for name in CODE_RULES if name not in keep]
     document_rules = [name for name in DOCUMENT_RULES if name not in keep]
-    pairs, others = [], []
-    for row, node in functions(root_node, source, language, path):
-        if reason := first_broken(row, code_rules) or ("unparseable" if node.has_error else ""):
-            dropped[reason] += 1
-        elif reason := first_broken(row, document_rules) if row["docstring_tokens"] else "undocumented":
-            dropped[reason] += 1
-            others.append((row, minhash(row["code_tokens"])))
-        else:
-            pairs.append((row, minhash(row["code_tokens"])))
-    return "mined", pairs, others, dropped
+    judged = []
+    for row, node in functions(tree, source, language, path):
+        dropped = first_broken(row, code_rules) or ("unparseable" if node.has_error else "")
+        reason = dropped or (first_broken(row, document_rules) if row["docstring_tokens"] else "undocumented")
+        judged.append((reason, None if dropped else (row, minhash(row["code_tokens"]))))
+    return "mined", sorted(judged, key=lambda each: each[0] != "")
 
 
 def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:

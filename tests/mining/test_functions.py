@@ -14,8 +14,7 @@ from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 # language -> source, and its rows: name, query, code, documentation
 # fmt: off
 SOURCES = {
-    "python": (
-        '''
+    "python": ('''
 class Cart:
     @property
     def total(self):
@@ -33,17 +32,14 @@ class Cart:
     def empty(self):
         """Nothing else in it.
         """
-''',
-        [
-            ("Cart.total", "Add up the prices of shop.Item in items.",
-             "def total(self):\n        price = 0\n\n        for item in self.items:\n"
-             '            price += item.price\n        return f"{price}"',
-             "Add up the *prices* of :class:`~shop.Item` in ``items``.\n\n:param x: none"),
-            ("Cart.empty", "Nothing else in it.", "def empty(self):", "Nothing else in it."),
-        ],
-    ),
-    "ruby": (
-        """
+''', [
+        ("Cart.total", "Add up the prices of shop.Item in items.",
+         "def total(self):\n        price = 0\n\n        for item in self.items:\n"
+         '            price += item.price\n        return f"{price}"',
+         "Add up the *prices* of :class:`~shop.Item` in ``items``.\n\n:param x: none"),
+        ("Cart.empty", "Nothing else in it.", "def empty(self):", "Nothing else in it."),
+    ]),
+    "ruby": ("""
 module Shop
   class Cart
     # :call-seq:
@@ -63,17 +59,13 @@ module Shop
     private def self.clear(*names) = names.clear
   end
 end
-""",
-        [
-            ("Shop.Cart.total", "Adds up the prices of Item in items.",
-             "def total\n      items.sum(&:price)\n    end",
-             ":call-seq:\n  total -> Integer\n\nAdds up the +prices+ of {Item} in <tt>items</tt>.\n"
-             "  cart.total # => 3\n\n@return [Integer]"),
-            ("Shop.Cart.clear", "Empties it.", "def self.clear(*names) = names.clear", "Empties it."),
-        ],
-    ),
-    "java": (
-        """
+""", [
+        ("Shop.Cart.total", "Adds up the prices of Item in items.", "def total\n      items.sum(&:price)\n    end",
+         ":call-seq:\n  total -> Integer\n\nAdds up the +prices+ of {Item} in <tt>items</tt>.\n"
+         "  cart.total # => 3\n\n@return [Integer]"),
+        ("Shop.Cart.clear", "Empties it.", "def self.clear(*names) = names.clear", "Empties it."),
+    ]),
+    "java": ("""
 class Cart {
     /**
      * Adds up the {@code List<Price>} of every {@link Item#price() price}.
@@ -93,19 +85,15 @@ class Cart {
 
     abstract int none();
 }
-""",
-        [
-            ("Cart.total", "Adds up the List<Price> of every price.",
-             "@Override\n    public int total() {\n        return 1;\n    }",
-             "Adds up the {@code List<Price>} of every {@link Item#price() price}.\n<p>More of it.\n@return cents"),
-            ("Cart.at", "Returns the nth item",
-             "Item at(int n) { return items.get(n); }",
-             "{@return the {@code n}th item}"),
-            ("Cart.size", "", "int size() { return 0; }", ""),
-        ],
-    ),
-    "javascript": (
-        """
+""", [
+        ("Cart.total", "Adds up the List<Price> of every price.",
+         "@Override\n    public int total() {\n        return 1;\n    }",
+         "Adds up the {@code List<Price>} of every {@link Item#price() price}.\n<p>More of it.\n@return cents"),
+        ("Cart.at", "Returns the nth item", "Item at(int n) { return items.get(n); }",
+         "{@return the {@code n}th item}"),
+        ("Cart.size", "", "int size() { return 0; }", ""),
+    ]),
+    "javascript": ("""
 (function () {
   /**
    * Adds up `prices`, see [here](x.html).
@@ -128,18 +116,15 @@ class Cart {
   // no documentation
   function plain() {}
 })();
-""",
-        [
-            ("exports.total", "Adds up prices, see here.",
-             "exports.total = function (items) {\n    return items.map(item => item.price);\n  }",
-             "Adds up `prices`, see [here](x.html).\n\n@param {Item[]} items"),
-            ("Cart.clear", "Empties it.", "static async clear() { await 1; }", "@description Empties it."),
-            ("sell", "Sells it.", "sell: async (a) => `${a}`", "Sells it."),
-            ("plain", "", "function plain() {}", ""),
-        ],
-    ),
-    "php": (
-        """<?php
+""", [
+        ("exports.total", "Adds up prices, see here.",
+         "exports.total = function (items) {\n    return items.map(item => item.price);\n  }",
+         "Adds up `prices`, see [here](x.html).\n\n@param {Item[]} items"),
+        ("Cart.clear", "Empties it.", "static async clear() { await 1; }", "@description Empties it."),
+        ("sell", "Sells it.", "sell: async (a) => `${a}`", "Sells it."),
+        ("plain", "", "function plain() {}", ""),
+    ]),
+    "php": ("""<?php
 namespace Shop;
 final class Cart
 {
@@ -158,16 +143,13 @@ final class Cart
     /** {@inheritdoc} */
     public function none() { return 0; }
 }
-""",
-        [
-            ("Cart.total", "Adds up the Item::$price of all items.",
-             "#[Pure]\n    public function total(): int\n    {\n        return array_sum($this->prices);\n    }",
-             "Adds up the {@see Item::$price} of all <b>items</b>.\n\n@return int"),
-            ("Cart.none", "", "public function none() { return 0; }", "{@inheritdoc}"),
-        ],
-    ),
-    "go": (
-        """package shop
+""", [
+        ("Cart.total", "Adds up the Item::$price of all items.",
+         "#[Pure]\n    public function total(): int\n    {\n        return array_sum($this->prices);\n    }",
+         "Adds up the {@see Item::$price} of all <b>items</b>.\n\n@return int"),
+        ("Cart.none", "", "public function none() { return 0; }", "{@inheritdoc}"),
+    ]),
+    "go": ("""package shop
 
 // Total adds up the prices in a [Cart].
 // It never fails.
@@ -183,14 +165,12 @@ func (c *Cart[T]) Total() int {
 // not for it
 
 func helper() {}
-""",
-        [
-            ("Cart.Total", "Total adds up the prices in a Cart. It never fails.",
-             "func (c *Cart[T]) Total() int {\n\treturn c.sum\n}",
-             "Total adds up the prices in a [Cart].\nIt never fails.\n\n       c.Total()"),
-            ("helper", "", "func helper() {}", ""),
-        ],
-    ),
+""", [
+        ("Cart.Total", "Total adds up the prices in a Cart. It never fails.",
+         "func (c *Cart[T]) Total() int {\n\treturn c.sum\n}",
+         "Total adds up the prices in a [Cart].\nIt never fails.\n\n       c.Total()"),
+        ("helper", "", "func helper() {}", ""),
+    ]),
 }
 # language without data flow -> source, and the name and the query of its function
 SHORT_SOURCES = {
