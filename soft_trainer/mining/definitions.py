@@ -62,27 +62,24 @@ class Definition(NamedTuple):
 def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
     """Yields every definition below `root`, outer ones before inner ones."""
     captures = QueryCursor(queries(language)[0]).captures(root)
-    nodes = [
-        (node.start_byte, -node.end_byte, order, node)
-        for order, kind in enumerate(_KINDS)
-        for node in captures.get(kind, ())
-    ]
+    nodes = [(kind, node) for kind in _KINDS for node in captures.get(kind, ())]
+    nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
     # Both hold what stands around a node. To ask each node for its parent takes quadratic time in a deep tree.
     around: list[Definition] = []
     wrappers: list[Node] = []
-    for start, negative_end, order, node in sorted(nodes, key=lambda entry: entry[:3]):
-        while around and around[-1].node.end_byte <= start:
+    for kind, node in nodes:
+        while around and around[-1].node.end_byte <= node.start_byte:
             around.pop()
-        while wrappers and wrappers[-1].end_byte <= start:
+        while wrappers and wrappers[-1].end_byte <= node.start_byte:
             wrappers.pop()
-        if _KINDS[order] == "wrapper":
+        if kind == "wrapper":
             wrappers.append(node)
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        own = [wrapper for wrapper in wrappers[-_MAX_AROUND // 2 :] if wrapper.end_byte <= 1 - negative_end]
+        own = [wrapper for wrapper in wrappers[-_MAX_AROUND // 2 :] if wrapper.end_byte <= node.end_byte + 1]
         name = _name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
-        definition = Definition(_KINDS[order], name, node, own, around[-_MAX_AROUND:])
+        definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
         if name:
             around.append(definition)
         yield definition

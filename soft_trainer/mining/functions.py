@@ -101,7 +101,8 @@ class FileFunctions:
         wanted = {line for part in lines for line in part}
         for name, function in self.functions.items():  # outer functions come before those inside them
             first, last = function.lines
-            owners.update(dict.fromkeys(wanted.intersection(range(first, last + 1)), name))
+            smaller, larger = sorted((wanted, range(first, last + 1)), key=len)
+            owners.update((line, name) for line in smaller if line in larger)
         return set(owners.values())
 
     def _comment_spans(self, function: Function) -> list[Span]:

@@ -169,10 +169,7 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
 def _source_files(
     root: str | os.PathLike[str], language: str, keep: Sequence[str] = ()
 ) -> tuple[list[str], Counter[str]]:
-    """The sorted paths of the language's files, relative to `root`, and the number of others by reason.
-
-    Raises UserError for a wrong argument, before any file is read.
-    """
+    """The sorted paths of the language's files, relative to `root`, and counts of others. Refuses wrong arguments."""
     parser(language)  # refuses an unknown language
     unknown = sorted(set(keep) - set(RULES))
     refuse(
