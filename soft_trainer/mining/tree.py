@@ -160,7 +160,11 @@ def each_in_order(
 
 
 def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
-    """A hash of the names, sizes and times of the tree's source files. It changes when the tree changes."""
+    """A hash of the names, sizes and times of the tree's source files. It changes when the tree changes.
+
+    Raises:
+        UserError: no such folder, an unknown language, or no file of the language.
+    """
     paths, _ = _source_files(source_dir, language, ("tests",))
     stats = ((path, Path(source_dir, path).stat()) for path in paths)
     return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
