@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -16,13 +16,12 @@ from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, read_object
-from soft_trainer.mining.rules import first_broken, is_test_path
+from soft_trainer.mining.rules import Row, first_broken, is_test_path
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, person_made
 
 if TYPE_CHECKING:
     import pygit2
 
-Row = dict[str, Any]
 # A query may ask for a constructor or for a function of two lines, so they stay.
 RULES = ("tests",)
 MAX_CHANGED_FILES = 100  # a commit that changes more of the language's files is taken for a mechanical one

@@ -6,15 +6,15 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tree_sitter import Node, QueryCursor
 
 from soft_trainer.mining.definitions import definitions, last_child, name_node, queries
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.rules import Row
 
-Row = dict[str, Any]
 Span = tuple[int, int]
 # blanks up to the end of the line, and the blank lines after it
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")

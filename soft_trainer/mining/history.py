@@ -25,14 +25,13 @@ from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_ur
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
 from soft_trainer.mining.functions import Function
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken
 from soft_trainer.mining.tree import each_in_order, explained
 from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
     import pygit2
 
-Row = dict[str, Any]
 MAX_FUNCTIONS = 5
 TEST_SHARE, VALID_SHARE = 0.15, 0.1  # of the commits that give pairs, the newest ones
 COMMITS, DOCUMENTATION = "history", "documentation"  # values of the column `source`

@@ -29,11 +29,10 @@ from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhas
 from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, is_test_path
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_test_path
 from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, read_text
 from soft_trainer.terminal import Progress, table
 
-Row = dict[str, Any]
 # a function, and the MinHash of its code
 Candidate = tuple[Row, np.ndarray]
 # the reason why a function is no pair, empty for a pair; None for a function that is no code to search either
