@@ -47,8 +47,7 @@ def check_push(
         UserError: the name is invalid, there is no token, the token is invalid or may not write there, or the Hub
             cannot be reached.
     """
-    _check_name(hub_model_id, repo_type)
-    api, user = HfApi(token=_token(token)), None
+    api, user = _client(hub_model_id, token, repo_type), None
     try:
         user = api.whoami()
         _create(api, hub_model_id, private, repo_type)
@@ -92,11 +91,10 @@ def push_folder(
         UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case
             the message has the command that pushes later.
     """
-    _check_name(hub_model_id, repo_type)
-    folder, token = Path(folder), _token(token)
+    api, folder = _client(hub_model_id, token, repo_type), Path(folder)
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
-    _check_files(folder, token, ignored)
-    api, places = HfApi(token=token), {"revision": revision, "path_in_repo": path_in_repo}
+    _check_files(folder, api.token, ignored)
+    places = {"revision": revision, "path_in_repo": path_in_repo}
     weights = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" else []
     # The client repeats single requests of an upload, but not the commit: a 500 there, or a commit by someone else in
     # between, ends `upload_folder`.
@@ -151,22 +149,19 @@ def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> N
     api.create_repo(repo_id, private=private, repo_type=repo_type, exist_ok=True, space_sdk=sdk)
 
 
-def _check_name(repo_id: str, repo_type: str) -> None:
-    """Refuses anything but a valid `USER/NAME`."""
-    option = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id"
+def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
+    """Returns a client with the given or the stored token; refuses anything but a valid `USER/NAME`."""
+    option, token = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id", token or get_token()
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
     complaint = f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations"
-    refuse((repo_id.count("/") != 1, complaint))
-
-
-def _token(token: str | None) -> str:
-    """Returns the given token, or the stored one."""
-    token = token or get_token()
-    refuse((not token, f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}"))
-    return token
+    refuse(
+        (repo_id.count("/") != 1, complaint),
+        (not token, f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}"),
+    )
+    return HfApi(token=token)
 
 
 def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ QUERIES = [
     {"idx": "cosqa-train-2", "doc": "largest number python", "retrieval_idx": 0, "label": 1},
 ]
 COSQA_FILES = ("code_idx_map.txt", "cosqa-retrieval-dev-500.json")
+JUDGED_FILES = ("relevance.jsonl", "annotationStore.csv")
 PLUS_FILES = ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json")
 
 
@@ -150,14 +151,23 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa_plus", 1, '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["the same code-idx"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["none of 3 queries has a relevant code"]),
+        ("tmp_path", 0, "{", ["row 1: not valid JSON"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not as published: KeyError('relevance')"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": -1}', ["row 1: relevance is -1"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": "much"}', ["row 1: not as published: ValueError"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": NaN}', ["row 1: relevance is nan"]),
+        ("tmp_path", 0, '{"query": 3, "url": "y", "relevance": 1}', ["row 1: not as published: AttributeError"]),
+        ("tmp_path", 0, '{"query": "x", "url": " ", "relevance": 1}', ["row 1: query 'x' or url ' ' is blank"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": 1}', ["none of 1 queries", "in the corpus of 24"]),
+        ("tmp_path", 1, "Language,Query,GitHubUrl\nPython,sort,somewhere\n", ["row 1", "'Relevance'"]),
     ],
 )
-def test_published_files_with_something_wrong(files, place, content, words, request):
+def test_files_with_something_wrong(files, place, content, words, pool, request):
     folder = request.getfixturevalue(files)
-    path = folder / (COSQA_FILES if files == "cosqa" else PLUS_FILES)[place]
+    path = folder / {"cosqa": COSQA_FILES, "cosqa_plus": PLUS_FILES, "tmp_path": JUDGED_FILES}[files][place]
     path.unlink() if content is None else path.write_text(content)
     with refused(folder, *words):
-        load(folder)
+        load(folder, pool)
 
 
 def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, tmp_path, data_dir, rows, pool):
@@ -211,28 +221,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
         load(tmp_path, pool, language="ruby")
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "row 1: not valid JSON"),
-        ('{"query": "x", "url": "y"}', "row 1: not as published: KeyError('relevance')"),
-        ('{"query": "x", "url": "y", "relevance": -1}', "row 1: relevance is -1"),
-        ('{"query": "x", "url": "y", "relevance": "much"}', "row 1: not as published: ValueError"),
-        ('{"query": "x", "url": "y", "relevance": NaN}', "row 1: relevance is nan"),
-        ('{"query": 3, "url": "y", "relevance": 1}', "row 1: not as published: AttributeError"),
-        ('{"query": "x", "url": " ", "relevance": 1}', "row 1: query 'x' or url ' ' is blank"),
-        ('{"query": "x", "url": "y", "relevance": 1}', "none of 1 queries has a relevant code in the corpus of 24"),
-    ],
-)
-def test_judgments_with_something_wrong(tmp_path, pool, line, words):
-    with refused("relevance.jsonl", words):
-        load(written(tmp_path / "judged", **{"relevance.jsonl": line}), pool)
-
-
-def test_annotations_without_a_column_or_a_pool(pool, tmp_path):
-    (tmp_path / "annotationStore.csv").write_text("Language,Query,GitHubUrl\nPython,sort,somewhere\n")
-    with refused("annotationStore.csv, row 1", "'Relevance'"):
-        load(tmp_path, pool)
+def test_judged_queries_need_a_corpus(tmp_path):
     with refused("neither the folder nor the run has a codebase"):
         load(judged(tmp_path, ("x", "y", 1)))
 
