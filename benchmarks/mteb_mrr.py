@@ -64,7 +64,7 @@ def main():
     for label in ("all queries", "queries without a tie"):
         chosen = EvaluationSet("test", rows.queries.select(np.flatnonzero(kept)), rows.codebase)
         task = EvaluationSetTask(chosen, profile, f"{arguments.language}-test", arguments.language)
-        ((_, _, scores),) = measure(encoder, task).scores()
+        ((_, _, scores, _),) = measure(encoder, task).scores()
         if label == "all queries":
             ranks, ties = encoder.ranks_and_ties(rows)
         whole, ours = (retrieval_metrics(ranks[kept], len(rows.codebase), cut)["mrr"] for cut in (None, 1000))

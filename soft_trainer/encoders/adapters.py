@@ -45,7 +45,7 @@ def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str
 
 
 def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-    """Writes the active adapter as peft does; `state_dict` has the whole model's weights if not its own are meant."""
+    """Writes the active adapter as peft does; `state_dict` holds the whole model's weights, by default its own."""
     config = copy.deepcopy(model.peft_config[active_adapter(model)])
     config.inference_mode = True
     config.base_model_name_or_path = base_name(model)
@@ -109,7 +109,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
 
 
 def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[str] | str:
-    """Returns the modules that get LoRA: those in `wanted` (UserError if none is called so), or the usual ones."""
+    """Returns the modules that get LoRA: those in `wanted` (UserError if one is missing), or the usual ones."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
@@ -141,7 +141,7 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Returns the active adapter's weights by their names without its own; `state_dict` as in `save_adapter`."""
+    """Returns the active adapter's weights, without its name in theirs; `state_dict` as in `save_adapter`."""
     from peft import get_peft_model_state_dict  # peft is optional
 
     # "auto" would ask the Hub for the base's configuration at every save.

@@ -261,7 +261,11 @@ class Encoder:
             _without(dataclasses.asdict(self.profile), _UNREAD_PROFILE),
             tokenizer_identity(self.tokenizer),
         ]
-        digest.update(json.dumps(settings, sort_keys=True, default=_plain).encode())
+
+        def plain(value):  # a set has another order in every process
+            return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
+
+        digest.update(json.dumps(settings, sort_keys=True, default=plain).encode())
         return digest.hexdigest()
 
     def _embed(self, items: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
@@ -339,8 +343,3 @@ def tokenizer_identity(tokenizer) -> str:
 
 def _without(settings: dict, unread: set[str]) -> dict:
     return {key: value for key, value in settings.items() if key not in unread}
-
-
-def _plain(value):
-    """Turns a set into a list in the same order in every process, and anything else that JSON lacks into text."""
-    return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)

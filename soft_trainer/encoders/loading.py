@@ -213,7 +213,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
     """Returns warnings about settings that work with the model but probably not as intended."""
     warnings = []
-    if profile.pooling == "cls" and is_causal(model):
+    if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
             f"warning: pooling=cls: {type(model).__name__} is a decoder, whose first token sees no other, so all "
             "texts with the same first token have the same embedding; use --pooling last_token"
@@ -223,11 +223,6 @@ def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[st
     elif not (profile.include_prompt or profile.query_prefix or profile.code_prefix):
         warnings.append("warning: include_prompt=False has no effect without --query_prompt or --code_prompt")
     return warnings
-
-
-def is_causal(model: torch.nn.Module) -> bool:
-    """True for a decoder, whose tokens see only those before them."""
-    return any(getattr(module, "is_causal", False) for module in model.modules())
 
 
 # ---- Tokenizers ----
@@ -278,9 +273,10 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives a tokenizer without a padding token another one to pad with, usually the end token; UserError without any.
+    """Gives a tokenizer without a padding token another one to pad with, usually the end token.
 
-    Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size.
+    Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size. A
+    tokenizer without special tokens raises UserError.
     """
     if tokenizer.pad_token_id is not None:
         return

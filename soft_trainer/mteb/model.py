@@ -48,7 +48,6 @@ class MtebEncoder:
         inputs,
         *,
         task_metadata: TaskMetadata,
-        hf_split: str,
         hf_subset: str,
         prompt_type: PromptType | None = None,
         batch_size: int = 64,

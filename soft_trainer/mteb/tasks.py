@@ -182,10 +182,12 @@ class Measured:
     result: TaskResult
     pool_sizes: dict[tuple[str, str], int]
 
-    def scores(self) -> Iterator[tuple[str, str, dict]]:
-        """Yields each subset and split with its scores by name."""
+    def scores(self) -> Iterator[tuple[str, str, dict, int | None]]:
+        """Yields each subset and split with its scores by name, and the number of codes in its corpus."""
         for split, subsets in self.result.scores.items():
-            yield from ((scores["hf_subset"], split, scores) for scores in subsets)
+            for scores in subsets:
+                subset = scores["hf_subset"]
+                yield subset, split, scores, self.pool_sizes.get((subset, split))
 
 
 def measure(model: MtebEncoder, task: AbsTask, batch_size: int = 64, progress: bool = False) -> Measured:
@@ -202,8 +204,6 @@ def measure(model: MtebEncoder, task: AbsTask, batch_size: int = 64, progress: b
         model, task, cache=None, co2_tracker=False, show_progress_bar=progress, encode_kwargs=options
     )
     task.unload_data()
-    if not results.task_results:
-        raise UserError(f"{task.metadata.name}: mteb gave no result: {results.exceptions[0].exception}")
     return Measured(task, results.task_results[0], sizes)
 
 
@@ -226,10 +226,10 @@ def results_table(results: Sequence[Measured]) -> str:
             None if subset == "default" else subset,
             *(scores.get(name) for name in RETRIEVAL),
             scores["main_score"],
-            measured.pool_sizes.get((subset, split)),
+            size,
         ]
         for measured in results
-        for subset, split, scores in measured.scores()
+        for subset, _, scores, size in measured.scores()
     ]
     if len(results) > 1:
         mean = fmean(measured.result.get_score() for measured in results)
@@ -243,8 +243,7 @@ def eval_results(results: Iterable[Measured]) -> list[EvalResult]:
     for measured in results:
         metadata = measured.task.metadata
         path, revision = metadata.dataset["path"], metadata.dataset["revision"]
-        for subset, split, scores in measured.scores():
-            size = measured.pool_sizes.get((subset, split))
+        for subset, split, scores, size in measured.scores():
             metrics = RETRIEVAL if size else {"main_score": metadata.main_score}
             entries += [
                 EvalResult(

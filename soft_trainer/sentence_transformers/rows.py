@@ -28,8 +28,8 @@ NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 def with_rows(train_dataset: Dataset) -> Dataset:
     """Adds the row numbers 0, 1, 2, ... as the column `label`, by which `SoftInfoNCELoss` knows the rows of a batch.
 
-    The numbers stay with their rows: the result may be shuffled, filtered or split. UserError if it is not one
-    `Dataset`, or has labels or scores already.
+    The numbers stay with their rows: the result may be shuffled, filtered or split. Anything but one `Dataset` without
+    labels and scores raises UserError.
     """
     kind, columns = type(train_dataset).__name__, getattr(train_dataset, "column_names", ())
     taken = next((name for name in LABEL_COLUMNS if name in columns), None)
@@ -79,11 +79,6 @@ class LabelledRows:
         pairs = Dataset.from_dict({"docstring": queries, "code": codes})
         rows, text_ids = with_codes(pairs, code_only, PROFILES["auto"])
         return cls(rows, pd.Index(labels.astype(np.int64)), numbers, text_ids)
-
-    @property
-    def code_only(self) -> int:
-        """The number of own negatives that are not training rows."""
-        return len(self.rows) - len(self.labels)
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
         """Finds the rows that a batch's labels name, int64[B]; UserError for labels that are not row numbers."""

@@ -21,10 +21,8 @@ from transformers import (
 )
 
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.encoders.lazy import LazyEncoder
 from soft_trainer.encoders.loading import (
     check_model,
-    is_causal,
     load_encoder,
     load_model,
     load_tokenizer,
@@ -38,6 +36,7 @@ from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.search.vectors import LazyEncoder
 from soft_trainer.training.messages import warnings_of
 
 TEXTS = ["read a file", "x"]
@@ -262,7 +261,6 @@ def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
 )
 def test_settings_without_effect_are_named(changes, says):
     model = Qwen3Model(Qwen3Config(**SIZE, num_key_value_heads=1, head_dim=8, vocab_size=20))
-    assert is_causal(model)
     warnings = profile_warnings(model, EncoderProfile(**changes))
     assert [bool(re.search(says, warning)) for warning in warnings] == ([True] if says else [])
 

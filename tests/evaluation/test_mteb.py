@@ -65,7 +65,7 @@ def test_the_mrr_of_mteb_is_ours_with_its_cut_and_one_right_code(ours, encoder, 
     assert (ranks > 1000).sum() == 1
     rows = EvaluationSet("one", queries.add_column("url", [f"u{target:04}" for target in targets.tolist()]), corpus)
     measured = ours.tasks.measure(ours.MtebEncoder(encoder), ours.EvaluationSetTask(rows, encoder.profile))
-    ((_, _, scores),) = measured.scores()
+    ((_, _, scores, _),) = measured.scores()
     assert scores["mrr_at_1000"] == pytest.approx(retrieval_metrics(ranks, 1100, max_rank=1000)["mrr"], abs=1e-6)
     assert scores["languages"] == ["python-Code"] and measured.pool_sizes == {("default", "test"): 1100}
     assert ours.tasks.results_table([measured]).splitlines()[-1].split("|")[1].strip() == "one"
@@ -80,7 +80,7 @@ def test_several_right_codes_count_as_ours_do(ours, encoder, rows):
     ]
     several = EvaluationSet("several", Dataset.from_list(queries), corpus)
     task = ours.EvaluationSetTask(several, encoder.profile)
-    ((_, _, scores),) = ours.tasks.measure(ours.MtebEncoder(encoder), task).scores()
+    ((_, _, scores, _),) = ours.tasks.measure(ours.MtebEncoder(encoder), task).scores()
     targets = torch.tensor([int(url[1:]) for url in several.queries["url"][:]])
     ranking, numbers = rank_codes(*embeddings_of(encoder, several), targets), several.queries["query_number"][:]
     graded = graded_ranking(ranking, numbers, several.queries["relevance"][:])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import trainings
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.util import dot_score
@@ -26,15 +27,8 @@ BM25 = {"document_column": "code_tokens"}
 
 @pytest.fixture
 def still(sentence_transformer):
-    """The tiny encoder without dropout."""
-    return without_dropout(sentence_transformer)
-
-
-def without_dropout(model):
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
+    """The tiny encoder in float64 and without dropout."""
+    return trainings.still(sentence_transformer)
 
 
 def loss_of(model, rows, kind=SoftInfoNCELoss, **options):
@@ -74,7 +68,7 @@ def trainer_step(encoder_folder, long_profile, tmp_path):
         encoder = load_encoder(encoder_folder, device="cpu")
         usual = {"per_device_train_batch_size": len(dataset), "train_sampling_strategy": "sequential", "use_cpu": True}
         trainer = SoftInfoNCETrainer(
-            model=without_dropout(encoder.model),
+            model=trainings.still(encoder.model),
             args=SoftInfoNCETrainingArguments(output_dir=str(tmp_path / "out"), **usual | options),
             train_dataset=dataset.rename_columns({"anchor": "docstring", "positive": "code"}),
             processing_class=encoder.tokenizer,
@@ -176,7 +170,7 @@ def test_cached_gradients_replay_dropout(tuples, sentence_transformer, features_
 
 
 def test_scores_stay_in_float32_under_autocast(pairs, sentence_transformer, features_of):
-    model, train_dataset = without_dropout(sentence_transformer), with_rows(pairs)
+    model, train_dataset = sentence_transformer.eval(), with_rows(pairs)
     loss = SoftInfoNCELoss(model, BM25Estimator(), train_dataset)
     given = features_of(model, train_dataset, ROWS)
     exact = loss(*given)
@@ -193,7 +187,7 @@ def test_the_model_as_it_starts_gives_the_weights(pairs, sentence_transformer, f
     options = {"weighting": "positive_aware"}
     expected = trainer_step(batch, InitialModelEstimator(cache_dir=None), **options)
     train_dataset, estimator = with_rows(batch), SentenceTransformerEstimator(batch_size=3)
-    model = without_dropout(sentence_transformer.train())
+    model = trainings.still(sentence_transformer.train())
     loss = SoftInfoNCELoss(model, estimator, train_dataset, **options)
     assert model.training
     given = features_of(model, train_dataset, range(len(ROWS)))
