@@ -21,16 +21,7 @@ from pathlib import Path
 
 from soft_trainer.errors import refuse
 from soft_trainer.files import write_text
-from soft_trainer.search.evaluation import (
-    ask,
-    documentation_queries,
-    history_queries,
-    means,
-    measure,
-    peak_memory,
-    read_queries,
-    summary_rows,
-)
+from soft_trainer.search import evaluation
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.terminal import print_on_main, table
 
@@ -80,28 +71,30 @@ def _index(arguments: argparse.Namespace, tree: str, place: str | Path) -> Itera
 def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Puts queries to the indexes of trees; returns the table, and what was found for each query."""
     if arguments.folder:
-        queries = documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
+        queries = evaluation.documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
         trees = {"": f"{scratch}/tree"}
     else:
-        queries = read_queries(arguments.queries)
+        queries = evaluation.read_queries(arguments.queries)
         trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
     outcomes = []
     for name, tree in trees.items():
         with _index(arguments, tree, Path(arguments.index_dir or f"{scratch}/indexes", name or "tree")) as index:
-            outcomes += ask(index, [query for query in queries if query.tree == name], lexical=arguments.model is None)
+            own = [query for query in queries if query.tree == name]
+            outcomes += evaluation.ask(index, own, lexical=arguments.model is None)
     headers = ["queries", "number", "nDCG@10", "MRR@10", "p50, ms", "p95, ms"]
-    text = f"{table(headers, summary_rows(outcomes), floats='.3f')}\n\npeak memory: {peak_memory():,.0f} MiB"
+    text = table(headers, evaluation.summary_rows(outcomes), floats=".3f")
+    text += f"\n\npeak memory: {evaluation.peak_memory():,.0f} MiB"
     return text, [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
 
 
 def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Puts the newest commits of a repository to the tree before them, by words and with the model."""
-    queries, mined = history_queries(arguments.history, arguments.language, f"{scratch}/tree")
+    queries, mined = evaluation.history_queries(arguments.history, arguments.language, f"{scratch}/tree")
     names = {"words": True} | ({f"words and {arguments.model}": False} if arguments.model else {})
     with _index(arguments, f"{scratch}/tree", arguments.index_dir or f"{scratch}/index") as index:
-        found = {name: measure(index, queries, mined, lexical) for name, lexical in names.items()}
+        found = {name: evaluation.measure(index, queries, mined, lexical) for name, lexical in names.items()}
     rows = [
-        [level, name, len(queries), *means(own[level], "mrr", "ndcg", "recall")]
+        [level, name, len(queries), *evaluation.means(own[level], "mrr", "ndcg", "recall")]
         for level in ("files", "functions")
         for name, own in found.items()
     ]

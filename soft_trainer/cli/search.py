@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from soft_trainer.search.index import CodeIndex
 
 SHOWN_COLUMNS = 160
+# the options that a page, the tools and a search do not read
+_UNREAD = {
+    "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query"),
+    "--serve": ("limit", "json", "path", "language", "name"),
+    None: ("port", "editor"),
+}
 # control characters, and those that change the writing direction or break lines
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _BOLD, _GREEN, _DIM, _RED, _END = "\x1b[1m", "\x1b[32m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
@@ -68,9 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     query = " ".join(arguments.query)
     limit = 10 if arguments.limit is None else arguments.limit
-    _check(arguments, query, limit)
+    mode = "--mcp" if arguments.mcp else "--serve" if arguments.serve else None
+    if mode is None:
+        check_query(query, limit)
+    why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
+    given = (name for name in _UNREAD[mode] if getattr(arguments, name) not in (None, False, []))
+    refuse(*((True, f"{name}: {why}; leave it out") for name in given))
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
-    if arguments.mcp or arguments.serve:
+    if mode:
         return _serve(index, arguments, query)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
@@ -88,21 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
         sys.stdout.write(format_results(results, query, colour=not plain))
     return 0 if results else 1
-
-
-def _check(arguments: argparse.Namespace, query: str, limit: int) -> None:
-    """Refuses an empty query, and options that would do nothing."""
-    mode = "--mcp" if arguments.mcp else "--serve" if arguments.serve else None
-    if mode is None:
-        check_query(query, limit)
-    unread = {
-        "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query"),
-        "--serve": ("limit", "json", "path", "language", "name"),
-        None: ("port", "editor"),
-    }[mode]
-    why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
-    given = (name for name in unread if getattr(arguments, name) not in (None, False, []))
-    refuse(*((True, f"{name}: {why}; leave it out") for name in given))
 
 
 def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:

@@ -311,7 +311,6 @@ class Snapshot:
     def __init__(self, database: sqlite3.Connection, index_dir: Path):
         self.database = database
         self.segments = store.Segments(database)
-        self.languages: list[str] = store.get_meta(database, "languages", [])
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
@@ -329,8 +328,9 @@ class Snapshot:
         files = segments.live.copy()
         if language is not None:
             wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
-            numbers = [number for number, known in enumerate(self.languages) if known in wanted]
-            refuse((not numbers, f"language={language!r}: the index has {', '.join(sorted(self.languages))}"))
+            languages = store.get_meta(self.database, "languages", [])
+            numbers = [number for number, known in enumerate(languages) if known in wanted]
+            refuse((not numbers, f"language={language!r}: the index has {', '.join(sorted(languages))}"))
             files &= np.isin(segments.languages, numbers)
         if path is not None:
             pattern, rows = glob_pattern(path), self.database.execute("SELECT id, path FROM files")

@@ -70,7 +70,10 @@ def split(source: bytes, language: str) -> list[Piece]:
     spans = _definitions(source, language) if language in SOURCE_LANGUAGES else []
     pieces: list[Piece] = []
     line = 1
-    for span in _leaves(spans, lines):
+    for span, following in zip_longest(spans, spans[1:]):
+        if following and following.start <= span.end:  # only the head of a class or of a long function
+            end = _with_comments(lines, following.start, span.start + 1) - 1
+            span = Piece(span.start, max(end, span.start), span.name, span.defines)
         start = _with_comments(lines, max(span.start, line), line)
         if span.end < line:  # a second definition on the line of the one before
             pieces[-1].defines += span.defines
@@ -82,8 +85,7 @@ def split(source: bytes, language: str) -> list[Piece]:
         pieces += _blocks(lines, line, start - 1, Piece(line, start - 1, around), language)
         pieces += _blocks(lines, start, span.end, span, language)
         line = span.end + 1
-    pieces += _blocks(lines, line, len(lines), Piece(line, len(lines)), language)
-    return pieces
+    return pieces + _blocks(lines, line, len(lines), Piece(line, len(lines)), language)
 
 
 def first_paragraph(text: bytes) -> bytes:
@@ -120,17 +122,6 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
     while start > least and _COMMENT_OR_DECORATOR.match(lines[start - 2]):
         start -= 1
     return start
-
-
-def _leaves(spans: list[Piece], lines: list[bytes]) -> list[Piece]:
-    """The spans that become pieces: functions, types, and the head and the members of a class or long function."""
-    leaves: list[Piece] = []
-    for span, following in zip_longest(spans, spans[1:]):
-        if following and following.start <= span.end:
-            end = _with_comments(lines, following.start, span.start + 1) - 1
-            span = Piece(span.start, max(end, span.start), span.name, span.defines)
-        leaves.append(span)
-    return leaves
 
 
 def _definitions(source: bytes, language: str) -> list[Piece]:

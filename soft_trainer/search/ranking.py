@@ -245,11 +245,9 @@ def order_pieces(
 def _norms(segments: Segments) -> list[np.ndarray]:
     """BM25's length normalisation of pieces and files. It takes a third of a query's time, so it is cached."""
     pieces = segments.lengths.astype(np.float32)
-    files = np.add.reduceat(pieces, segments.firsts[:-1]) if len(pieces) else pieces
-    return [
-        K1 * (1 - B + B * lengths / max(float(lengths.sum()) / max(len(lengths), 1), 1e-9))
-        for lengths in (pieces, files)
-    ]
+    files = np.add.reduceat(pieces, segments.firsts[:-1])
+    means = [max(float(lengths.sum()) / len(lengths), 1e-9) for lengths in (pieces, files)]
+    return [K1 * (1 - B + B * lengths / mean) for lengths, mean in zip((pieces, files), means, strict=True)]
 
 
 def _saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:

@@ -18,16 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from soft_trainer.search import store
 from soft_trainer.search.listing import Listing, Stat, list_tree
-from soft_trainer.search.store import (
-    Segments,
-    compact,
-    get_meta,
-    insert_postings,
-    insert_segment,
-    set_meta,
-    transaction,
-)
 from soft_trainer.search.terms import Batch, read_batch
 from soft_trainer.terminal import Progress
 
@@ -54,7 +46,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
     unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
     by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
     known = indexed | unfit
-    ignores, patterns = get_meta(database, "ignores"), get_meta(database, "patterns", {})
+    ignores, patterns = store.get_meta(database, "ignores"), store.get_meta(database, "patterns", {})
     listing = list_tree(folder, known, by_name, ignores, **patterns)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
@@ -63,10 +55,10 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
     """Writes changed files, a segment at a time. Each commit leaves a consistent index."""
-    with transaction(database):
+    with store.transaction(database):
         _remove(database, changes.removed)
         # Kept with the ignore files, so that the next listing need not match again.
-        set_meta(database, "ignores", changes.listing.ignores)
+        store.set_meta(database, "ignores", changes.listing.ignores)
         database.execute("DELETE FROM skipped WHERE size IS NULL")
         by_name = [(path.encode(errors="replace").decode(), why) for path, why in changes.listing.skipped.items()]
         database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", by_name)
@@ -87,8 +79,8 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
 
 def tidy(database: sqlite3.Connection) -> None:
     """Drops dead postings if that saves enough, frees unused pages, and empties SQLite's log."""
-    with transaction(database):
-        compact(database)
+    with store.transaction(database):
+        store.compact(database)
     database.executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -122,7 +114,7 @@ def _start_worker() -> None:
 
 def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
     """Writes batches as one segment and commits. Files with unchanged content only get their new time."""
-    with transaction(database):
+    with store.transaction(database):
         touched = [(*stats[path], path) for batch in batches for path in batch.touched]
         database.executemany("UPDATE files SET size = ?, changed = ? WHERE path = ?", touched)
         rows = [row for batch in batches for row in batch.files]
@@ -131,7 +123,7 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
         database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", skipped)
         if not rows:
             return
-        segments = Segments(database)
+        segments = store.Segments(database)
         first_file, counts = len(segments.languages), [row[2] for row in rows]
         firsts = len(segments.lengths) + np.cumsum([0, *counts])
         for file, first, row in zip(count(first_file), firsts.tolist(), rows, strict=False):
@@ -144,16 +136,16 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
             batch.piece = batch.piece + first
         segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]
         postings = [np.concatenate([getattr(b, name) for b in batches]) for name in ("term", "piece", "count")]
-        insert_postings(database, segment, vocabulary, *postings)
-        known = get_meta(database, "languages", [])
+        store.insert_postings(database, segment, vocabulary, *postings)
+        known = store.get_meta(database, "languages", [])
         known += sorted({row[1] for row in rows} - set(known))
-        set_meta(database, "languages", known)
+        store.set_meta(database, "languages", known)
         owners = np.repeat(np.arange(first_file, first_file + len(rows)), counts)
         lengths, names, traits = (
             list(chain.from_iterable(getattr(b, name) for b in batches)) for name in ("lengths", "names", "traits")
         )
         languages = [known.index(row[1]) for row in rows]
-        insert_segment(database, segment, lengths, owners, names, languages, traits)
+        store.insert_segment(database, segment, lengths, owners, names, languages, traits)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
