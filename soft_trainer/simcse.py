@@ -31,7 +31,7 @@ from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.checkpoints import stoppable
 from soft_trainer.training.messages import use_lines
 
-MEASURES = ("alignment", "uniformity")
+MEASURES = ("eval_alignment", "eval_uniformity")
 
 
 def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int) -> DatasetDict:
@@ -113,17 +113,6 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments):
     return SimCSETrainer(student, given, data["train"], data["valid"], profile), tokenizer
 
 
-def report(trainer, metrics: dict[str, float]) -> None:
-    """Writes the results, and prints how alignment and uniformity changed."""
-    measured, folder = trainer.measured, trainer.args.output_dir
-    last = {f"eval_{name}": measured[-1][f"eval_{name}"] for name in MEASURES}
-    write_results(folder, {"train": metrics, "measured": measured}, train=metrics, eval=last)
-    ends = [measured[0], measured[-1]]
-    shown = [(name, *(entry[f"eval_{name}"] for entry in ends)) for name in MEASURES]
-    print_on_main(table(("held-out queries (lower is better)", *(f"step {entry['step']}" for entry in ends)), shown))
-    print_on_main(f"Written to {folder}")
-
-
 def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> None:
     """Trains the SimCSE encoder that the options describe.
 
@@ -146,7 +135,18 @@ def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> N
     if on_main:
         export_encoder(trainer.model.transformers_model, tokenizer, trainer.profile, args.output_dir)
         write_text(Path(args.output_dir) / "training_args.json", args.to_json_string() + "\n")
-        report(trainer, result.metrics)
+        first, last = trainer.measured[0], trainer.measured[-1]
+        metrics = {name: last[name] for name in MEASURES}
+        write_results(
+            args.output_dir,
+            {"train": result.metrics, "measured": trainer.measured},
+            train=result.metrics,
+            eval=metrics,
+        )
+        rows = [(name.removeprefix("eval_"), first[name], last[name]) for name in MEASURES]
+        steps = (f"step {entry['step']}" for entry in (first, last))
+        print_on_main(table(("held-out queries (lower is better)", *steps), rows))
+        print_on_main(f"Written to {args.output_dir}")
     if publisher:
         print_on_main(f"Pushed: {publisher.conclude('End of training')}")
     distributed.close()

@@ -78,6 +78,11 @@ class FolderState:
     seconds: float = 0.0  # spent so far
     mrr: float | None = None  # of the trained encoder on test
 
+    @property
+    def time(self) -> str:
+        """The time spent so far, for people."""
+        return str(timedelta(seconds=round(self.seconds)))
+
 
 def progress(study: Study, run: PlannedRun) -> FolderState:
     """Reads the state of a run's folder, which another study may change at any time."""
@@ -211,13 +216,10 @@ def last_error(path: Path, offset: int) -> str | None:
 
 def plan(study: Study, chosen: Sequence[PlannedRun]) -> str:
     """Returns the runs in order, each with the state of its folder and the runs that it needs, as a table."""
-    states = [progress(study, run).state for run in chosen]
-    rows = [
-        [number, run.name, state, ", ".join(run.needs)]
-        for number, (run, state) in enumerate(zip(chosen, states, strict=True), 1)
-    ]
-    done = f"{len(chosen)} runs, {states.count('done')} of them done; output in {study.output_dir}"
-    return f"{table(('', 'run', 'state', 'needs'), rows)}\n\n{done}\n"
+    rows = [[n, run.name, progress(study, run).state, ", ".join(run.needs)] for n, run in enumerate(chosen, 1)]
+    done = sum(state == "done" for _, _, state, _ in rows)
+    summary = f"{len(chosen)} runs, {done} of them done; output in {study.output_dir}"
+    return f"{table(('', 'run', 'state', 'needs'), rows)}\n\n{summary}\n"
 
 
 def check_changes(study: Study, chosen: Sequence[PlannedRun], redo: bool) -> None:
@@ -253,7 +255,7 @@ def run_all(study: Study, chosen: Sequence[PlannedRun]) -> int:
     rows = []
     for name, (state, reason) in outcomes.items():
         now = progress(study, study.runs[name])
-        rows.append([name, state, now.mrr, _time(now) if state in DONE else None, reason])
+        rows.append([name, state, now.mrr, now.time if state in DONE else None, reason])
     end = "\nstopped; the same command continues from here" if interrupted else ""
     print_on_main(f"\n{table(('run', 'state', 'MRR on test', 'time', 'reason'), rows)}\n{end}")
     return 130 if interrupted else 0 if all(state in DONE for state, _ in outcomes.values()) else 1
@@ -276,9 +278,5 @@ def _outcome(study: Study, run: PlannedRun, title: str, outcomes: dict) -> tuple
         return "failed", error
     now = progress(study, run)
     mrr = "" if now.mrr is None else f", MRR {now.mrr:.3f} on test"
-    print_on_main(f"{title}: done in {_time(now)}{mrr}")
+    print_on_main(f"{title}: done in {now.time}{mrr}")
     return "done", ""
-
-
-def _time(now: FolderState) -> str:
-    return str(timedelta(seconds=round(now.seconds)))

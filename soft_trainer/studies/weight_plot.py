@@ -136,11 +136,19 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
     """The paper's Figure 2: left the sorted weights of the batch, right one query's negatives, as a figure."""
     figure = new_figure(15, 2.2 + 0.55 * max(len(negatives), 7))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    _draw_sorted(left, estimates)
-    places = np.arange(len(negatives))
+    size, places = len(queries), np.arange(len(negatives))
     for number, (each, color, marker) in enumerate(zip(estimates, COLORS, MARKERS, strict=False)):
+        rows = each.weights.double().numpy()[~np.eye(size, dtype=bool)].reshape(size, size - 1)
+        low, median, high = np.quantile(np.sort(rows, 1), (0.1, 0.5, 0.9), axis=0)
+        left.fill_between(range(1, size), low, high, color=color, alpha=0.15, lw=0)
+        left.plot(range(1, size), median, f"{marker}-", color=color, markersize=4, lw=1.5, label=each.label)
         offset = 0.16 * (number - (len(estimates) - 1) / 2)  # equal weights would hide one another
         right.plot(each.weights[query, list(negatives)], places + offset, marker, color=color, markersize=8)
+    title = f"Sorted weights of {size} queries, median and 10 to 90 %"
+    left.set_title(title, fontsize=11, fontweight="bold", loc="left")
+    left.set_xscale("log", base=2)  # most weights differ from 1 among the first few only
+    left.xaxis.set_major_formatter("{x:.0f}")
+    left.set(xlabel="negative, the most similar first", ylabel="weight")
     right.set_yticks(places, [_label(queries[column]) for column in negatives], fontsize=10)
     right.set_ylim(len(negatives) - 0.5, -0.5)
     right.hlines(places[1:] - 0.5, 0, 1, transform=right.get_yaxis_transform(), color="0.9", lw=0.8)
@@ -154,21 +162,6 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=11)
     return figure
-
-
-def _draw_sorted(axes, estimates: Sequence[Estimate]) -> None:
-    """Draws the weights by rank, the most similar negative first: median over queries, and the middle 80 %."""
-    size = len(estimates[0].weights)
-    for estimate, color, marker in zip(estimates, COLORS, MARKERS, strict=False):
-        rows = estimate.weights.double().numpy()[~np.eye(size, dtype=bool)].reshape(size, size - 1)
-        low, median, high = np.quantile(np.sort(rows, 1), (0.1, 0.5, 0.9), axis=0)
-        axes.fill_between(range(1, size), low, high, color=color, alpha=0.15, lw=0)
-        axes.plot(range(1, size), median, f"{marker}-", color=color, markersize=4, lw=1.5, label=estimate.label)
-    title = f"Sorted weights of {size} queries, median and 10 to 90 %"
-    axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
-    axes.set_xscale("log", base=2)  # most weights differ from 1 among the first few only
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set(xlabel="negative, the most similar first", ylabel="weight")
 
 
 def _label(text: str, width: int = WRAP) -> str:

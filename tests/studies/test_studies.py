@@ -11,6 +11,7 @@ import time
 
 import pytest
 import yaml
+from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
@@ -192,13 +193,18 @@ def test_a_study_runs_its_runs_each_with_its_own_options_and_log(here, capsys):
     assert re.search(r"ruby/infonce/1 +\| done +\| +0\.500", said)
 
 
-def test_what_is_done_is_skipped_and_its_checkpoints_are_gone(here):
+def test_what_is_done_is_skipped_and_its_checkpoints_are_gone(here, capsys):
     assert here.main("--only", "language=ruby,method=infonce,seed=1") == 0
     assert here.made() == ["ruby/infonce/1"]
     assert not list(here.outputs.rglob("checkpoint-*"))
+    chosen = here.study().chosen("language=ruby,method=infonce")
     assert here.main("--only", "language=ruby,method=infonce", "--keep_checkpoints") == 0
     assert here.made() == ["ruby/infonce/2"]
     assert [path.name for path in here.outputs.rglob("checkpoint-*")] == ["checkpoint-9"]
+    # As if another study had made them after this one had chosen them.
+    assert execution.run_all(here.study(), chosen) == 0
+    assert capsys.readouterr().err.count("done before") == 3
+    assert execution.execute(here.study(), chosen[0]) is None and here.made() == []
 
 
 def test_a_failed_run_is_told_of_and_the_others_go_on(here, capsys):
@@ -280,16 +286,6 @@ def test_folders_of_others_are_left_alone(here, capsys):
         here.main("--only", "language=ruby,method=infonce")
 
 
-def test_a_run_that_another_study_has_made_meanwhile_is_not_made_again(here, capsys):
-    words = ("--only", "language=ruby,method=infonce")
-    chosen = here.study().chosen(words[1])
-    assert here.main(*words) == 0
-    assert execution.run_all(here.study(), chosen) == 0
-    assert capsys.readouterr().err.count("done before") == 2
-    assert execution.execute(here.study(), chosen[0]) is None
-    assert here.made() == ["ruby/infonce/1", "ruby/infonce/2"]
-
-
 def test_the_plan_lists_the_runs_and_runs_nothing(here, capsys):
     assert here.main("--dry_run", "--only", "language=ruby,method=trained_model,seed=1") == 0
     printed = capsys.readouterr().out
@@ -309,3 +305,40 @@ def test_the_last_error_of_a_log_is_the_runs_and_not_the_launchers(tmp_path):
     assert execution.last_error(log, len(old)) == "soft_trainer.training.finite.NotFiniteError: the loss is nan"
     log.write_text(old + "Killed\n")
     assert execution.last_error(log, len(old)) == "Killed"
+
+
+# ---- Lists, joined by commas as in a recipe ----
+
+
+@pytest.fixture
+def write_study(tmp_path):
+    def write(**content):
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump({"output_dir": str(tmp_path / "out")} | content))
+        return read_study(path)
+
+    return write
+
+
+def test_a_list_of_an_option(write_study, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("lora_r: 4\nlora_target_modules: [query, value]\nreport_to: [none]\n")
+    entry = {"name": "a", "config": "recipe.yaml", "matryoshka_dims": [32, 8]}
+    study = write_study(grid={"method": [entry]}, options={"estimator": "none", "filters": ["short_functions"]})
+    (run,) = study.chosen()
+    model, data, args = execution.check(study, run)
+    assert args.matryoshka_dims == "32,8" and model.lora_target_modules == "query,value"
+    assert data.filters == "short_functions" and args.report_to == []
+    written = execution.recipe(study, run) | {"use_cpu": True}
+    assert execution.parse(execution.OURS, [], options=written)[2].matryoshka_dims == "32,8"
+
+
+def test_an_axis_of_lists_and_placeholders_in_a_list(write_study):
+    study = write_study(grid={"matryoshka_dims": [[32, 8], 32]}, options={"estimator": "none", "lora_r": 2})
+    (run,) = study.chosen("matryoshka_dims=32-8")
+    assert list(study.runs) == ["32-8", "32"] and run.name == "32-8"
+    assert execution.check(study, run)[2].matryoshka_dims == "32,8"
+    options = {"estimator": "none", "eval_data_dir": ["a/{language}", "b/{filters}"], "filters": ["x", "y"]}
+    study = write_study(grid={"language": ["ruby"]}, options=options)
+    assert study.runs["ruby"].options["eval_data_dir"] == ["a/ruby", "b/x,y"]
+    with refused("no option 'place' is given"):
+        write_study(grid={"language": ["ruby"]}, options={"eval_data_dir": ["{place}"]})

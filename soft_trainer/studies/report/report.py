@@ -148,14 +148,17 @@ def mrr_table(cells: Sequence[Cell]) -> DataFrame:
     A column "Overall" follows if all six languages of the paper are there.
     """
     labels = column_labels(cells)
+    columns, languages = list(labels.values()), [language for _, language, *_ in labels]
     entries = [(cell.encoder, *cell.labels, labels[cell.column], _mrr_entry(cell, cells)) for cell in cells]
-    lines = DataFrame(entries, columns=["Encoder", *METHOD, "column", "mrr"], dtype=object)
-    table = lines.pivot_table("mrr", ["Encoder", *METHOD], "column", "first", sort=False)[list(labels.values())]
-    languages = [language for _, language, *_ in labels]
     if set(PAPER_ROWS) <= set(languages) and len(set(languages)) == len(languages):
-        six = [cell for cell in cells if cell.language in PAPER_ROWS]
-        rows = ([cell for cell in six if (cell.encoder, *cell.labels) == row] for row in table.index)
-        table["Overall"] = [_overall_entry(row) if len(row) == len(PAPER_ROWS) else "" for row in rows]
+        columns.append("Overall")
+        for row, in_row in itertools.groupby(cells, lambda cell: (cell.encoder, *cell.labels)):
+            six = [cell for cell in in_row if cell.language in PAPER_ROWS]
+            if len(six) == len(PAPER_ROWS):
+                paper, mean = paper_mrr(six[0], "overall"), np.mean([cell.mean() for cell in six])
+                entries.append((*row, "Overall", f"{mean:.3f}" + ("" if paper is None else f" (paper {paper:.3f})")))
+    lines = DataFrame(entries, columns=["Encoder", *METHOD, "column", "mrr"], dtype=object)
+    table = lines.pivot_table("mrr", ["Encoder", *METHOD], "column", "first", sort=False).reindex(columns=columns)
     return as_table(table.fillna("").reset_index().to_dict("records"), keep="Estimator")
 
 
@@ -166,12 +169,6 @@ def _mrr_entry(cell: Cell, cells: Sequence[Cell]) -> str:
     differs = "†" if cell.difference and cell.difference.p < SIGNIFICANT else ""
     text = f"{cell.mean():.3f}{differs}" + (f" ({note})" if note else "")
     return Best(text) if round(cell.mean(), 3) == round(max(rivals), 3) else text
-
-
-def _overall_entry(six: Sequence[Cell]) -> str:
-    """The mean over the six languages of the paper."""
-    paper = paper_mrr(six[0], "overall")
-    return f"{np.mean([cell.mean() for cell in six]):.3f}{'' if paper is None else f' (paper {paper:.3f})'}"
 
 
 def differences_table(cells: Sequence[Cell]) -> DataFrame:
