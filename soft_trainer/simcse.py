@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
 from transformers import TrainingArguments, set_seed
 
@@ -27,6 +28,7 @@ from soft_trainer.options.commands import SimCSEArguments
 from soft_trainer.options.declared import check_values
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.options.training import SimCSETrainingArguments
+from soft_trainer.sentence_transformers.simcse import SimCSETrainer
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.checkpoints import stoppable
 from soft_trainer.training.messages import use_lines
@@ -64,20 +66,12 @@ def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int)
     return DatasetDict(kept)
 
 
-def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments):
-    """Builds the trainer of a run: queries, and an encoder with mean pooling, normalised, and cosine scores.
-
-    Returns:
-        A `SimCSETrainer`, and the tokenizer.
+def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> tuple[SimCSETrainer, object]:
+    """Builds the trainer of a run, with an encoder of mean pooling and cosine scores, and the tokenizer.
 
     Raises:
         UserError: the data cannot be loaded, or the model has no dropout, so that its two views would be equal.
     """
-    # Imported here, since --help and a study read these options without training.
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-
-    from soft_trainer.sentence_transformers.simcse import SimCSETrainer
-
     name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
     trust = arguments.trust_remote_code
     profile = resolve_profile(name, revision=revision).replace(

@@ -40,24 +40,23 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     run = make_run({}, graded, matryoshka_dims="8")
     run.measure("untrained", lexical=True)
     run.finish()
-    embeddings = {side: run.trainer.embed_rows(graded.codebase, side) for side in ("query", "code")}
-    scores = embeddings["query"][[0, 7]] @ embeddings["code"].T
-    places = {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
+    queries, codes = (run.trainer.embed_rows(graded.codebase, side) for side in ("query", "code"))
+
+    def ranked(scores):
+        return {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
+
+    places = ranked(queries[[0, 7]] @ codes.T)
     best = min(places[0], places[1])
     found = json.loads((tmp_path / "run.json").read_text())["results"]["human"]["untrained"]
     assert found["mrr"] == pytest.approx((1 / best + 1 / places[7]) / 2)
     assert (found["queries"], found["pool_size"]) == (2, 24)
-    scores = normalize(embeddings["query"][[0, 7], :8]) @ normalize(embeddings["code"][:, :8]).T
-    by_eight = [int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))]
-    assert found["mrr_8"] == pytest.approx((1 / min(by_eight[:2]) + 1 / by_eight[2]) / 2)
+    short = ranked(normalize(queries[[0, 7], :8]) @ normalize(codes[:, :8]).T)
+    assert found["mrr_8"] == pytest.approx((1 / min(short[0], short[1]) + 1 / short[7]) / 2)
 
     def gain(grade, place):
         return (2**grade - 1) / math.log2(place + 1) * (place <= 10)
 
-    ndcg = [
-        (gain(3, places[0]) + gain(1, places[1])) / (gain(3, 1) + gain(1, 2)),
-        gain(2, places[7]) / gain(2, 1),
-    ]
+    ndcg = [(gain(3, places[0]) + gain(1, places[1])) / (gain(3, 1) + gain(1, 2)), gain(2, places[7]) / gain(2, 1)]
     assert found["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
     # The second of two relevant codes has two relevant ones up to its place.
     average = [(1 / best + 2 / max(places[0], places[1])) / 2, 1 / places[7]]

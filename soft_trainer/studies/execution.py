@@ -21,13 +21,13 @@ from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.files import newest_complete, record_path, write_json
+from soft_trainer.options.commands import BaselineArguments, SimCSEArguments
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
 from soft_trainer.options.resolve import resolve_loss
-from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
-from soft_trainer.studies.baseline import BaselineArguments, check_baseline
+from soft_trainer.options.training import SimCSETrainingArguments, SoftInfoNCETrainingArguments
+from soft_trainer.studies.baseline import check_baseline
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main, table
 

@@ -47,13 +47,16 @@ def test_the_paper_s_case_study_under_bm25(run, tmp_path):
 
 
 def test_each_estimator_s_own_settings_and_model(run, data_dir, encoder_dir):
-    out = run(
-        *("--data_dir", data_dir, "--estimators", "bm25,simcse,trained_model,bm25+simcse", "--query", 3),
-        *("--estimator_model", ",".join([str(encoder_dir)] * 3), "--batch_size", 12, "--negatives", 5),
+    names, models = "bm25,simcse,trained_model,bm25+simcse", ",".join([str(encoder_dir)] * 3)
+    rows = ("--data_dir", data_dir, "--batch_size", 12, "--query", 3, "--negatives", 5)
+    header, _, *lines = run(*rows, "--estimators", names, "--estimator_model", models).splitlines()[2:]
+    assert cells(header)[1::2] == [f"{name} similarity" for name in names.split(",")]
+    assert len(lines) == 5 and all(len(cells(line)) == 9 for line in lines)
+    arguments = WeightPlotArguments(
+        estimators="bm25+simcse,trained_model", estimator_model=f"{encoder_dir},{encoder_dir}"
     )
-    header, _, *rows = out.splitlines()[2:]
-    assert cells(header)[1::2] == [f"{n} similarity" for n in ("bm25", "simcse", "trained_model", "bm25+simcse")]
-    assert len(rows) == 5 and all(len(cells(row)) == 9 for row in rows)
+    kinds = {name: type(estimator).__name__ for name, estimator in weight_plot.choose_estimators(arguments).items()}
+    assert kinds == {"bm25+simcse": "MixtureEstimator", "trained_model": "TrainedModelEstimator"}
 
 
 def test_weights_are_those_of_training(dataset):
@@ -62,15 +65,6 @@ def test_weights_are_those_of_training(dataset):
     one = weight_plot.estimate("bm25", BM25Estimator(), dataset)
     assert one.label == "bm25 (α 1.5, β 0.5, t 1)"
     assert torch.equal(one.weights, negative_weights(one.similarity, 1.5, 0.5, 1.0, floor=0.1))
-
-
-def test_mixtures_and_single_names_take_their_models_in_order(encoder_dir):
-    arguments = WeightPlotArguments(
-        estimators="bm25+simcse,trained_model", estimator_model=f"{encoder_dir},{encoder_dir}"
-    )
-    chosen = weight_plot.choose_estimators(arguments)
-    kinds = {name: type(estimator).__name__ for name, estimator in chosen.items()}
-    assert kinds == {"bm25+simcse": "MixtureEstimator", "trained_model": "TrainedModelEstimator"}
 
 
 def test_the_batch_is_drawn_by_the_seed(data_dir):

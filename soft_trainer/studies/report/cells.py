@@ -12,7 +12,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from soft_trainer.studies.compare import Pairing, RankChange, ranks_of
 from soft_trainer.studies.significance import Comparison, holm
 
 PAPER = Path(__file__).with_name("paper.csv")  # Li et al. 2023, every MRR of their tables
+PAPER_FIGURES = list(csv.DictReader(PAPER.read_text(encoding="utf-8").splitlines()))
 CHANGES = 5  # queries shown that gained, and as many that lost
 ENCODERS = ("codebert", "graphcodebert", "unixcoder")
 LOSS_ORDER = ("info_nce", "bce", "weighted_info_nce", "kl_regularization", "soft_info_nce")  # of the paper's tables
@@ -229,7 +229,11 @@ def make_cells(runs: Iterable[ReportedRun]) -> tuple[list[Cell], dict[str, str]]
                 method = (run.loss, run.cancel, run.estimator) if system == "trained" else ("", "", "")
                 place = (language, run.record["dataset"], int(metrics["pool_size"]))
                 if system in SYSTEMS:
-                    methods[evaluation, run.encoder, system, *method].append((place, run, _settings(run, system)))
+                    # An untrained encoder depends on its own settings alone, BM25 on none.
+                    encoder = {"base model", *run.record.get("encoder", {})} if system == "untrained" else ()
+                    names = run.settings if system == "trained" else encoder
+                    settings = {name: value for name, value in run.settings.items() if name in names}
+                    methods[evaluation, run.encoder, system, *method].append((place, run, settings))
     cells, repeated = {}, {}
     for method, members in methods.items():
         names = _varying(members)
@@ -239,13 +243,6 @@ def make_cells(runs: Iterable[ReportedRun]) -> tuple[list[Cell], dict[str, str]]
             if first is not run and method[2] == "trained":
                 repeated[str(run.folder)] = f"the settings and the seed of {first.folder}"
     return sorted((Cell(*cell, tuple(seeds.values())) for cell, seeds in cells.items()), key=_order), repeated
-
-
-def _settings(run: ReportedRun, system: str) -> Mapping[str, object]:
-    """The settings that a system's result depends on."""
-    encoder = ("base model", *run.record.get("encoder", {}))
-    names = {"trained": run.settings, "untrained": encoder, "lexical": ()}[system]
-    return {name: value for name, value in run.settings.items() if name in names}
 
 
 def _varying(members: Sequence[tuple[tuple, ReportedRun, Mapping]]) -> list[str]:
@@ -310,11 +307,7 @@ def compare_with_infonce(cells: Sequence[Cell]) -> list[str]:
 
 
 def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
-    """A cell against InfoNCE of its encoder and column; of several, the one that shares most settings, then seeds.
-
-    Raises:
-        UserError: there is no InfoNCE, the two share no seed or rank other queries, or ranks cannot be read.
-    """
+    """A cell against InfoNCE of its encoder and column; of several, the one that shares most settings, then seeds."""
     place = (cell.encoder, cell.column)
     candidates = [other for other in cells if other.is_baseline and (other.encoder, other.column) == place]
     refuse((not candidates, "no run of InfoNCE with this encoder, language, data set and corpus"))
@@ -341,12 +334,6 @@ def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
 # ---- The paper's figures ----
 
 
-@cache
-def _paper_rows() -> list[dict[str, str]]:
-    with PAPER.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def paper_mrr(cell: Cell, language: str) -> float | None:
     """The MRR in the tables of Li et al. (2023), None if they have none for the settings of a cell.
 
@@ -356,7 +343,7 @@ def paper_mrr(cell: Cell, language: str) -> float | None:
         language: one of the six, or "overall" for their mean.
     """
     run = cell.runs[0]
-    for figure in _paper_rows():
+    for figure in PAPER_FIGURES:
         named = (figure["encoder"], figure["language"], figure["loss"]) == (run.profile, language, cell.loss)
         if named and figure["estimator"] in ("", cell.estimator):  # Table 3 names no estimator for its cancellation
             stated = {"cancel": "none"} | dict(pair.split("=") for pair in figure["settings"].split())

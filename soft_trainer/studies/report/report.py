@@ -259,13 +259,6 @@ def sections(report: Report) -> list[Section]:
     return made
 
 
-def _summary(report: Report) -> str:
-    runs, compared = len(report.runs), len(report.compared)
-    significant = sum(cell.difference.p < SIGNIFICANT for cell in report.compared)
-    text = f"{runs} run{'s' * (runs != 1)}, {compared} comparison{'s' * (compared != 1)} with InfoNCE"
-    return f"{text}, {significant} with p < {SIGNIFICANT} after correction." if compared else f"{text}."
-
-
 # ---- The files ----
 
 
@@ -287,9 +280,14 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before the pictures, which take time
         made = sections(report)
+        runs, compared = len(report.runs), len(report.compared)
+        summary = f"{runs} run{'s' * (runs != 1)}, {compared} comparison{'s' * (compared != 1)} with InfoNCE"
+        if compared:
+            significant = sum(cell.difference.p < SIGNIFICANT for cell in report.compared)
+            summary += f", {significant} with p < {SIGNIFICANT} after correction"
         content = {
             "title": TITLE,
-            "summary": _summary(report),
+            "summary": f"{summary}.",
             "lead": [section for section in made if section.name not in BACKGROUND],
             "rest": [section for section in made if section.name in BACKGROUND],
             "pictures": pictures(report.main_cells),
