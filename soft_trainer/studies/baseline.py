@@ -18,7 +18,7 @@ from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.commands import BASELINES, BaselineArguments
-from soft_trainer.options.declared import changed_options
+from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -108,7 +108,7 @@ def check_baseline(model_args: ModelArguments, data_args: DataArguments, args: S
     values = vars(model_args) | vars(data_args) | vars(args)
     given = getattr(args, "given", frozenset()) & ({*ONLY_OURS, *defaults} - {*SHARED, *OF_THE_RUN})
     ignored = [
-        *changed_options(args, SoftInfoNCEOptions),
+        *(name for name in changed_options(args) if name in declared_options(SoftInfoNCEOptions)),
         *(name for name in ("train_sampling_strategy", "lora_r") if values[name] not in ("random", None)),
         *(name for name in sorted(given) if values[name] not in (*NOTHING, defaults.get(name))),
     ]

@@ -26,10 +26,7 @@ HERE = ["--language", "python", "--use_cpu", "true", "--disable_tqdm", "true", "
         (["--save_strategy", "steps"], "save_strategy: an option of our trainer"),
         (["--estimator", "bm25"], "estimator: an option of our trainer"),
         (["--early_stopping_patience", "2"], "early_stopping_patience: an option of our trainer"),
-        (
-            ["--save_strategy", "no", "--estimator", "none", "--from_scratch", "32x1"],
-            "trains a pretrained encoder in one",
-        ),
+        (["--save_strategy", "no", "--estimator", "none", "--from_scratch", "32x1"], "trains a pretrained encoder"),
     ],
 )
 def test_what_a_baseline_cannot_do_is_refused_before_a_model_loads(words, message):
