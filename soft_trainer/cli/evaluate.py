@@ -34,8 +34,7 @@ from soft_trainer.terminal import print_on_main
 SHARED = {
     DataArguments: ("data_dir", "source_dir", "history", "eval_data_dir", "language", "split_urls", "filters")
     + ("mining_keep", "query_column", "code_column", "drop_unusable", "lexical"),
-    TrainingOptions: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm")
-    + ("matryoshka_dims",),
+    TrainingOptions: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm", "matryoshka_dims"),
     ModelArguments: ("model_revision", "trust_remote_code", "attn_implementation", "dtype", "profile", "pooling")
     + ("query_prefix", "code_prefix", "query_prompt", "code_prompt", "include_prompt", "query_length", "code_length")
     + ("data_flow_length", "score_function", "score_scale", "query_columns", "code_columns"),
@@ -81,17 +80,14 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
     given = {options: {name: getattr(arguments, name) for name in names} for options, names in SHARED.items()}
-    alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not _own_rows(arguments)
+    own = arguments.data_dir or arguments.source_dir or arguments.history
+    alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not own
     name = arguments.dataset_name or ("none" if alone else CODESEARCHNET)
     return (
         ModelArguments(model_name_or_path=arguments.model, **given[ModelArguments]),
         DataArguments(dataset_name=name, **given[DataArguments]),
         SoftInfoNCETrainingArguments(output_dir=folder, do_predict=True, report_to="none", **given[TrainingOptions]),
     )
-
-
-def _own_rows(arguments: argparse.Namespace | DataArguments) -> bool:
-    return bool(arguments.data_dir or arguments.source_dir or arguments.history)
 
 
 def _rows(options: Options, none: bool = False) -> tuple:
@@ -163,8 +159,8 @@ def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
     from soft_trainer.training.building import build_model, build_tokenizer, model_name
 
     tasks = mteb_tasks.find_tasks(mteb_tasks.split_names(names))
-    no_rows = data_args.dataset_name == "none" and not (_own_rows(data_args) or data_args.eval_data_dir)
-    profile, data, sets = _rows(options, no_rows)
+    folders = data_args.data_dir, data_args.source_dir, data_args.history, data_args.eval_data_dir
+    profile, data, sets = _rows(options, none=data_args.dataset_name == "none" and not any(folders))
     card = _card(Path(model_name(model_args)), profile)
     rows_name, languages = Path(data_args.rows_name).name, data_args.languages
     own = [replace(each, name=f"{rows_name}-{each.name}") for each in split_sets(args, data, languages)]

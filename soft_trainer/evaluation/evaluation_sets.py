@@ -29,10 +29,8 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 from datasets import Dataset, DatasetDict
@@ -172,7 +170,7 @@ def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, 
         return
     missing = "cosqa-retrieval-dev*.json or -test*.json" if codes else "code_idx_map.txt (or .json)"
     refuse((not (found and codes), f"{folder}: CoSQA needs {missing} as well, plain or as .gz"))
-    (corpus,) = _parsed([(codes, _read_json(codes))], lambda content: [_code_row(*pair) for pair in content.items()])
+    (corpus,) = _parsed([(codes, _read(codes))], lambda content: [_code_row(*pair) for pair in content.items()])
     corpus = Dataset.from_list(corpus)
     for match in found:
         both = [other[0] for other in found if other[1] == match[1]]
@@ -209,9 +207,9 @@ def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
         language, query = row["Language"].strip().lower(), row["Query"].lower()
         return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in languages else None
 
-    with _opened(path) as file:
-        rows = [(f"{path}, row {number}", row) for number, row in enumerate(csv.DictReader(file), 1)]
-    return [judgment for judgment in _parsed(rows, read) if judgment]
+    rows = enumerate(_read(path, lambda file: list(csv.DictReader(file))), 1)
+    judgments = _parsed(((f"{path}, row {number}", row) for number, row in rows), read)
+    return [judgment for judgment in judgments if judgment]
 
 
 def _judgments(path: Path, languages: Sequence[str]) -> list[Judgment]:
@@ -259,23 +257,17 @@ def _graded_rows(judgments: Iterable[Judgment], corpus: Dataset, path: Path, que
 # ---- Files and rows ----
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """Opens a text file, which may be gzipped."""
+def _read(path: Path, parse: Callable = json.load):
+    """Reads a text file, which may be gzipped."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield file
+            return parse(file)
     except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
         raise UserError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
 
 
-def _read_json(path: Path):
-    with _opened(path) as file:
-        return json.load(file)
-
-
 def _parsed_list(path: Path, read: Callable) -> list:
-    return _parsed(((f"{path}, entry {number}", entry) for number, entry in enumerate(_read_json(path), 1)), read)
+    return _parsed(((f"{path}, entry {number}", entry) for number, entry in enumerate(_read(path), 1)), read)
 
 
 def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
@@ -294,8 +286,7 @@ def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
 
 
 def _code_row(code: str, url: object) -> dict:
-    texts = {"code": code, "code_tokens": code.split(), "original_string": code}
-    return texts | {"language": _LANGUAGE, "url": str(url)}
+    return {"code": code, "code_tokens": code.split(), "original_string": code, "language": _LANGUAGE, "url": str(url)}
 
 
 def _query_row(query: str, url: object, language: str) -> dict:

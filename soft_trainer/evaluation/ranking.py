@@ -113,9 +113,8 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
     shapes = [list(each.shape) for each in (queries, codes, targets)]
     fit = len(shapes[0]) == 2 and shapes[1][1:] == shapes[0][1:] and shapes[2] == shapes[0][:1]
-    words = ", ".join(map(str, shapes))
     refuse(
-        (not fit, f"Embeddings and targets must be [queries, d], [codes, d] and [queries], not {words}."),
+        (not fit, f"Embeddings and targets must be [queries, d], [codes, d] and [queries], not {str(shapes)[1:-1]}."),
         (len(codes) == 0, "The corpus is empty: there is nothing to rank."),
     )
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()

@@ -83,9 +83,20 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
     found = place.groupby(pairs["query"]).rank(method="first")
     precision = np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
     first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
-    places = torch.tensor(pairs["place"].to_numpy())
+    ranks = torch.tensor(pairs["place"].to_numpy())[first]
     top = (part.cpu()[first] for part in (ranking.top_indices, ranking.top_scores))
-    return GradedRanking(Ranking(places[first], *top), first, gained / possible, precision)
+    return GradedRanking(Ranking(ranks, *top), first, gained / possible, precision)
+
+
+def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
+    """Averages over the sets every metric that all of them have, leaving out counts and times."""
+    start, left_out = f"{prefix}_{keys[0]}_", ("pool_size", "queries", "runtime", "per_second")
+    means = {}
+    for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
+        values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
+        if not name.endswith(left_out) and None not in values:
+            means[f"{prefix}_{name}"] = float(np.mean(values))
+    return means
 
 
 # ---- Matryoshka embeddings: the MRR by the first dimensions, such as `mrr_256`, in addition to `mrr` ----
@@ -104,20 +115,4 @@ def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
 
 def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
     """Computes the MRR of each ranking of `pool_size` codes; the rankings are keyed by their number of dimensions."""
-    return {
-        shorter_metric(dim): retrieval_metrics(ranking.ranks, pool_size)["mrr"] for dim, ranking in rankings.items()
-    }
-
-
-# ---- Several sets ----
-
-
-def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Averages over the sets every metric that all of them have, leaving out counts and times."""
-    start, left_out = f"{prefix}_{keys[0]}_", ("pool_size", "queries", "runtime", "per_second")
-    means = {}
-    for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
-        values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
-        if not name.endswith(left_out) and None not in values:
-            means[f"{prefix}_{name}"] = float(np.mean(values))
-    return means
+    return {shorter_metric(dim): retrieval_metrics(each.ranks, pool_size)["mrr"] for dim, each in rankings.items()}

@@ -32,7 +32,6 @@ USES = {
     "test": "queries that the result is reported on",
     "codebase": "the corpus: the functions that queries are ranked against",
 }
-LARGEST = 5  # repositories that the card names
 _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
@@ -68,9 +67,8 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
     name = arguments.push_data_to_hub
     if name and distributed.rank_and_world_size()[0] == 0:
         folder = write_data(data, arguments, Path(args.output_dir) / PUSHED_ROWS)
-        token, private = args.hub_token, args.hub_private_repo
-        url = push_folder(folder, name, token, private, commit_message="Rows of a run", repo_type="dataset")
-        print_on_main(f"Rows pushed: {url}")
+        of_rows = {"commit_message": "Rows of a run", "repo_type": "dataset"}
+        print_on_main(f"Rows pushed: {push_folder(folder, name, args.hub_token, args.hub_private_repo, **of_rows)}")
 
 
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
@@ -119,7 +117,7 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
         filters=arguments.filters,
         split=split,
         repositories=len(repositories),
-        largest=", ".join(f"{name} ({count:,})" for name, count in repositories.most_common(LARGEST)),
+        largest=", ".join(f"{name} ({count:,})" for name, count in repositories.most_common(5)),
         negatives="negatives" in _features(data),
         rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
     )
