@@ -16,6 +16,7 @@ attention adds the mask to the scores, so it needs 0 for True and the lowest num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -60,11 +61,8 @@ def graph_features(
     tokens, edges = extract_data_flow(code, language)
     pieces = _pieces(tokens, tokenizer)
     length = code_length + data_flow_length
-    starts = [1]
-    for piece in pieces:
-        starts.append(starts[-1] + len(piece))
-    ids = [piece_id for piece in pieces for piece_id in piece]
-    ids = ids[: length - 2 - min(len(edges), data_flow_length)]
+    starts = list(accumulate(map(len, pieces), initial=1))
+    ids = list(chain.from_iterable(pieces))[: length - 2 - min(len(edges), data_flow_length)]
     ids = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
     positions = range(tokenizer.pad_token_id + 1, tokenizer.pad_token_id + 1 + len(ids))
 

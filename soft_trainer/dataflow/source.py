@@ -34,6 +34,7 @@ _FRAMES = {
 }
 _FRAMES |= {"csharp": _FRAMES["java"], "typescript": _FRAMES["javascript"], "tsx": _FRAMES["javascript"]}
 _FILE = ((b"", b"", b"", b""),)
+_STRINGS = ("string", "concatenated_string")  # a docstring is a statement that consists of one
 # Strings are matched too, so that a comment sign inside a string is not taken for a comment.
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
@@ -189,11 +190,7 @@ def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
                 tokens.append(node)
         elif kind in rules.plain and node.child_count == 1:
             tokens.append(node)
-        elif (
-            kind == rules.docstring
-            and node.child_count == 1
-            and node.children[0].type in ("string", "concatenated_string")
-        ):
+        elif kind == rules.docstring and node.child_count == 1 and node.children[0].type in _STRINGS:
             comments.append(node)
         else:
             stack += reversed(node.children)

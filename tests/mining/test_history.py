@@ -140,22 +140,13 @@ def test_tests_and_other_languages_do_not_count(repository):
 
 def test_renamed_files_keep_their_functions(repository):
     texts = {i: function(f"f{i}", "value += 1", "value -= 2", document=f"Adds the {i}th number.") for i in range(5)}
-
-    def commit(message, folder):
+    commits = [(number, number % 5, "src") for number in range(20, 24)] + [(None, 0, "lib")]
+    commits += [(number, 0, "lib") for number in range(30, 40)] + [(None, 0, "kit"), (99, 0, "kit")]
+    for number, changed, folder in commits:
+        if number:
+            texts[changed] = function(f"f{changed}", f"value += {number}", "value -= 2", "value *= 3")
+        message = f"Set the number {number} of it" if number else "Move all files to another folder"
         repository.commit(message, {f"{folder}/f{i}.py": text for i, text in texts.items()})
-
-    def change(number, function_number, folder):
-        name = f"f{function_number}"
-        texts[function_number] = function(name, f"value += {number}", "value -= 2", "value *= 3")
-        commit(f"Set the number {number} of it", folder)
-
-    for number in range(20, 24):
-        change(number, number % 5, "src")
-    commit("Move all files to another folder", "lib")
-    for number in range(30, 40):
-        change(number, 0, "lib")
-    commit("Move all files to the last folder", "kit")
-    change(99, 0, "kit")
     rows = mine(repository).rows
     assert {row["url"] for row in rows["codebase"]} == {f"lib/f{i}.py#f{i}" for i in range(5)}
     newest, (old,) = rows["test"][0], [row for row in rows["train"] if row["docstring"] == "Set the number 22 of it"]
