@@ -1,7 +1,5 @@
 """Trees to rows: splits, rules, what is skipped, and the command."""
 
-import gzip
-import json
 import os
 import re
 from collections import Counter
@@ -10,6 +8,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
+from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits, package_names
 from soft_trainer.mining.tree import mine, mine_to, mining_table
 
@@ -37,8 +36,7 @@ def other{0}(e):
 
 
 def read(folder, split):
-    with gzip.open(folder / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    return [row for _, row in read_json_lines(folder / f"{split}.jsonl.gz")]
 
 
 def test_output_folder(tmp_path):
