@@ -149,15 +149,14 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
     """
     try:
         folder = _pushed_folder(dataset_name)
-        loaded = load_dataset(dataset_name, language) if folder is None else load_folder(folder, needed=())
-    except UserError:
-        raise
+        loaded = load_dataset(dataset_name, language) if folder is None else {}
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(
             f"{dataset_name} ({language}) cannot be read from the Hub: {str(error).splitlines()[0]}; set HF_TOKEN for "
             "a private data set, use --data_dir or --source_dir without a network"
         ) from error
     if folder is not None:
+        loaded = load_folder(folder, needed=())
         for split in [split for split in loaded if "language" in loaded[split].column_names]:
             others = ", ".join(sorted(set(loaded[split]["language"][:]) - {None, language}))
             loaded[split] = rows_in(loaded[split], language)

@@ -167,10 +167,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int, least: int) -> int | None:
-    """Returns the number of processes for `datasets.map`, with at least this many rows for each.
-
-    None means this process.
-    """
+    """Returns how many processes `datasets.map` gets, with `least` rows or more for each; None means this process."""
     processes = min(os.cpu_count() or 1, rows // least)
     return processes if processes > 1 else None
 
