@@ -162,31 +162,25 @@ def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tm
 NOUNS = ["lines", "words", "pages", "notes", "books"]
 
 
-def test_a_source_tree_is_mined_into_four_checked_splits(tmp_path):
-    data = load(tmp_path, language="python", source_dir=source_tree(tmp_path / "source", NOUNS))
-    assert all(len(data[split]) for split in ("train", "valid", "test", "codebase"))
+def test_a_source_tree_is_mined_into_four_checked_splits_and_again_only_if_it_is_edited(tmp_path, monkeypatch):
+    source = Path(source_tree(tmp_path / "source", NOUNS))
+    arguments = {"language": "python", "source_dir": str(source)}
+    data = load(tmp_path, **arguments)
+    assert min(map(len, data.values())) > 0 and set(data["test"]["url"]) <= set(data["codebase"]["url"])
     modules = [set(data[split]["path"]) for split in ("train", "valid", "test")]
     assert not modules[0] & modules[1] and not modules[0] & modules[2] and not modules[1] & modules[2]
-    assert set(data["test"]["url"]) <= set(data["codebase"]["url"])
-    other = source_tree(tmp_path / "other", ["tunes", "songs", "notes", "chord", "drums"])
-    paths = set(load(tmp_path, language="python", source_dir=other)["train"]["path"])
-    assert paths and not paths & {"lines.py", "words.py", "pages.py", "books.py"}
-
-
-def test_only_an_edited_source_tree_is_mined_again(tmp_path, monkeypatch):
-    source = Path(source_tree(tmp_path / "source", NOUNS))
-    first = load(tmp_path, language="python", source_dir=str(source))
     (source / "site-packages").mkdir()
     (source / "site-packages" / "other.py").write_text("x = 1\n")
     with monkeypatch.context() as patch:
         patch.setattr("soft_trainer.mining.tree.mine_to", lambda *_, **__: pytest.fail("mined again"))
-        again = load(tmp_path, language="python", source_dir=str(source))
-    assert again["train"]["url"][:] == first["train"]["url"][:]
+        assert load(tmp_path, **arguments)["train"]["url"][:] == data["train"]["url"][:]
     module = source / "lines.py"
     module.write_text(module.read_text().replace("def count_lines", "def tally_lines"))
-    edited = load(tmp_path, language="python", source_dir=str(source))
-    names = {row["func_name"] for split in edited.values() for row in split}
+    names = {row["func_name"] for split in load(tmp_path, **arguments).values() for row in split}
     assert "tally_lines" in names and "count_lines" not in names
+    other = source_tree(tmp_path / "other", ["tunes", "songs", "notes", "chord", "drums"])
+    paths = set(load(tmp_path, language="python", source_dir=other)["train"]["path"])
+    assert paths and not paths & {"lines.py", "words.py", "pages.py", "books.py"}
 
 
 def test_a_history_is_mined_once_and_joins_documentation(tmp_path, monkeypatch):
