@@ -182,9 +182,8 @@ def history_queries(
         UserError: as `mine_history`, or no source file in a known language.
     """
     mined = mine_history(repository, language or main_language(repository))
-    opened = open_repository(repository)
     with reporting_missing_objects(repository):
-        write_tree(opened, mined.cut, output_dir)
+        write_tree(open_repository(repository), mined.cut, output_dir)
     targets: dict[str, set[str]] = defaultdict(set)
     for judged in mined.relevance:
         targets[judged["query"]].add(judged["url"])

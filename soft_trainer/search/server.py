@@ -62,10 +62,9 @@ class PageServer(ThreadingHTTPServer):
 
     def about(self, _: dict[str, str]) -> dict:
         """The folder and the languages that the filters offer."""
-        index = self.served.index
+        index, query = self.served.index, "SELECT language FROM files GROUP BY 1 ORDER BY count(*) DESC"
         with self.served.lock:
-            rows = index.database.execute("SELECT language, count(*) FROM files GROUP BY 1 ORDER BY 2 DESC")
-            return {"folder": index.folder, "languages": [language for language, _ in rows]}
+            return {"folder": index.folder, "languages": [language for (language,) in index.database.execute(query)]}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -126,9 +125,7 @@ def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str 
         server = PageServer(served, port, editor)
     except (OSError, OverflowError) as error:
         raise UserError(f"port={port}: {str(error).rstrip('.')}; choose another, or 0 for any that is free") from error
-    sys.stdout.write(f"{server.url}{query and f'#q={quote(query)}'}\nStop with Ctrl+C.\n")
-    sys.stdout.flush()
-    try:
+    with server:
+        sys.stdout.write(f"{server.url}{query and f'#q={quote(query)}'}\nStop with Ctrl+C.\n")
+        sys.stdout.flush()
         server.serve_forever()
-    finally:
-        server.server_close()

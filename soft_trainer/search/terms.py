@@ -30,10 +30,9 @@ class Batch:
     """Files that were read together, as an index stores them, and their terms.
 
     `files` are rows (path, language, number of pieces, digest, JSON of `[start, end, name]` of each piece, packed
-    text); `traits` are the numbers of `store.TRAITS`. Of each piece there are `lengths` and the number of words in its
-    name. Entry i says that `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`.
-    Of the other files, `skipped` has those that no person wrote, with the reason, and `touched` those that are as they
-    were.
+    text), `traits` the numbers of `store.TRAITS`, `names` the words in each piece's name. Entry i says that
+    `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`. Of the other files,
+    `skipped` has those that no person wrote, with the reason, and `touched` those that are as they were.
     """
 
     files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
