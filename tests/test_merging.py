@@ -99,14 +99,19 @@ def weights_of(folder):
     return load_file(folder / "model.safetensors")
 
 
+def check_merged(found, base, models, ratio, rtol=0.0):
+    """Compares weights with those that double precision gives."""
+    for name, tensor in found.items():
+        mean = sum(model[name].double() for model in models) / len(models)
+        expected = (1 - ratio) * base[name].double() + ratio * mean
+        torch.testing.assert_close(tensor.double(), expected, rtol=rtol, atol=1e-6, msg=name)
+
+
 def test_a_merged_encoder_loads_in_every_library_with_the_same_embeddings(before, folder_of, tmp_path):
     base = folder_of(before, "base", query_length=9)
     models = [folder_of(before, f"model-{seed}", seed, matryoshka_dims=(32, 8)) for seed in (1, 2)]
     merged = merge_encoders(base, models, 0.3, tmp_path / "merged")
-    states = [weights_of(folder) for folder in (base, *models)]
-    for name, tensor in weights_of(merged).items():
-        expected = 0.7 * states[0][name] + 0.3 * (states[1][name] + states[2][name]) / 2
-        torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-6)
+    check_merged(weights_of(merged), weights_of(base), [weights_of(model) for model in models], 0.3)
     encoder = load_encoder(merged, device="cpu")
     assert encoder.profile.matryoshka_dims == (32, 8) and encoder.profile.query_length == 16
     ours = encoder.encode_codes(TEXTS)
@@ -131,11 +136,9 @@ def test_the_ends_are_the_encoders_themselves(before, folder_of, tmp_path, ratio
 
 def test_bfloat16_stays_bfloat16(before, folder_of, tmp_path):
     base, model = folder_of(before, "base"), folder_of(copy.deepcopy(before).bfloat16(), "model", 1)
-    states = [weights_of(folder) for folder in (base, model)]
-    for name, tensor in weights_of(merge_encoders(base, [model], 0.5, tmp_path / "merged")).items():
-        assert tensor.dtype == torch.bfloat16
-        middle = (states[0][name].float() + states[1][name].float()) / 2
-        torch.testing.assert_close(tensor.float(), middle, rtol=2**-8, atol=1e-6)
+    merged = weights_of(merge_encoders(base, [model], 0.5, tmp_path / "merged"))
+    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+    check_merged(merged, weights_of(base), [weights_of(model)], 0.5, rtol=2**-8)
 
 
 def test_tied_weights_stay_tied(tokenizer, profile, folder_of, tmp_path):
@@ -145,9 +148,8 @@ def test_tied_weights_stay_tied(tokenizer, profile, folder_of, tmp_path):
     merged = merge_encoders(base, [model], 0.5, tmp_path / "merged")
     loaded = load_model(merged, profile)
     assert loaded.shared.weight is loaded.encoder.embed_tokens.weight
-    states = [load_model(folder, profile).state_dict() for folder in (base, model)]
-    for name, tensor in loaded.state_dict().items():
-        torch.testing.assert_close(tensor, (states[0][name] + states[1][name]) / 2, rtol=0, atol=1e-6)
+    before, after = (load_model(folder, profile).state_dict() for folder in (base, model))
+    check_merged(loaded.state_dict(), before, [after], 0.5)
 
 
 @pytest.fixture
@@ -168,16 +170,14 @@ def test_an_adapter_is_scaled_and_stays_an_adapter(adapter, before, profile, tmp
     base, model = adapter
     merged = merge_encoders(base, [model], 0.25, tmp_path / "merged")
     assert (merged / "adapter_model.safetensors").exists() and not (merged / "model.safetensors").exists()
-    states = [before.state_dict(), merge_adapter(load_model(model, profile)).state_dict()]
-    whole = copy.deepcopy(before).eval()
-    whole.load_state_dict(interpolate(states[0], [states[1]], 0.25))
-    expected = SentenceTransformer(str(base), device="cpu")
-    expected[0].auto_model.load_state_dict(whole.state_dict())
+    trained = merge_adapter(load_model(model, profile)).state_dict()
+    whole = SentenceTransformer(str(base), device="cpu")
+    whole[0].auto_model.load_state_dict(interpolate(before.state_dict(), [trained], 0.25))
+    expected = whole.encode_document(TEXTS, convert_to_tensor=True)
     found = [load_encoder(merged, device="cpu").encode_codes(TEXTS)]
     found.append(SentenceTransformer(str(merged), device="cpu").encode_document(TEXTS, convert_to_tensor=True))
     for embeddings in found:
-        expected_embeddings = expected.encode_document(TEXTS, convert_to_tensor=True)
-        torch.testing.assert_close(embeddings, expected_embeddings, rtol=0, atol=1e-5)
+        torch.testing.assert_close(embeddings, expected, rtol=0, atol=1e-5)
     assert not torch.allclose(found[0], load_encoder(base, device="cpu").encode_codes(TEXTS), atol=1e-2)
 
 
@@ -185,9 +185,7 @@ def test_several_adapters_become_a_whole_encoder(adapter, before, profile, tmp_p
     base, model = adapter
     merged = merge_encoders(base, [model, model], 0.5, tmp_path / "merged")
     whole = merge_adapter(load_model(model, profile)).state_dict()
-    expected = interpolate(before.state_dict(), [whole], 0.5)
-    for name, tensor in weights_of(merged).items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+    check_merged(weights_of(merged), before.state_dict(), [whole], 0.5)
 
 
 def test_card_and_record_say_what_was_merged(before, folder_of, tmp_path):

@@ -7,7 +7,6 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -230,8 +229,9 @@ class Encoder:
         elif language is None:
             raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
         else:
-            pairs = zip(codes, repeat(language) if isinstance(language, str) else language, strict=False)
+            languages = [language] * len(codes) if isinstance(language, str) else language
             lengths = profile.code_length, profile.data_flow_length
+            pairs = zip(codes, languages, strict=True)
             items = [graph_features(code, of_code, tokenizer, *lengths) for code, of_code in pairs]
         return self._embed(items, "code", batch_size, progress)
 
