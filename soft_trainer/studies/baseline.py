@@ -91,7 +91,7 @@ class BaselineRun(Run):
     seconds: float  # of mining
 
     def record(self) -> dict:
-        """The record of the run, as `Run.record`, with the loss and the options of the baseline."""
+        """Returns the record of the run, as `Run.record`, with the loss and the options of the baseline."""
         record, options = super().record(), dataclasses.asdict(self.baseline)
         settings = {name: value for name, value in options.items() if value and name != "baseline"}
         return record | {
@@ -167,7 +167,7 @@ def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: B
 
 
 def _with_negatives(pairs: Dataset, guide, baseline: BaselineArguments, args) -> Dataset:
-    """The pairs that have enough negatives, with them."""
+    """Returns the pairs that have enough negatives, with them."""
     from sentence_transformers.util import mine_hard_negatives  # for the same reason
 
     mined = mine_hard_negatives(

@@ -27,7 +27,7 @@ WIDTH = 100  # characters shown of a query or a code
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
-    """The ranks in a run's output folder, or in a file.
+    """Returns the ranks in a run's output folder, or in a file.
 
     Raises:
         UserError: the run has no ranks of this split and system.
@@ -75,7 +75,7 @@ class Pairing:
         return compare_paired(*self.reciprocal)
 
     def changes(self, number: int = 10, sign: int = 0) -> list[RankChange]:
-        """The queries that changed most, the largest change first; `sign` 1 takes only gains, -1 only losses."""
+        """Returns the queries that changed most, the largest change first; `sign` 1 takes only gains, -1 losses."""
         sizes = self.differences * sign if sign else np.abs(self.differences)
         rows = np.argsort(-sizes, kind="stable")[:number]
         return [self._change(row) for row in rows if sizes[row] > 0]
@@ -88,7 +88,7 @@ class Pairing:
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
-    """The rows of `ranked` in the order of `reference`, int64[Q]; both must have the same queries and corpus."""
+    """Returns the rows of `ranked` in the order of `reference`, int64[Q]; both need the same queries and corpus."""
     both = (reference, ranked)
     sizes, unnamed = [side.pool_size for side in both], [side.path for side in both if side.corpus is None]
     places = {url: row for row, url in enumerate(ranked.urls)}
@@ -110,7 +110,7 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
 
 
 def describe(comparison: Comparison) -> str:
-    """A comparison in two lines."""
+    """Describes a comparison in two lines."""
     interval, queries = comparison.interval, comparison.wins + comparison.losses + comparison.ties
     return (
         f"delta MRR {comparison.delta:+.4f}, 95% interval {interval.low:+.4f} to "
@@ -120,12 +120,12 @@ def describe(comparison: Comparison) -> str:
 
 
 def p_text(p: float, equals: str = "") -> str:
-    """A p with three digits; 10,000 draws say little more below 0.001."""
+    """Formats p with three digits; 10,000 draws say little more below 0.001."""
     return "< 0.001" if p < 0.001 else f"{equals}{p:.3f}"
 
 
 def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
-    """A change as lines: the query, then the first codes of each system; `=>` marks the query's own code."""
+    """Formats a change as lines: the query, then the first codes of each system; `=>` marks the query's own code."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
@@ -135,7 +135,7 @@ def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
 
 
 def shortened(text: str, width: int = WIDTH) -> str:
-    """A text in one line of at most `width` characters. A url keeps its end, which tells it from others."""
+    """Shortens a text to one line of at most `width` characters. A url keeps its end, which tells it from others."""
     # `textwrap.shorten` leaves nothing of a text without spaces, such as a url or a Chinese docstring.
     text = " ".join(text.split())
     if len(text) <= width:
@@ -173,7 +173,7 @@ class PooledComparison:
         )
 
     def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
-        """The bootstrap interval of the difference, over the seeds and the queries of each set."""
+        """Returns the bootstrap interval of the difference, over the seeds and the queries of each set."""
         return stratified_bootstrap([each.differences for each in sets or self.sets])
 
     @property
@@ -182,7 +182,7 @@ class PooledComparison:
         return randomisation_test(np.concatenate([each.differences.mean(0) for each in self.sets]))
 
     def describe(self) -> str:
-        """A table with a line for each set, and the difference over all."""
+        """Makes a table with a line for each set, and the difference over all."""
         rows = []
         for each in self.sets:
             a, b = (values.mean() for values in each.reciprocal)
@@ -194,7 +194,7 @@ class PooledComparison:
 
 
 def difference_text(delta: float, interval: Interval) -> str:
-    """A difference in MRR with its interval."""
+    """Formats a difference in MRR with its interval."""
     return f"{delta:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
 
 
@@ -230,7 +230,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """The run folders of a pattern by the texts in place of its stars."""
+    """Finds the run folders of a pattern by the texts in place of its stars."""
     expression = re.compile("([^/]*)".join(map(re.escape, pattern.rstrip("/").split("*"))))
     matches = {folder: expression.fullmatch(folder) for folder in glob.glob(pattern.rstrip("/"))}
     folders = {match.groups(): Path(folder) for folder, match in matches.items() if match and Path(folder).is_dir()}

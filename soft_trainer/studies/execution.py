@@ -103,7 +103,7 @@ def progress(study: Study, run: PlannedRun) -> FolderState:
 
 
 def _options(study: Study, run: PlannedRun) -> dict[str, dict[str, str]]:
-    """The options, as text, of a run and of the runs that it needs, by name; without folders, which may move."""
+    """Returns the options of a run and of those that it needs, by name, as text; without folders, which may move."""
     return {
         name: {key: _text(value) for key, value in study.runs[name].options.items() if value is not None}
         for name in (run.name, *run.needs)
@@ -111,7 +111,7 @@ def _options(study: Study, run: PlannedRun) -> dict[str, dict[str, str]]:
 
 
 def _text(value) -> str:
-    """A value as text; equal numbers give the same text, whichever way they were written."""
+    """Formats a value; equal numbers give the same text, whichever way they were written."""
     if isinstance(value, bool | list | dict):
         return json.dumps(value)
     try:

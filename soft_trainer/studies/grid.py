@@ -38,11 +38,11 @@ class Study:
     runs: Mapping[str, PlannedRun]
 
     def folder(self, name: str) -> Path:
-        """The output folder of a run."""
+        """Returns the output folder of a run."""
         return self.output_dir / name
 
     def chosen(self, only: str | None = None) -> list[PlannedRun]:
-        """The runs of the grid, each after the runs that it needs.
+        """Returns the runs of the grid, each after the runs that it needs.
 
         Args:
             only: `axis=name` by comma; several names of one axis are alternatives.
@@ -133,7 +133,7 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
 
 
 def _entries(axis: str, entries: object, folder: Path) -> list[dict]:
-    """The entries of an axis, each in the parts of `_entry`."""
+    """Returns the entries of an axis, each in the parts of `_entry`."""
     refuse((not isinstance(entries, list) or not entries, f"grid: {axis}: a list of entries is expected"))
     entries = [entry if isinstance(entry, dict) else {"name": _as_text(entry, "-"), axis: entry} for entry in entries]
     unnamed = next((entry for entry in entries if "name" not in entry), None)
@@ -142,7 +142,7 @@ def _entries(axis: str, entries: object, folder: Path) -> list[dict]:
 
 
 def _entry(content: dict, folder: Path) -> dict:
-    """An entry in parts: its name, the options of its recipe, its own options, the runs that it needs, its module."""
+    """Splits an entry into its name, the options of its recipe, its own, the runs that it needs, and its module."""
     needs = content.get("needs") or ()
     return {
         "name": str(content["name"]),
@@ -154,7 +154,7 @@ def _entry(content: dict, folder: Path) -> dict:
 
 
 def _run_of_grid(entries: dict[str, dict], shared: dict, changes: dict, once: dict) -> PlannedRun:
-    """The run with these entries, one of each axis."""
+    """Returns the run with these entries, one of each axis."""
     place = {axis: entry["name"] for axis, entry in entries.items()}
     recipes, own = ([entry[part] for entry in entries.values()] for part in ("config", "options"))
     # The last of them wins.
@@ -170,7 +170,7 @@ def _run_of_grid(entries: dict[str, dict], shared: dict, changes: dict, once: di
 
 
 def _filled(options: dict, place: dict[str, str]) -> dict:
-    """The options with their placeholders replaced, without the output folder that a recipe names."""
+    """Returns the options with their placeholders replaced, without the output folder that a recipe names."""
     known = {**place, **{key: value for key, value in options.items() if value is not None}}
 
     def value_of(match: re.Match) -> str:
@@ -187,5 +187,5 @@ def _filled(options: dict, place: dict[str, str]) -> dict:
 
 
 def _as_text(value, between: str = ",") -> str:
-    """A value as text; a list is joined by `between`. In a name that is not a comma, at which `--only` splits."""
+    """Writes a value as text, a list joined by `between`: in a name no comma, at which `--only` splits."""
     return between.join(map(str, value)) if isinstance(value, list) else str(value)

@@ -41,14 +41,14 @@ class Comparison:
 
 
 def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
-    """The reciprocal rank of each query, float64[Q]."""
+    """Returns the reciprocal rank of each query, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)
     refuse((not (ranks >= 1).all(), "Ranks begin at 1, and rank 1 is best: found a lower one."))
     return 1 / ranks
 
 
 def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
-    """The percentile bootstrap interval of the mean difference, from 10,000 samples of the queries."""
+    """Returns the percentile bootstrap interval of the mean difference, from 10,000 samples of the queries."""
     batch, rng = max(1, _NUMBERS // len(differences)), np.random.default_rng(seed)
     settings = {"n_resamples": RESAMPLES, "confidence_level": 1 - 2 * TAIL, "method": "percentile"}
     interval = stats.bootstrap((differences,), np.mean, batch=batch, rng=rng, **settings).confidence_interval
@@ -56,7 +56,7 @@ def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
 
 
 def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
-    """The percentile bootstrap interval of the mean difference over all queries of several sets.
+    """Returns the percentile bootstrap interval of the mean difference over all queries of several sets.
 
     Args:
         strata: for each set the differences float64[S, Q] of S seeds and Q queries. Every resample draws seeds and
@@ -76,7 +76,7 @@ def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
 
 
 def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES, seed: int = 0) -> float:
-    """The two-sided p of the hypothesis that two systems differ by chance alone.
+    """Returns the two-sided p of the hypothesis that two systems differ by chance alone.
 
     Under that hypothesis the two numbers of a query may change places, so its difference may change sign. This is
     SciPy's `permutation_test` over paired samples, drawn as signs, which is ten times faster. The smallest possible p

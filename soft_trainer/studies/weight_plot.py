@@ -79,7 +79,7 @@ def estimate(name: str, estimator, rows: Dataset) -> Estimate:
 
 
 def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
-    """Name -> estimator, in the order of `--estimators`.
+    """Makes the estimators by name, in the order of `--estimators`.
 
     Raises:
         UserError: see `choose_estimator`.
@@ -101,7 +101,7 @@ def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
 
 
 def batch_rows(arguments: WeightPlotArguments) -> Dataset:
-    """The rows of the batch, with `docstring_tokens`.
+    """Returns the rows of the batch, with `docstring_tokens`.
 
     Raises:
         UserError: a file cannot be read, or has fewer rows than the batch.
@@ -119,7 +119,7 @@ def batch_rows(arguments: WeightPlotArguments) -> Dataset:
 
 
 def most_varied_query(estimates: Sequence[Estimate]) -> int:
-    """The query whose negatives' weights vary most, over all estimators."""
+    """Returns the query whose negatives' weights vary most, over all estimators."""
     return int(sum(estimate.weights.double().std(1) for estimate in estimates).argmax())
 
 
@@ -133,7 +133,7 @@ def chosen_negatives(estimates: Sequence[Estimate], query: int, number: int) -> 
 
 
 def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: int, negatives: Sequence[int]):
-    """The paper's Figure 2: left the sorted weights of the batch, right one query's negatives, as a figure."""
+    """Draws the paper's Figure 2: left the sorted weights of the batch, right one query's negatives, as a figure."""
     figure = new_figure(15, 2.2 + 0.55 * max(len(negatives), 7))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     size, places = len(queries), np.arange(len(negatives))
@@ -165,12 +165,12 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
 
 
 def _label(text: str, width: int = WRAP) -> str:
-    """A text in at most two lines."""
+    """Returns a text in at most two lines."""
     return "\n".join(textwrap.wrap(" ".join(text.split()), width, max_lines=2, placeholder=" …"))
 
 
 def negatives_table(estimates: Sequence[Estimate], queries: Sequence[str], query: int, columns: Sequence[int]) -> str:
-    """A Markdown table of one query's codes: similarity and weight of each code under each estimator.
+    """Returns a Markdown table of one query's codes: similarity and weight of each code under each estimator.
 
     A code is named by its own query; `=>` marks the code of `query`, the positive.
     """

@@ -61,7 +61,7 @@ class ReportedRun:
 
 
 def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[str, str]]:
-    """All runs below `folders`, and the reason for each folder that is left out.
+    """Finds all runs below `folders`, and the reason for each folder that is left out.
 
     Raises:
         UserError: a folder does not exist, or no run can be read.
@@ -186,15 +186,15 @@ class Cell:
         return (_position(self.language, LANGUAGES), self.language, self.dataset, self.pool)
 
     def key(self, run: ReportedRun) -> str:
-        """The name of this evaluation set and language in a run's results."""
+        """Returns the name of this evaluation set and language in a run's results."""
         return run.sets[self.evaluation, self.language]
 
     def values(self, metric: str) -> list:
-        """A metric under each seed; None under a seed that lacks it."""
+        """Returns a metric under each seed; None under a seed that lacks it."""
         return [run.record["results"][self.key(run)][self.system].get(metric) for run in self.runs]
 
     def mean(self, metric: str = "mrr") -> float | None:
-        """A metric, averaged over seeds, None if a run did not measure it."""
+        """Returns a metric, averaged over seeds, None if a run did not measure it."""
         values = self.values(metric)
         return None if None in values else float(np.mean(values))
 
@@ -210,18 +210,18 @@ class Cell:
 
 
 def method_labels(loss: str, estimator: str) -> tuple[str, str]:
-    """The labels of a loss and an estimator, their names if they have none."""
+    """Returns the labels of a loss and an estimator, their names if they have none."""
     names = ((LOSSES, loss), (ESTIMATORS, estimator))
     return tuple(table[name].label if name in table else name for table, name in names)
 
 
 def value_text(value) -> str:
-    """A setting as text, None as an empty one."""
+    """Formats a setting, None as an empty text."""
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def make_cells(runs: Iterable[ReportedRun]) -> tuple[list[Cell], dict[str, str]]:
-    """The cells, those of test first, in the order of the paper's table, and the runs that repeat another's seed."""
+    """Makes the cells, those of test first, in the order of the paper's table; and names runs that repeat a seed."""
     methods: dict[tuple, list[tuple[tuple, ReportedRun, Mapping]]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (str(run.seed), str(run.folder))):
         for (evaluation, language), key in run.sets.items():
@@ -246,7 +246,7 @@ def make_cells(runs: Iterable[ReportedRun]) -> tuple[list[Cell], dict[str, str]]
 
 
 def _varying(members: Sequence[tuple[tuple, ReportedRun, Mapping]]) -> list[str]:
-    """The settings in which runs of one column differ; those that differ between languages alone make no new row."""
+    """Returns the settings in which runs of one column differ; a difference between languages makes no new row."""
     names = dict.fromkeys(name for *_, settings in members for name in settings)
     values = defaultdict(set)
     for name, (place, run, settings) in itertools.product(names, members):
@@ -275,7 +275,7 @@ def _position(name: str | None, names: Iterable[str]) -> int:
 
 
 def column_labels(cells: Iterable[Cell]) -> dict[tuple, str]:
-    """The columns of some cells, Ruby to Go: the language, with data set and corpus size where they tell it apart."""
+    """Labels the columns of some cells, Ruby to Go: the language, with data set and corpus size if it has several."""
     columns = sorted({cell.column for cell in cells})
     shared = Counter(place for _, language, dataset, _ in columns for place in (language, (language, dataset)))
     labels = {}
@@ -307,7 +307,7 @@ def compare_with_infonce(cells: Sequence[Cell]) -> list[str]:
 
 
 def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
-    """A cell against InfoNCE of its encoder and column; of several, the one that shares most settings, then seeds."""
+    """Compares a cell with the InfoNCE of its encoder and column that shares most settings, then seeds, with it."""
     place = (cell.encoder, cell.column)
     candidates = [other for other in cells if other.is_baseline and (other.encoder, other.column) == place]
     refuse((not candidates, "no run of InfoNCE with this encoder, language, data set and corpus"))
@@ -335,7 +335,7 @@ def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
 
 
 def paper_mrr(cell: Cell, language: str) -> float | None:
-    """The MRR in the tables of Li et al. (2023), None if they have none for the settings of a cell.
+    """Returns the MRR in the tables of Li et al. (2023), None if they have none for the settings of a cell.
 
     The settings must agree with those that the paper states. It cancels nothing unless it says so.
 

@@ -32,7 +32,7 @@ class Picture:
 
 
 def pictures(cells: Sequence[Cell]) -> dict[str, list[Picture]]:
-    """The pictures of every encoder and column that was trained."""
+    """Draws the pictures of every encoder and column that was trained."""
     groups: dict[str, list[Cell]] = defaultdict(list)
     labels = column_labels(cells)
     for cell in cells:
@@ -47,7 +47,7 @@ def pictures(cells: Sequence[Cell]) -> dict[str, list[Picture]]:
 
 
 def curves(cells: Sequence[Cell], title: str, unit: str, name: str) -> Picture | None:
-    """A logged figure by step, with a line for each run. None if no log has the figure, or if it is always 0."""
+    """Draws a logged figure by step, with a line for each run. None if no log has the figure, or if it is always 0."""
     lines = []
     for cell, run in [(each, run) for each in cells for run in each.runs]:
         points = [(entry["step"], entry[name]) for entry in run.log if isinstance(entry.get(name), int | float)]
@@ -61,7 +61,7 @@ def curves(cells: Sequence[Cell], title: str, unit: str, name: str) -> Picture |
 
 
 def weight_distribution(cells: Sequence[Cell]) -> Picture | None:
-    """The distribution of the weights in the last logged step, under the first seed."""
+    """Draws the distribution of the weights in the last logged step, under the first seed."""
     histograms = {cell: cell.runs[0].record["weights"] for cell in cells if cell.runs[0].record.get("weights")}
     if not histograms:
         return None
@@ -80,7 +80,7 @@ def weight_distribution(cells: Sequence[Cell]) -> Picture | None:
 
 
 def gains_by_query(cells: Sequence[Cell]) -> Picture | None:
-    """Every query's difference in reciprocal rank. Gains are above 0 and losses below, each sorted by size."""
+    """Draws every query's difference in reciprocal rank. Gains are above 0 and losses below, each sorted by size."""
     lines, words = [], []
     for cell in (cell for cell in cells if cell.difference):
         comparison, differences = cell.difference.comparison, cell.difference.differences
@@ -98,7 +98,7 @@ def gains_by_query(cells: Sequence[Cell]) -> Picture | None:
 
 
 def alpha_beta(cells: Sequence[Cell]) -> Picture | None:
-    """MRR by alpha, a line for each estimator and sum of alpha and beta (the paper's Figure 3 keeps the sum at 2)."""
+    """Draws MRR by alpha, a line for each estimator and sum of alpha and beta (always 2 in the paper's Figure 3)."""
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for cell in cells:
         settings = cell.runs[0].settings

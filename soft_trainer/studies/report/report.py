@@ -138,12 +138,12 @@ def html_entry(text: str) -> Markup:
 
 
 def escaped(text: str) -> str:
-    """A text in one line of Markdown, with every character of markup escaped."""
+    """Writes a text in one line of Markdown, with every character of markup escaped."""
     return " ".join(re.sub(r"[\\|*_`<\[]", r"\\\g<0>", text).split())
 
 
 def mrr_table(cells: Sequence[Cell]) -> DataFrame:
-    """MRR in the paper's layout: the best of an encoder in bold, the paper's figure behind ours, † on a difference.
+    """Lays out MRR as the paper does: the best of an encoder bold, the paper's figure behind ours, † on a difference.
 
     A column "Overall" follows if all six languages of the paper are there.
     """
@@ -192,7 +192,7 @@ def differences_table(cells: Sequence[Cell]) -> DataFrame:
 
 
 def data_table(cells: Sequence[Cell]) -> DataFrame:
-    """The columns of the report with their data set, queries and codes, and those of the paper."""
+    """Lists the columns of the report with their data set, queries and codes, and those of the paper."""
     rows, first = [], {cell.column: cell for cell in reversed(cells)}
     for column, label in column_labels(cells).items():
         cell = first[column]
@@ -205,7 +205,7 @@ def data_table(cells: Sequence[Cell]) -> DataFrame:
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> DataFrame:
-    """Every run with its folder, its settings and its time."""
+    """Lists every run with its folder, its settings and its time."""
     weights = ("alpha", "beta", "temperature", "floor")
     return as_table(
         {
@@ -222,7 +222,7 @@ def runs_table(runs: Sequence[ReportedRun]) -> DataFrame:
 
 
 def csv_text(cells: Iterable[Cell]) -> str:
-    """One line for each cell, with all digits."""
+    """Writes one line for each cell, with all digits."""
     lines = []
     for cell in cells:
         line = vars(cell) | {"settings": cell.labels[-1], "mrr": cell.mean(), "paper_mrr": cell.paper}
@@ -238,7 +238,7 @@ def csv_text(cells: Iterable[Cell]) -> str:
 
 
 def sections(report: Report) -> list[Section]:
-    """The tables with their notes, in the order of the report."""
+    """Returns the tables with their notes, in the order of the report."""
     sets = itertools.groupby(report.cells, lambda cell: cell.evaluation)
     (main, cells), *others = [(name, list(cells)) for name, cells in sets]
     notes = ["Mean over seeds; the best of an encoder in bold."]
