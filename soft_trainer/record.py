@@ -175,13 +175,12 @@ class Run:
         if self.rankings and self.data_args.examples:
             # The examples are those of test, if it was measured.
             shown, profile = min(self.sets, key=lambda each: not each.name.startswith("test")), self.trainer.encoder
-            queries, ranking = self.rankings[shown.name]
+            (queries, ranking), corpus = self.rankings[shown.name], shown.codebase
             query = text_column(queries, profile.query_columns, "query")
-            code = text_column(shown.codebase, ("code", *profile.code_columns), "code")
-            text = examples(queries, shown.codebase, ranking, self.data_args.examples, query, code)
-            print_on_main(
-                f"Queries of {shown.name}, each with its top three functions (=> is the true one):\n\n{text}\n"
-            )
+            code = text_column(corpus, ("code", *profile.code_columns), "code")
+            text = examples(queries, corpus, ranking, self.data_args.examples, query, code)
+            title = f"Queries of {shown.name}, each with its top three functions (=> is the true one)"
+            print_on_main(f"{title}:\n\n{text}\n")
         print_on_main(f"Written to {self.folder}")
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             source = source_folder(source)
@@ -192,10 +191,8 @@ class Run:
         trainer, args, model, data = self.trainer, self.trainer.args, self.model_args, self.data_args
         plan, callback = trainer.plan, trainer.estimator_callback
         encoder = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
-        loss = {
-            "loss": plan.effective_loss["loss"],
-            "estimator": type(callback.estimator).__name__ if callback else None,
-        }
+        class_name = type(callback.estimator).__name__ if callback else None
+        loss = {"loss": plan.effective_loss["loss"], "estimator": class_name}
         estimator = {"name": "none"}
         if callback and plan.loss.needs_similarity:
             changed = changed_options(data).items()  # named are those that are not the default

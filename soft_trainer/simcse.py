@@ -130,13 +130,8 @@ def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> N
         export_encoder(trainer.model.transformers_model, tokenizer, trainer.profile, args.output_dir)
         write_text(Path(args.output_dir) / "training_args.json", args.to_json_string() + "\n")
         first, last = trainer.measured[0], trainer.measured[-1]
-        metrics = {name: last[name] for name in MEASURES}
-        write_results(
-            args.output_dir,
-            {"train": result.metrics, "measured": trainer.measured},
-            train=result.metrics,
-            eval=metrics,
-        )
+        numbers = {"train": result.metrics, "eval": {name: last[name] for name in MEASURES}}
+        write_results(args.output_dir, {"train": result.metrics, "measured": trainer.measured}, **numbers)
         rows = [(name.removeprefix("eval_"), first[name], last[name]) for name in MEASURES]
         steps = (f"step {entry['step']}" for entry in (first, last))
         print_on_main(table(("held-out queries (lower is better)", *steps), rows))

@@ -14,7 +14,7 @@ from soft_trainer import distributed
 from soft_trainer.data.sources import load_data, load_local, needed_splits
 from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import refuse
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.commands import BASELINES, BaselineArguments
@@ -170,19 +170,10 @@ def _with_negatives(pairs: Dataset, guide, baseline: BaselineArguments, args) ->
     """Returns the pairs that have enough negatives, with them."""
     from sentence_transformers.util import mine_hard_negatives  # for the same reason
 
-    mined = mine_hard_negatives(
-        pairs,
-        guide,
-        num_negatives=baseline.mined_negatives,
-        range_max=baseline.mined_ranks,
-        relative_margin=baseline.guide_margin,
-        sampling_strategy="random",
-        output_format="n-tuple",
-        batch_size=args.per_device_eval_batch_size,
-    )
-    if len(mined) < args.per_device_train_batch_size:
-        raise UserError(
-            f"mined_negatives={baseline.mined_negatives}: {len(mined)} of {len(pairs)} queries have so many, less "
-            "than a batch; lower guide_margin or raise mined_ranks"
-        )
+    number, size = baseline.mined_negatives, args.per_device_eval_batch_size
+    ranks = {"range_max": baseline.mined_ranks, "relative_margin": baseline.guide_margin}
+    settings = {"sampling_strategy": "random", "output_format": "n-tuple", "batch_size": size}
+    mined = mine_hard_negatives(pairs, guide, num_negatives=number, **ranks, **settings)
+    few = f"mined_negatives={number}: {len(mined)} of {len(pairs)} queries have so many, less than a batch"
+    refuse((len(mined) < args.per_device_train_batch_size, f"{few}; lower guide_margin or raise mined_ranks"))
     return mined

@@ -40,10 +40,10 @@ def pictures(cells: Sequence[Cell]) -> dict[str, list[Picture]]:
             groups[f"{cell.encoder}, {labels[cell.column]}"].append(cell)
     drawn = {}
     for name, group in groups.items():
-        every = [curves(group, *curve) for curve in CURVES]
-        every += [weight_distribution(group), gains_by_query(group), alpha_beta(group)]
-        drawn[name] = [picture for picture in every if picture]
-    return {name: group for name, group in drawn.items() if group}
+        figures = [*(curves(group, *curve) for curve in CURVES), weight_distribution(group), gains_by_query(group)]
+        if made := [picture for picture in (*figures, alpha_beta(group)) if picture]:
+            drawn[name] = made
+    return drawn
 
 
 def curves(cells: Sequence[Cell], title: str, unit: str, name: str) -> Picture | None:
