@@ -103,14 +103,13 @@ def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
         from soft_trainer.mining.tree import source_functions  # imports grammars, which are slow
 
         rows += source_functions(arguments.code_dir, arguments.language)
-    known, names = set(), ("url", "code", "code_tokens", "language")
+    kept, left, known = ("url", "code", "code_tokens", "language"), {}, set()
     for split in data.values():
         for column in {"url", "code"} & set(split.column_names):
             known.update(split[column][:])
-    left = {}
     for row in rows:
         if row["code"] not in known and row.get("url") not in known:
-            left.setdefault(row["code"], {name: row[name] for name in names if row.get(name)})
+            left.setdefault(row["code"], {name: row[name] for name in kept if row.get(name)})
     if len(left) < len(rows):
         print_on_main(
             f"{len(rows) - len(left):,} of {len(rows):,} further codes are left out: copies, training rows, and codes "

@@ -7,6 +7,7 @@ split, renamed or wrapped a node, the table holds the present node, so `graph.py
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 COMES_FROM = "comesFrom"
 COMPUTED_FROM = "computedFrom"
@@ -32,8 +33,7 @@ class Define:
     declares: bool = False
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """A node with alternatives. Each starts from the states before the node, and the states are joined after it.
 
     Args:
@@ -47,8 +47,7 @@ class Branch:
     exhaustive: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Loop:
+class Loop(NamedTuple):
     """A node that is walked twice, so that a value set at its end reaches its beginning.
 
     Args:
@@ -72,15 +71,13 @@ class ForEach(Define):
     body_type: str = ""
 
 
-@dataclass(frozen=True)
-class First:
+class First(NamedTuple):
     """A node whose children of type `kind` are walked first, such as the loops of a comprehension."""
 
     kind: str
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """A node whose first child, of type `kind`, is a name. `variable` says if the name becomes a variable."""
 
     kind: str

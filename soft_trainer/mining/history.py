@@ -32,9 +32,7 @@ from soft_trainer.terminal import print_on_main
 if TYPE_CHECKING:
     import pygit2
 
-MAX_FUNCTIONS = 5
 TEST_SHARE, VALID_SHARE = 0.15, 0.1  # of the commits that give pairs, the newest ones
-COMMITS, DOCUMENTATION = "history", "documentation"  # values of the column `source`
 _CANDIDATES = 40  # commits that are tried as the oldest of a split
 _AT_ONCE = 16  # commits for a worker; neighbours share files
 
@@ -61,7 +59,7 @@ class MinedHistory:
 def mine_history(
     repository: str | os.PathLike[str],
     language: str,
-    max_functions: int = MAX_FUNCTIONS,
+    max_functions: int = 5,
     body: bool = False,
     source_dir: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,
@@ -242,7 +240,7 @@ class _Splitter:
             counts[outcome] += 1
             query = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
             for url, (_, row) in pairs:
-                row = row | query | {"url": url, "partition": split, "source": COMMITS}
+                row = row | query | {"url": url, "partition": split, "source": "history"}
                 part, key = rows[split], (change.query, url)
                 part[key] = part.pop(key, row)  # the newest version, in the place of the oldest
         return {split: list(part.values()) for split, part in rows.items()}, counts
@@ -271,7 +269,7 @@ class _Splitter:
     def documented(self, folder: str) -> list[Row]:
         """Training rows from the documentation below a folder, as it was at the cut of training."""
         rows = [
-            row | {"partition": "train", "source": DOCUMENTATION}
+            row | {"partition": "train", "source": "documentation"}
             for row, _ in self.tree(self.train_cut, self.renamed, folder)
             if row["docstring_tokens"] and not first_broken(row, (*CODE_RULES, *DOCUMENT_RULES))
         ]
