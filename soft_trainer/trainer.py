@@ -30,7 +30,7 @@ from soft_trainer.encoders.adapters import has_adapter, plain_encoder
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, mrr_by_dims
@@ -100,9 +100,7 @@ class SoftInfoNCETrainer(Trainer):
     ):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
-        preflight.check_trainer_arguments(model, processing_class, kwargs)
-        if not isinstance(encoder, EncoderProfile | None):
-            raise UserError(f"encoder={encoder!r}: must be a profile, such as EncoderProfile(pooling='mean')")
+        preflight.check_trainer_arguments(model, processing_class, encoder, kwargs)
         model = plain_encoder(model)
         callback = find_estimator_callback(callbacks)
         resolve(args, None if callback is None else callback.estimator)  # refuses before anything is set up
@@ -182,13 +180,10 @@ class SoftInfoNCETrainer(Trainer):
 
     def get_train_dataloader(self) -> EpochDataLoader:
         """Returns global batches of rows; each process's workers collate its share."""
-        if self.train_dataset is None:
-            raise UserError("train_dataset: training needs rows")
+        refuse((self.train_dataset is None, "train_dataset: training needs rows"))
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         rows, batches, strategy = self.train_dataset, self._train_batches(), self.args.train_sampling_strategy
-        ids = {}
-        if strategy == "no_duplicates":
-            ids = batches.text_ids or text_ids_of(rows, self.encoder)
+        ids = (batches.text_ids or text_ids_of(rows, self.encoder)) if strategy == "no_duplicates" else {}
         sampler = GlobalBatchSampler(
             len(rows),
             self.plan.batch_size * self.plan.processes,

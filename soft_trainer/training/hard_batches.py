@@ -21,7 +21,7 @@ from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, MixtureEstimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.options.fields import SoftInfoNCEOptions
-from soft_trainer.options.resolve import COLUMN, COMPARE_CODES, Plan, parse_ranks
+from soft_trainer.options.resolve import COLUMN, COMPARE_CODES, parse_ranks
 from soft_trainer.terminal import print_on_main
 from soft_trainer.weights import checked_similarity
 
@@ -93,21 +93,6 @@ def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: Encod
     refuse((source == COLUMN and not column, f"negatives={source}: the training rows have no column {COLUMN_NAME!r}"))
     texts, from_file = training_texts(dataset, profile), source not in (None, COLUMN)
     return load_negatives(source, texts) if from_file else column_negatives(dataset[COLUMN_NAME][:], texts)
-
-
-def check_negatives(plan: Plan, dataset: Dataset, profile: EncoderProfile, estimator) -> None:
-    """Reads own negatives before a model is loaded, to see that they can be used.
-
-    Args:
-        estimator: of the weights, None if none are needed.
-
-    Raises:
-        UserError: they cannot be read, the limits leave none of them, or the estimator does not know them.
-    """
-    negatives = read_negatives(plan.options, dataset, profile)
-    if negatives is not None:
-        limited(negatives, choice_of(plan.options))
-        check_code_only(estimator, len(negatives.code_only))
 
 
 def check_code_only(estimator, number: int) -> None:

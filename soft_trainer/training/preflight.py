@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from soft_trainer.data.codesearchnet import by_language, target_rows
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
+from soft_trainer.data.negatives import limited
 from soft_trainer.encoders.adapters import import_peft
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import add_padding_token, check_model
@@ -29,7 +30,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
 from soft_trainer.training.adapters import check_adapter, check_checkpoint
 from soft_trainer.training.building import model_name, pretrained_config
-from soft_trainer.training.hard_batches import COLUMN_NAME, check_negatives
+from soft_trainer.training.hard_batches import COLUMN_NAME, check_code_only, choice_of, read_negatives
 from soft_trainer.training.merging import AUTO, check_merging
 
 # Arguments of `Trainer.__init__` that are refused, and the alternatives.
@@ -86,7 +87,10 @@ def check_before_loading(
     )
     if args.do_train:
         check_rows_of(plan, args, estimator, data["train"])
-        check_negatives(plan, data["train"], profile, estimator if plan.loss.needs_similarity else None)
+        negatives = read_negatives(plan.options, data["train"], profile)
+        if negatives is not None:
+            limited(negatives, choice_of(plan.options))
+            check_code_only(estimator if plan.loss.needs_similarity else None, len(negatives.code_only))
 
 
 def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
@@ -190,8 +194,8 @@ def check_training(trainer, checkpoint: str | None) -> None:
         target_rows(queries, trainer.corpus_of(key), name)
 
 
-def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
-    """Refuses arguments of `transformers.Trainer` that have no meaning here.
+def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -> None:
+    """Refuses arguments of a wrong type, and those of `transformers.Trainer` that have no meaning here.
 
     Args:
         model: the encoder, None if `model_init` makes it.
@@ -207,6 +211,10 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
         (no_model, "model: pass a PreTrainedModel encoder, or model_init= that makes one"),
         (not is_encoder, f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}"),
         (processing_class is None, "processing_class: SoftInfoNCETrainer needs the encoder's tokenizer"),
+        (
+            not isinstance(encoder, EncoderProfile | None),
+            f"encoder={encoder!r}: must be a profile, such as EncoderProfile(pooling='mean')",
+        ),
         *(
             (arguments.get(name) is not None, f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
             for name, alternative in REFUSED_ARGUMENTS.items()
