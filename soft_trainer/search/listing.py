@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import translate
@@ -59,41 +59,37 @@ class Listing:
 
 
 def list_tree(
-    root: str,
-    known: Mapping[str, Stat] | None = None,
-    skipped: Mapping[str, str] | None = None,
-    ignores: Mapping[str, list] | None = None,
-    exclude: Sequence[str] = (),
-    include: Sequence[str] = (),
+    root: str, last: Listing | None = None, exclude: Sequence[str] = (), include: Sequence[str] = ()
 ) -> Listing:
     """Lists the files below `root`, paths relative with `/`.
 
     Args:
-        known: the files of the last listing. Where no ignore file has changed since, they are not matched against the
-            ignore files again, which takes ten times as long as to list them.
-        skipped: paths that the last listing left out, with the reason.
-        ignores: that of the last listing.
+        last: the last listing. Where no ignore file has changed since, its paths are not matched against the ignore
+            files again, which takes ten times as long as to list them.
         exclude: patterns of files and folders to leave out, as in `glob_pattern`.
         include: patterns of files to take although their kind, their folder or an ignore file speaks against them.
             Secrets stay out.
     """
     patterns = {"exclude": list(exclude), "include": list(include)}
-    listing = _Walk(root, known or {}, skipped or {}, patterns).run()
-    return listing if listing.ignores == ignores else _Walk(root, {}, {}, patterns).run()
+    if last:
+        listing = _Walk(root, last, patterns).run()
+        if listing.ignores == last.ignores:
+            return listing
+    return _Walk(root, Listing(), patterns).run()
 
 
 class _Walk:
     """One pass over a tree, folder by folder, without recursion."""
 
-    def __init__(self, root: str, known: Mapping[str, Stat], skipped: Mapping[str, str], patterns: dict[str, list]):
-        self.root, self.known, self.skipped = root, known, skipped
+    def __init__(self, root: str, last: Listing, patterns: dict[str, list[str]]):
+        self.root, self.known, self.skipped = root, last.files, last.skipped
         self.listing = Listing(ignores=dict(patterns))
         self.exclude, self.include = (list(map(glob_pattern, patterns[name])) for name in ("exclude", "include"))
         rooted = (pattern.removeprefix("./") for pattern in patterns["include"] if "/" in pattern)
         self.include_heads = [re.split(r"[*?]", pattern)[0] for pattern in rooted]
         self.rules: dict[str, Any] = {}  # of the ignore files, by folder
         self.folders = {""}  # all that hold a known file
-        for path in known:
+        for path in self.known:
             while (path := path.rpartition("/")[0]) not in self.folders:
                 self.folders.add(path)
 

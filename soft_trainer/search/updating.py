@@ -46,11 +46,11 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
     unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
     by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
     known = indexed | unfit
-    ignores, patterns = store.get_meta(database, "ignores"), store.get_meta(database, "patterns", {})
-    listing = list_tree(folder, known, by_name, ignores, **patterns)
+    last = Listing(known, by_name, store.get_meta(database, "ignores", {}))
+    listing = list_tree(folder, last, **store.get_meta(database, "patterns", {}))
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
-    return Changes(listing, changed, removed) if changed or removed or listing.ignores != ignores else None
+    return Changes(listing, changed, removed) if changed or removed or listing.ignores != last.ignores else None
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:

@@ -92,13 +92,13 @@ def test_nothing_is_started(tree, monkeypatch):
 
 def test_known_files_are_not_matched_again_until_an_ignore_file_changes(tree):
     first = list_tree(str(tree))
-    again = list_tree(str(tree), first.files, first.skipped, first.ignores)
+    again = list_tree(str(tree), first)
     assert again == first
     (tree / ".gitignore").write_text("README.md\n")
-    changed = list_tree(str(tree), first.files, first.skipped, first.ignores)
+    changed = list_tree(str(tree), first)
     assert "README.md" in changed.skipped and "build/out.py" in changed.files
     (tree / ".gitignore").unlink()
-    assert "README.md" in list_tree(str(tree), changed.files, changed.skipped, changed.ignores).files
+    assert "README.md" in list_tree(str(tree), changed).files
 
 
 def test_what_nobody_looks_for_is_left_out_and_counted(tmp_path):
@@ -126,9 +126,9 @@ def test_what_nobody_looks_for_is_left_out_and_counted(tmp_path):
 )
 def test_patterns_exclude_and_include(tree, exclude, include, added, removed):
     plain = list_tree(str(tree))
-    chosen = list_tree(str(tree), plain.files, plain.skipped, plain.ignores, exclude, include)
+    chosen = list_tree(str(tree), plain, exclude, include)
     assert set(chosen.files) == set(plain.files) - removed | added
-    again = list_tree(str(tree), chosen.files, chosen.skipped, chosen.ignores, exclude, include)
+    again = list_tree(str(tree), chosen, exclude, include)
     assert again == chosen
 
 
