@@ -144,9 +144,5 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
 
 def _highlighted(line: str, wanted: set[str]) -> str:
     """Colours the words of a line that the query asked for."""
-
-    def mark(match: re.Match[str]) -> str:
-        word = match[0]
-        return f"{_RED}{word}{_END}" if wanted.intersection(terms(word)) or stem(word.lower()) in wanted else word
-
-    return WORD.sub(mark, line)
+    hits = {word for word in WORD.findall(line) if wanted.intersection(terms(word)) or stem(word.lower()) in wanted}
+    return WORD.sub(lambda found: f"{_RED}{found[0]}{_END}" if found[0] in hits else found[0], line)

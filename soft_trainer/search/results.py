@@ -41,13 +41,10 @@ class SearchResult:
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
         """(number, text) of the signature and of the lines with the most wanted terms, in order."""
         first = self.signature()
-        hits = {
-            line: len(wanted & {term for word in WORD.findall(line[1][:1000]) for term in terms(word)})
-            for line in self._lines()
-            if line != first
-        }
-        best = sorted(hits, key=lambda line: (-hits[line], line[0]))[: SHOWN_LINES - 1]
-        return sorted([first, *best])
+        others = [line for line in self._lines() if line != first]
+        hits = [len(wanted & {t for word in WORD.findall(text[:1000]) for t in terms(word)}) for _, text in others]
+        best = sorted(zip(hits, others, strict=True), key=lambda pair: (-pair[0], pair[1][0]))[: SHOWN_LINES - 1]
+        return sorted([first, *(line for _, line in best)])
 
     def _lines(self) -> list[tuple[int, str]]:
         """The lines with a word."""
