@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from scipy import sparse
 from torch import Tensor
@@ -133,26 +133,17 @@ def count_arrow_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_mat
 
     The terms are those of all columns, in the order of their first appearance.
     """
-    lists = [chunk for column in columns for chunk in column.chunks]
+    kind = columns[0].type.value_type
     # `flatten` heeds the slice of an array, and leaves nothing out because no row is null.
-    tokens = pa.chunked_array([chunk.flatten() for chunk in lists], columns[0].type.value_type)
+    flat = [pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind) for column in columns]
+    tokens = pa.chunked_array([chunk for column in flat for chunk in column.chunks], kind)
     encoded = tokens.dictionary_encode(null_encoding="encode").chunks  # one dictionary; an empty chunk may be missing
     terms = max(len(encoded[-1].dictionary) if encoded else 0, 1)
     numbers = np.concatenate([np.empty(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded)])
-    parts = np.split(numbers, np.cumsum([len(chunk) for chunk in tokens.chunks]))
-
-    def count(chunk: pa.Array, indices: np.ndarray) -> sparse.csr_matrix:
-        offsets = chunk.offsets.to_numpy()
+    parts, counts = np.split(numbers, np.cumsum([len(column) for column in flat[:-1]])), []
+    for column, indices in zip(columns, parts, strict=True):
+        starts = np.cumsum(np.r_[0, pc.list_value_length(column).to_numpy()])
         ones = np.ones(len(indices), np.float32)
-        counts = sparse.csr_matrix((ones, indices, offsets - offsets[:1]), shape=(len(chunk), terms))
-        counts.sum_duplicates()
-        return counts
-
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        counted = list(pool.map(count, lists, parts))
-    starts = np.cumsum([0, *(column.num_chunks for column in columns)])
-    empty = sparse.csr_matrix((0, terms), dtype=np.float32)
-    return [
-        sparse.vstack([empty, *counted[start:end]], format="csr")
-        for start, end in zip(starts[:-1], starts[1:], strict=True)
-    ]
+        counts.append(sparse.csr_matrix((ones, indices, starts), shape=(len(column), terms)))
+        counts[-1].sum_duplicates()
+    return counts
