@@ -97,9 +97,9 @@ def nearest_rows(
     return _through_index(queries, codes, k, text_ids, seed, progress)
 
 
-def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings) -> str:
-    """Returns a name that changes with any number of the vectors and with any of `settings`."""
-    digest = xxhash.xxh3_128(repr(sorted(settings.items())).encode())
+def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], k: int) -> str:
+    """Returns a name that changes with any number of the vectors and with k."""
+    digest = xxhash.xxh3_128(repr([("k", k)]).encode())
     for values in vectors:
         arrays = (values.indptr, values.indices, values.data) if sparse.issparse(values) else (values,)
         for array in arrays:
@@ -109,8 +109,10 @@ def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], **settings
     return digest.hexdigest()
 
 
-def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], Neighbours]) -> Neighbours:
-    """Returns the neighbours stored under `key`, or calls `build` and stores its result.
+def cached_neighbours(
+    folder: str | Path | None, inputs: Sequence, k: int, build: Callable[[], Neighbours]
+) -> Neighbours:
+    """Returns the k neighbours stored for `inputs` (see `neighbours_key`), or calls `build` and stores its result.
 
     Only the main process builds, so that all processes have the same neighbours, however many there are. The others
     memory-map the files if they share the folder, or are sent the arrays.
@@ -121,7 +123,7 @@ def cached_neighbours(folder: str | Path | None, key: str, build: Callable[[], N
     Raises:
         UserError: `build` raised one; it is raised on every process.
     """
-    neighbours, problem = None, None
+    neighbours, problem, key = None, None, neighbours_key(inputs, k)
     if distributed.rank_and_world_size()[0] == 0:
         try:
             stored = load_arrays(folder, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
-from soft_trainer.data.neighbours import Neighbours, cached_neighbours, neighbours_key
+from soft_trainer.data.neighbours import Neighbours, cached_neighbours
 from soft_trainer.data.term_neighbours import nearest_by_terms
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
@@ -92,10 +93,8 @@ class BM25Estimator(Estimator):
         """Finds the k rows whose documents score highest for each row's query, with the statistics of all rows."""
         weights = bm25_weights(self._documents, "lucene", self.k1, self.b)
         queries, documents = self._queries[:rows], weights[:codes]
-        key = neighbours_key([queries, documents, *text_ids], k=k)
-        return cached_neighbours(
-            self.cache_dir, key, lambda: nearest_by_terms(queries, documents, k, text_ids=text_ids, progress=progress)
-        )
+        build = partial(nearest_by_terms, queries, documents, k, text_ids=text_ids, progress=progress)
+        return cached_neighbours(self.cache_dir, [queries, documents, *text_ids], k, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes BM25 scores, Tensor[Q, C] in float64."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
-from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows, neighbours_key
+from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, prompt_length
 from soft_trainer.encoders.loading import load_encoder
@@ -100,11 +101,8 @@ class EncodedRowsEstimator(Estimator):
     def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
         """Finds the k rows that score highest for each row's query, from the cache if possible."""
         vectors, device = (self._queries[:rows], self._codes[:codes]), distributed.device()
-        nearest = cached_neighbours(
-            self.cache_dir,
-            neighbours_key([*vectors, *text_ids], k=k),
-            lambda: nearest_rows(*vectors, k, text_ids=text_ids, progress=progress, device=device),
-        )
+        build = partial(nearest_rows, *vectors, k, text_ids=text_ids, progress=progress, device=device)
+        nearest = cached_neighbours(self.cache_dir, [*vectors, *text_ids], k, build)
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
 
 

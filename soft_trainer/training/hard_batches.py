@@ -176,7 +176,7 @@ def mined_negatives(
         return checked_similarity(estimator, torch.from_numpy(block), everything).clone()  # it may keep the tensor
 
     find = functools.partial(exact_neighbours, score, np.arange(rows), codes, count, texts, progress)
-    return from_neighbours(cached_neighbours(None, "", find), ids["code"], code_only)
+    return from_neighbours(cached_neighbours(None, [], count, find), ids["code"], code_only)
 
 
 def _similar(trainer, ids: Mapping) -> dict[str, object]:

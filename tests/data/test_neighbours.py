@@ -131,12 +131,12 @@ def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
         made.append(1)
         return nearest_rows(queries, codes, 4)
 
-    first = cached_neighbours(tmp_path, "key", build)
-    again = cached_neighbours(tmp_path, "key", build)
+    first = cached_neighbours(tmp_path, [], 4, build)
+    again = cached_neighbours(tmp_path, [], 4, build)
     assert len(made) == 1 and isinstance(again.rows, np.memmap)
     for field in ("rows", "scores", "own"):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
-    cached_neighbours(None, "key", build)
+    cached_neighbours(None, [], 4, build)
     assert len(made) == 2
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     for damage in ("rows", "scores", "own", "json"):
@@ -145,7 +145,7 @@ def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
         path.write_bytes(content)
-        again = cached_neighbours(tmp_path, "key", build)
+        again = cached_neighbours(tmp_path, [], 4, build)
         assert made == [1], damage
         np.testing.assert_array_equal(again.rows, nearest_rows(queries, codes, 4).rows)
 
@@ -182,11 +182,11 @@ def refuse():
     raise UserError("no vectors")
 
 for folder in (None, sys.argv[1], sys.argv[1]):
-    found = cached_neighbours(folder, "key", build)
+    found = cached_neighbours(folder, [], 4, build)
     assert isinstance(found.rows, np.memmap) == (folder is not None)
     np.save(f"{sys.argv[1]}/rows-{state.process_index}-{folder is None}.npy", found.rows)
 try:
-    cached_neighbours(None, "key", refuse)
+    cached_neighbours(None, [], 4, refuse)
 except UserError as error:
     print("refused:", error)
 distributed.close()
