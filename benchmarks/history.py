@@ -1,11 +1,13 @@
 """Measures what a repository's history teaches an encoder, by the commits that came later (docs/history.md).
 
     python benchmarks/history.py run REPOSITORY --name trl --language python --model MODEL --work DIR --seed 1
-    python benchmarks/history.py table DIR
+    python benchmarks/history.py collect DIR
+    python benchmarks/history.py table
 
 `run` mines the repository into DIR/NAME once, trains with each of --methods, and writes the reciprocal rank of every
-query to DIR/NAME/METHOD-SEED.json; what is there already is not run again. `table` prints the means over seeds of all
-repositories, and the differences that the page is about, with intervals over seeds and queries.
+query to DIR/NAME/METHOD-SEED.json; what is there already is not run again. `collect` writes the ranks of all of them to
+benchmarks/history.json. `table` reads that file and prints the means over seeds of all repositories, and the
+differences that the page is about, with intervals over seeds and queries.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from soft_trainer.mining.history import mine_history_to
 from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text
 from soft_trainer.terminal import table
 
+RANKS = Path(__file__).with_suffix(".json")
 MAX_ROWS = {"history": 640, "documentation": 320}  # the newest pairs of commits; what two shared cores can train on
 TRAINING = {
     "score_function": "cosine", "score_scale": 20, "query_length": 48, "code_length": 96,
@@ -167,13 +170,13 @@ def run(arguments: argparse.Namespace) -> None:
     print(machine(), f"{sum(each.ru_utime + each.ru_stime for each in usage):.0f} s of CPU time")
 
 
-def results(work: str) -> dict[str, dict[str, np.ndarray]]:
-    """Reciprocal ranks by repository and system, float64[S, Q]; one without a training has S = 1."""
+def collect(arguments: argparse.Namespace) -> None:
+    """Writes the ranks of every query by repository and system, one list for each seed."""
     found: dict[str, dict[str, list]] = {}
-    for path in sorted(Path(work).glob("*/*-[0-9].json")):
+    for path in sorted(Path(arguments.work).glob("*/*-[0-9].json")):
         for system, values in json.loads(path.read_text()).items():
-            found.setdefault(path.parent.name, {}).setdefault(system, []).append(values)
-    return {name: {system: np.array(seeds) for system, seeds in own.items()} for name, own in found.items()}
+            found.setdefault(path.parent.name, {}).setdefault(system, []).append([round(1 / value) for value in values])
+    write_json(RANKS, found)
 
 
 def difference(found: dict[str, dict[str, np.ndarray]], system: str, other: str) -> dict[str, str]:
@@ -188,17 +191,24 @@ def difference(found: dict[str, dict[str, np.ndarray]], system: str, other: str)
     return cells | {"all": difference_text(float(np.subtract(*whole.means)), whole.interval())} if sets else {}
 
 
-def show(arguments: argparse.Namespace) -> None:
-    """Prints the tables of the page."""
-    found = results(arguments.work)
+def show(_: argparse.Namespace) -> None:
+    """Prints the tables of the page, and how many seeds each row has."""
+    found = {
+        name: {system: 1 / np.array(seeds) for system, seeds in own.items()}
+        for name, own in json.loads(RANKS.read_text()).items()
+    }
     names = list(found)
     queries = {name: own["BM25"].shape[1] for name, own in found.items()}
     systems = dict.fromkeys(system for own in found.values() for system in own)
     means = [
-        [system, *(float(own[system].mean()) if system in own else None for own in found.values())]
+        [
+            system,
+            min(len(own[system]) for own in found.values() if system in own),
+            *(float(own[system].mean()) if system in own else None for own in found.values()),
+        ]
         for system in systems
     ]
-    print(table(["MRR", *(f"{name}, {count} queries" for name, count in queries.items())], means), "\n")
+    print(table(["MRR", "seeds", *(f"{name}, {count} queries" for name, count in queries.items())], means), "\n")
     lines = []
     for title, system, other in COMPARED:
         cells = difference(found, system, other)
@@ -216,8 +226,9 @@ if __name__ == "__main__":
     one.add_argument("--seed", type=int, default=1)
     one.add_argument("--methods", default=",".join(METHODS), help="by comma (default: all)")
     one.set_defaults(run=run)
-    shown = commands.add_parser("table")
-    shown.add_argument("work")
-    shown.set_defaults(run=show)
+    collected = commands.add_parser("collect")
+    collected.add_argument("work")
+    collected.set_defaults(run=collect)
+    commands.add_parser("table").set_defaults(run=show)
     parsed = parser.parse_args()
     parsed.run(parsed)
