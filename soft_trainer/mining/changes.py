@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -15,12 +14,9 @@ from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, read_object
+from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, pygit2, read_object
 from soft_trainer.mining.rules import Row, first_broken, is_test_path
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, person_made
-
-if TYPE_CHECKING:
-    import pygit2
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
 RULES = ("tests",)

@@ -53,7 +53,10 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
         rows: numbers of the codes, in order.
         signature: row -> the result of `minhash`. It is read twice or more, so it may be a column on disk.
     """
-    keys = _band_keys(rows, signature)
+    keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of every band of every signature
+    for start in range(0, len(rows), _READ_AT_ONCE):
+        values = np.stack([signature(row)[: BANDS * BAND] for row in rows[start : start + _READ_AT_ONCE]])
+        keys[start : start + len(values)] = (values.reshape(-1, BANDS, BAND).astype(np.uint64) * _FACTORS).sum(2)
     shared = np.zeros(len(keys), dtype=bool)  # with another row, in any band
     for column in keys.T:
         _, number, count = np.unique(column, return_inverse=True, return_counts=True)
@@ -69,12 +72,3 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
             for bucket in buckets:
                 bucket.append(rows[place])
     return near
-
-
-def _band_keys(rows: Sequence[int], signature: Callable[[int], np.ndarray]) -> np.ndarray:
-    """A hash of every band of every signature, uint64[n, 9]."""
-    keys = np.empty((len(rows), BANDS), np.uint64)
-    for start in range(0, len(rows), _READ_AT_ONCE):
-        values = np.stack([signature(row)[: BANDS * BAND] for row in rows[start : start + _READ_AT_ONCE]])
-        keys[start : start + len(values)] = (values.reshape(-1, BANDS, BAND).astype(np.uint64) * _FACTORS).sum(2)
-    return keys

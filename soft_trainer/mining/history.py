@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from soft_trainer.dataflow import parser
 from soft_trainer.errors import refuse
@@ -28,9 +28,6 @@ from soft_trainer.mining.functions import Function
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken
 from soft_trainer.mining.tree import each_in_order, explained
 from soft_trainer.terminal import print_on_main
-
-if TYPE_CHECKING:
-    import pygit2
 
 TEST_SHARE, VALID_SHARE = 0.15, 0.1  # of the commits that give pairs, the newest ones
 _CANDIDATES = 40  # commits that are tried as the oldest of a split
@@ -134,7 +131,7 @@ def history_state(repository: str | os.PathLike[str]) -> str:
     return str(git.open_repository(repository).head.target)
 
 
-def _folder_inside(opened: pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
+def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
     """The path of `source_dir` in the repository, with `/` at the end."""
     own, root = Path(source_dir).resolve(), Path(opened.workdir or opened.path).resolve()
     if own == Path(opened.path).resolve():
@@ -158,7 +155,7 @@ def _read_change(options: tuple, commit_id: str) -> Change:
 class _Splitter:
     """Splits the changes of all commits, oldest first, and makes their rows."""
 
-    def __init__(self, repository: pygit2.Repository, language: str, changes: Sequence[Change]):
+    def __init__(self, repository: git.pygit2.Repository, language: str, changes: Sequence[Change]):
         self.repository, self.language, self.changes = repository, language, changes
         kept = [place for place, change in enumerate(changes) if change.functions and change.parent]
         tested, validated = (max(1, math.floor(len(kept) * share)) for share in (TEST_SHARE, VALID_SHARE))
@@ -169,15 +166,12 @@ class _Splitter:
         self.urls, self.renamed = self._urls_at_cut()
 
     def _cut(self, kept: list[int], size: int, taken: int) -> tuple[int, set[str]]:
-        """The place of the oldest of the newest `size` commits, and the ids of all that its parent descends from.
-
-        Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
-        of a commit on an old branch does not know what happened on other branches. A history in which no more than
-        `taken` commits are left is refused.
-        """
+        """The place of the oldest of the newest `size` commits, and the ids of all that its parent descends from."""
         reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
         too_few = f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how"
         refuse((len(kept) <= taken, f"{too_few}; train, valid and test need some each{reasons}"))
+        # Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
+        # of a commit on an old branch does not know what happened on other branches.
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
         wanted = kept[-size:][0]
 
@@ -189,11 +183,7 @@ class _Splitter:
         return min(map(judged, near[:: max(1, len(near) // _CANDIDATES)]), key=itemgetter(0, 1))[2:]
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
-        """The urls that the changed functions of every commit have in the corpus.
-
-        Files are followed through renames, from the cut back and from the cut on. The second value gives the paths in
-        the corpus of files that were renamed between the cut of training and that of the test queries.
-        """
+        """The urls of each commit's functions in the corpus, and the paths there of files renamed between the cuts."""
         urls: list[list[str]] = [[]] * len(self.changes)
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # path -> its path at the cut
