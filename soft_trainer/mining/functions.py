@@ -82,7 +82,13 @@ class FileFunctions:
         """The row of a function; see `functions`."""
         named, (first, last) = function.named, function.lines
         docstring = self._docstring(function)
-        spans = self._comment_spans(function)
+        inside = slice(bisect_left(self._starts, named.start_byte), bisect_left(self._starts, named.end_byte))
+        # An inner function that consists of a docstring would not parse without it.
+        spans = [
+            node.byte_range
+            for node in self._comments[inside]
+            if node.type != "expression_statement" or node.parent.named_child_count > 1 or node.parent == function.body
+        ]
         return {
             "path": path,
             "func_name": function.name,
@@ -104,16 +110,6 @@ class FileFunctions:
             smaller, larger = sorted((wanted, range(first, last + 1)), key=len)
             owners.update((line, name) for line in smaller if line in larger)
         return set(owners.values())
-
-    def _comment_spans(self, function: Function) -> list[Span]:
-        """The byte spans of the comments in a function."""
-        places = (bisect_left(self._starts, at) for at in (function.named.start_byte, function.named.end_byte))
-        # An inner function that consists of a docstring would not parse without it.
-        return [
-            (node.start_byte, node.end_byte)
-            for node in self._comments[slice(*places)]
-            if node.type != "expression_statement" or node.parent.named_child_count > 1 or node.parent == function.body
-        ]
 
     def _docstring(self, function: Function) -> str:
         """The documentation of a function without delimiters, empty if it has none."""
