@@ -5,8 +5,8 @@
     python benchmarks/history.py table
 
 `run` mines the repository into DIR/NAME once, trains with each of --methods, and writes the reciprocal rank of every
-query to DIR/NAME/METHOD-SEED.json; what is there already is not run again. `collect` writes the ranks of all of them to
-benchmarks/history.json. `table` reads that file and prints the means over seeds of all repositories, and the
+query to DIR/NAME/METHOD-SEED.json; what is there already is not run again. `collect` writes the ranks of all of them
+to benchmarks/history.json. `table` reads that file and prints the means over seeds of all repositories, and the
 differences that the page is about, with intervals over seeds and queries.
 """
 
@@ -175,7 +175,9 @@ def collect(arguments: argparse.Namespace) -> None:
     found: dict[str, dict[str, list]] = {}
     for path in sorted(Path(arguments.work).glob("*/*-[0-9].json")):
         for system, values in json.loads(path.read_text()).items():
-            found.setdefault(path.parent.name, {}).setdefault(system, []).append([round(1 / value) for value in values])
+            found.setdefault(path.parent.name, {}).setdefault(system, []).append(
+                [round(1 / value) for value in values]
+            )
     write_json(RANKS, found)
 
 
