@@ -91,11 +91,10 @@ def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
         (not different, f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected"),
     )
     # As one mixture, they take the models of --estimator_model one after the other.
-    joined = DataArguments(
-        estimator="+".join(names), estimator_model=arguments.estimator_model, no_estimator_cache=True
-    )
-    chosen = choose_estimator(joined, trust_remote_code=arguments.trust_remote_code)
-    members = iter(chosen.members if "+" in joined.estimator else [chosen])
+    joined, models = "+".join(names), arguments.estimator_model
+    options = DataArguments(estimator=joined, estimator_model=models, no_estimator_cache=True)
+    chosen = choose_estimator(options, trust_remote_code=arguments.trust_remote_code)
+    members = iter(chosen.members if "+" in joined else [chosen])
     groups = {name: [next(members) for _ in name.split("+")] for name in names}
     return {name: group[0] if len(group) == 1 else MixtureEstimator(group) for name, group in groups.items()}
 
