@@ -42,7 +42,7 @@ class EstimatorCallback(TrainerCallback):
         print_on_main(f"{name} fitted on {len(rows):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
-        """Keeps the weights and scores of a step, Tensor[B, N], for the log, without waiting for the device."""
+        """Keeps the weights and scores of a step, Tensor[B, N], for the log, without a device synchronisation."""
         self._last = {"weights": weights, "floor": floor, "scores": scores.detach(), "positives": positives}
 
     def statistics(self) -> dict[str, float]:

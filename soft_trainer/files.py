@@ -165,7 +165,7 @@ def newest_complete(output_dir: str | Path) -> str | None:
     for checkpoint in reversed(sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR)):
         if is_complete(checkpoint):
             return str(checkpoint)
-        print_on_main(f"warning: skipping {checkpoint}: it is not whole, its run was stopped while writing it")
+        print_on_main(f"warning: skipping {checkpoint}: it is not complete, its run was stopped while writing it")
     return None
 
 
@@ -186,6 +186,6 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
     no_state = not (folder / "trainer_state.json").is_file()
     refuse(
         (not folder.is_dir(), f"{named}: no such folder; `last` takes the newest checkpoint of the output folder"),
-        (no_state, f"{named}: it has no trainer_state.json, so it is no checkpoint of a training"),
+        (no_state, f"{named}: it has no trainer_state.json, so it is not a training checkpoint"),
     )
     return str(wanted)

@@ -1,7 +1,8 @@
 """SoftInfoNCETrainer: rows become batches, batches a loss, and an evaluation ranks a whole corpus.
 
 Every process runs all of it on its share: of a global batch, of the texts to encode, of the queries to rank.
-`distributed.py` gathers. The main process alone writes and prints.
+`distributed.py` gathers. The main process alone prints, and writes everything but each process's random state in a
+checkpoint, which `transformers` saves.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class SoftInfoNCETrainer(Trainer):
         self.resolve()
 
     def _bind_estimator(self) -> None:
-        """Shows the estimator the encoder, which its default settings may depend on."""
+        """Gives the estimator the encoder, on which its defaults may depend."""
         if isinstance(self.estimator, Estimator):
             self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
@@ -254,18 +255,18 @@ class SoftInfoNCETrainer(Trainer):
         """Returns one block's part of this process's loss, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
-        settings, scores = self.plan.loss, self._scores(queries, codes)
+        loss_of, scores = self.plan.loss, self._scores(queries, codes)
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
             inputs = {name: tensor[block] for name, tensor in batch.loss_inputs.items()}
-        elif settings.needs_similarity:
+        elif loss_of.needs_similarity:
             inputs = self.weigher(batch.rows[block], batch.code_rows, positives, negatives)
         else:
             inputs = {}
         if "weights" in inputs and block.start == 0:
-            self.estimator_callback.observe(inputs["weights"], settings.floor, scores[0], positives)
-        loss = sum(settings(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
+            self.estimator_callback.observe(inputs["weights"], loss_of.floor, scores[0], positives)
+        loss = sum(loss_of(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
         return loss * batch.loss_scale(len(queries))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
@@ -344,6 +345,7 @@ class SoftInfoNCETrainer(Trainer):
             SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
             KeyboardInterrupt: Ctrl-C; the message says what is kept and how to continue.
         """
+        # `super().train` calls `_hp_search_setup`, which checks everything, fits the estimator and prints the table.
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         with stoppable(self):
             output = super().train(self._checkpoint, *args, **kwargs)
@@ -439,12 +441,12 @@ class SoftInfoNCETrainer(Trainer):
             predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
             metrics |= self.compute_metrics(EvalPrediction(predictions, targets.numpy()))
         metrics |= speed_metrics("", start, num_samples=len(dataset))
-        prefix = f"{metric_key_prefix}_"
+        prefix = f"{metric_key_prefix}_"  # the user's metrics may have it already; those of speed start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
         return RetrievalOutput(ranking, metrics, shorter)
 
     def _rank(self, queries: Tensor, codes: Tensor, targets: Tensor, top_k: int) -> Ranking:
-        """Returns the ranking of the codes for every query; each process ranks for its share and gets all."""
+        """Returns the ranking of the codes for every query; each process ranks for its share and receives all."""
         shard = distributed.shard(len(queries), *distributed.rank_and_world_size())
         local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
         return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
@@ -477,7 +479,7 @@ class SoftInfoNCETrainer(Trainer):
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Returns embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.
 
-        Each process encodes its share and gets all.
+        Each process encodes its share and receives all embeddings.
         """
         if callable(getattr(self.optimizer, "eval", None)):  # schedule-free optimizers hold two sets of weights
             self.optimizer.eval()
@@ -502,7 +504,7 @@ class SoftInfoNCETrainer(Trainer):
     # ---- Saving ----
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves a complete folder; a checkpoint keeps an adapter apart."""
+        """Saves a complete folder; a checkpoint saves an adapter separately."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
             save_encoder(self, output_dir or self.args.output_dir, state_dict, merge)
@@ -553,7 +555,7 @@ class SoftInfoNCETrainer(Trainer):
         """Saves the encoder and pushes the folder; returns the address of the commit, None off the main process.
 
         Raises:
-            UserError: the push failed for good. The folder is whole, and the message says how to push it later.
+            UserError: the push failed for good. The folder is complete, and the message says how to push it later.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()

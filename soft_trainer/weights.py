@@ -56,8 +56,8 @@ def negative_weights(
         positives: LongTensor[B], column of each query's own code (default `arange(B)`).
         negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
         too_few: what to do for a query with n <= alpha / beta negatives, for which Eq. 4 divides by zero or changes
-            sign: "raise", or "uniform" for weights of 1 (plain InfoNCE for that query, without waiting for the
-            device).
+            sign: "raise", or "uniform" for weights of 1 (plain InfoNCE for that query, without a device
+            synchronisation).
 
     Returns:
         Tensor[B, N] in float32 or higher, 1 on the positive, 0 on columns that do not count.
@@ -145,14 +145,15 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
     """Cancels negatives too similar in relation to the positive (Section 4.4); returns the rest, BoolTensor[B, N].
 
     A negative is cancelled if its similarity is above `ratio` times that of the query's own code. If the latter, s, is
-    below 0, the threshold is s - (1 - ratio) |s|. The positive is False too."""
+    below 0, the threshold is s - (1 - ratio) |s|. The positive is False too.
+    """
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
     return negatives & ~(similarity > own - (1 - ratio) * own.abs())
 
 
 def _check(*settings: tuple[str, float, str, bool]) -> None:
-    """Raises ValueError for a setting that is out of its range: its name, value, range in words, and if it fits."""
+    """Raises ValueError for a setting that is out of its range: its name, value, range in words, whether it fits."""
     for name, value, allowed, fits in settings:
         if not (fits and math.isfinite(value)):
             raise ValueError(f"{name}={value:g}: must be {allowed}")

@@ -244,7 +244,7 @@ def same_texts(
 
 
 def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:
-    """For "query" and "code" the `text_ids` of every row. Codes with one url, versions of a function, are equal."""
+    """Returns the `text_ids` of every row, by side. Codes with one url, versions of a function, are equal."""
     ids = {side: text_ids(side_texts(rows, side, profile)) for side in SIDES}
     if "url" not in rows.column_names:
         return ids

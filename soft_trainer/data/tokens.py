@@ -155,7 +155,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
     lengths = profile.code_length, profile.data_flow_length
 
     def run(table: pa.Table) -> pa.Table:
-        """Tokenises the rows of a table."""
+        """Extracts the features of the rows of a table."""
         rows = zip(arrow_texts(table[column]), table["language"].to_pylist(), strict=True)
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         values = {name: [row[name] for row in features] for name in GRAPHS}

@@ -173,7 +173,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """Returns the class that `AutoModel` takes; a model's own code is trusted since its configuration is loaded."""
+    """Returns the class that `AutoModel` takes; a model's own code is trusted once its configuration is loaded."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     reference = getattr(config, "auto_map", {}).get("AutoModel")
@@ -241,7 +241,7 @@ def load_tokenizer(
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
         )
-        # If the files are missing, transformers makes a tokenizer that only knows its special tokens.
+    # If the files are missing, transformers makes a tokenizer that only knows its special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UserError(f"{name_or_path}: {repository.no_tokenizer(name_or_path)}")
     prepare_tokenizer(tokenizer, profile)
@@ -275,8 +275,10 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
     """Gives a tokenizer without a padding token another one to pad with, usually the end token.
 
-    Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size. A
-    tokenizer without special tokens raises UserError.
+    Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size.
+
+    Raises:
+        UserError: the tokenizer has no special tokens.
     """
     if tokenizer.pad_token_id is not None:
         return

@@ -165,7 +165,7 @@ class Publisher:
         paths = (None, copies[strategy]) if strategy in copies else (None,)
         push = (folder, f"Step {step}", paths)
         try:
-            # Training may delete the checkpoint while it is uploaded. The links go when nothing refers to them.
+            # Training may delete the checkpoint while it is uploaded. The temporary folder is deleted after the push.
             staged = tempfile.TemporaryDirectory(prefix=".push-", dir=self.args.output_dir)
             shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
             self._pushes.append(self._executor.submit(self._push_staged, staged, *push))

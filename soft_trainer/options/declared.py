@@ -15,13 +15,16 @@ DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
 class Values:
-    """The options of a run by name, from several objects: the first that has an option has its value."""
+    """The options of a run by name: an option's value comes from the first object that has it."""
 
     def __init__(self, *sources):
         self._sources = sources
 
     def __getattr__(self, name: str):
-        return next(getattr(source, name) for source in self._sources if hasattr(source, name))
+        for source in self._sources:
+            if hasattr(source, name):
+                return getattr(source, name)
+        raise AttributeError(name)
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,15 @@ class Declared:
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
         if isinstance(value, str):
-            chosen, number = value in self.choices, bool(limits) or self.of_estimator is not None
+            wrong = self.choices and value not in self.choices
             refuse(
-                (self.choices and not chosen, f"{name}={value!r}: use one of {', '.join(self.choices)}"),
-                (number, f"{name}={value!r}: a number is expected, not text"),
+                (wrong, f"{name}={value!r}: use one of {', '.join(self.choices)}"),
+                (limits or self.of_estimator is not None, f"{name}={value!r}: a number is expected, not text"),
             )
         elif value is not None:
             fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
-            finite, shown = (math.isfinite(value), f"{value:g}") if isinstance(value, float) else (True, value)
+            finite = not isinstance(value, float) or math.isfinite(value)
+            shown = f"{value:g}" if isinstance(value, float) else value
             refuse((not (finite and fits), f"{name}={shown}: must be {self.range}"))
 
 
@@ -91,7 +95,7 @@ def option(default, help: str, *, prefix: str = "", **declared):
 
     Args:
         default: its default. None means that something else decides, which the help text names.
-        help: one sentence for `--help`. An option with a default of its estimator says so by itself.
+        help: one sentence for `--help`. The estimator's default is appended automatically.
         prefix: stands before the help text.
         declared: `choices`, the texts that it takes; `least`, `above`, `most` and `below`, the range of a number;
             `read_if`, a `ReadIf` for an option that only some runs read; `of_estimator`, for an option whose default

@@ -20,7 +20,7 @@ CANCELLATIONS = ("none", "top_k", "ratio")
 # The strategies of `soft_trainer.data.global_batches`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
-aside = functools.partial(option, results=False)  # it changes what is printed or kept, or how fast
+not_in_results = functools.partial(option, results=False)  # it changes what is printed or kept, or how fast
 
 
 def _estimators(o: Values) -> list[str]:
@@ -94,13 +94,13 @@ class DataArguments:
         "Rules that drop rows, by comma: names of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet."
     )
     split_urls: str | None = unset("Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
-    push_data_to_hub: str | None = aside(
+    push_data_to_hub: str | None = not_in_results(
         None, "USER/NAME: push the rows of --source_dir, --history or --data_dir, as trained on, as a data set."
     )
     max_train_rows: int | None = unset("Train on this many rows only, the first ones.", least=1)
-    lexical: bool = aside(True, "Also rank by lexical BM25, a baseline that needs no training.")
-    model_card: bool = aside(True, "Write README.md, the model card, into the output folder.")
-    examples: int = aside(5, "Test queries to show with their top functions at the end.", least=0)
+    lexical: bool = not_in_results(True, "Also rank by lexical BM25, a baseline that needs no training.")
+    model_card: bool = not_in_results(True, "Write README.md, the model card, into the output folder.")
+    examples: int = not_in_results(5, "Test queries to show with their top functions at the end.", least=0)
     early_stopping_patience: int | None = unset("Stop after this many evaluations without a better metric.", least=1)
     estimator: str | None = option(
         "bm25",
@@ -111,8 +111,10 @@ class DataArguments:
     estimator_model: str | None = unset(
         "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
     )
-    estimator_cache_dir: str | None = aside(None, "Where row embeddings are kept. Default: in the Hugging Face home.")
-    no_estimator_cache: bool = aside(False, "Compute row embeddings in every run and keep none.")
+    estimator_cache_dir: str | None = not_in_results(
+        None, "Where row embeddings are kept. Default: in the Hugging Face home."
+    )
+    no_estimator_cache: bool = not_in_results(False, "Compute row embeddings in every run and keep none.")
     mixture_shares: str | None = unset("Share of each member of a mixture, by comma. Default: equal.", read_if=MIXTURE)
     mixture_temperatures: str | None = unset(
         "Temperature of each member, by comma. Default: its own.", read_if=MIXTURE
@@ -157,7 +159,8 @@ ORDER_LOSS = ReadIf(lambda o: o.order_loss_weight > 0, "order_loss_weight is 0")
 DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
 
 
-of_estimator = functools.partial(unset, of_estimator=1.0)  # the default is the estimator's attribute
+# The default is the estimator's attribute, 1 for an estimator without it: `LossSettings` has BM25's defaults instead.
+estimator_default = functools.partial(unset, of_estimator=1.0)
 
 
 @dataclass
@@ -167,9 +170,9 @@ class LossOptions:
     loss: str | None = unset(
         f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.", choices=LOSSES
     )
-    alpha: float | None = of_estimator("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
-    beta: float | None = of_estimator("Constant of Eq. 4.", above=0, read_if=EQ4)
-    temperature: float | None = of_estimator(
+    alpha: float | None = estimator_default("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
+    beta: float | None = estimator_default("Constant of Eq. 4.", above=0, read_if=EQ4)
+    temperature: float | None = estimator_default(
         "Temperature of the softmax of similarities, or of positive_aware weights.", least=0, read_if=WEIGHTS
     )
     floor: float = option(0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4)
@@ -178,7 +181,7 @@ class LossOptions:
         "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive.",
         choices=WEIGHTINGS,
     )
-    margin: float | None = of_estimator(
+    margin: float | None = estimator_default(
         "positive_aware: a negative counts fully if it is less similar than the positive by this much.",
         of_estimator=0.0,
         read_if=POSITIVE_AWARE,
@@ -194,7 +197,7 @@ class LossOptions:
         "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none.",
         least=0,
     )
-    distill_temperature: float | None = of_estimator(
+    distill_temperature: float | None = estimator_default(
         "Temperature of the estimator's softmax in that loss.", above=0, read_if=DISTILLED
     )
     infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL)
@@ -276,34 +279,36 @@ class TrainingOptions(SoftInfoNCEOptions):
 
     FULL = "SoftInfoNCETrainingArguments"
 
-    output_dir: str | None = aside(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
-    overwrite: bool = aside(False, "Write into an output folder that holds the results of another run.")
+    output_dir: str | None = not_in_results(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
+    overwrite: bool = not_in_results(False, "Write into an output folder that holds the results of another run.")
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
-    per_device_eval_batch_size: int = aside(64, "Texts encoded at once in evaluation, per process.")
+    per_device_eval_batch_size: int = not_in_results(64, "Texts encoded at once in evaluation, per process.")
     seed: int = option(42, "Seed of everything that is drawn: rows, batches, dropout, new weights.")
     bf16: bool = option(False, "Train and encode in bfloat16.")
-    use_cpu: bool = aside(False, "Use the CPU even if there is a GPU.")
-    push_to_hub: bool = aside(False, "Push the encoder to the Hub at the end.")
-    disable_tqdm: bool | None = aside(None, "Print lines in place of progress bars, as without a terminal.")
+    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.")
+    push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.")
+    disable_tqdm: bool | None = not_in_results(None, "Print lines in place of progress bars, as without a terminal.")
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = option(10.0, "Passes over the training rows.")
-    logging_steps: float = aside(50, "Steps between two lines of the log.")
-    logging_nan_inf_filter: bool = aside(False, "Hide NaN and infinite losses from the log.")
-    save_strategy: str = aside("epoch", "When to save a checkpoint: no, steps, epoch or best.")
-    save_total_limit: int | None = aside(2, "How many checkpoints to keep.")
+    logging_steps: float = not_in_results(50, "Steps between two lines of the log.")
+    logging_nan_inf_filter: bool = not_in_results(False, "Hide NaN and infinite losses from the log.")
+    save_strategy: str = not_in_results("epoch", "When to save a checkpoint: no, steps, epoch or best.")
+    save_total_limit: int | None = not_in_results(2, "How many checkpoints to keep.")
     dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
-    dataloader_num_workers: int = aside(-1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU.")
-    remove_unused_columns: bool = aside(False, "Not used: the columns of a pair are always kept.")
-    ddp_broadcast_buffers: bool | None = aside(False, "Broadcast buffers before every forward pass.")
+    dataloader_num_workers: int = not_in_results(
+        -1, "Processes that prepare batches. -1: none on a CPU, up to 4 on a GPU."
+    )
+    remove_unused_columns: bool = not_in_results(False, "Not used: the columns of a pair are always kept.")
+    ddp_broadcast_buffers: bool | None = not_in_results(False, "Broadcast buffers before every forward pass.")
     train_sampling_strategy: str = option(
         "random",
         "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length, "
         "one_language, or similar (groups of rows that an estimator finds similar).",
         choices=STRATEGIES,
     )
-    restore_callback_states_from_checkpoint: bool = aside(True, "Resume early stopping where it was.")
-    metric_for_best_model: str | None = aside("mrr", "Metric that tells the best model.")
-    merge_lora: bool = aside(False, "Save the whole encoder, with the adapter merged into its weights.")
+    restore_callback_states_from_checkpoint: bool = not_in_results(True, "Resume early stopping where it was.")
+    metric_for_best_model: str | None = not_in_results("mrr", "Metric that tells the best model.")
+    merge_lora: bool = not_in_results(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: str | None = unset(
         "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1; auto "
         "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training."

@@ -1,4 +1,4 @@
-"""Turns the arguments of a run into a frozen plan, once. What reads the plan checks nothing again."""
+"""Turns the arguments of a run into a frozen plan, once. Code that reads the plan does not repeat the checks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Plan:
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
-    """Checks the options of a training and fills in what they leave open.
+    """Checks the options of a training run and fills in what they leave open.
 
     Args:
         args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, which mean the defaults.
@@ -82,12 +82,13 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     """
     check_options(args)
     check_values(args)
-    own = isinstance(args, SoftInfoNCEOptions)
-    options = SoftInfoNCEOptions(**{f.name: getattr(args, f.name) for f in fields(SoftInfoNCEOptions) if own})
+    names = [field.name for field in fields(SoftInfoNCEOptions)] if isinstance(args, SoftInfoNCEOptions) else ()
+    options = SoftInfoNCEOptions(**{name: getattr(args, name) for name in names})
     loss = resolve_loss(options, estimator)
     parse_ranks(options.negative_ranks)
     similar = args.train_sampling_strategy == "similar" and options.similar_by == "estimator"
-    name, source = "no estimator" if estimator is None else type(estimator).__name__, options.negatives
+    name = "no estimator" if estimator is None else type(estimator).__name__
+    source = options.negatives
     refuse(
         (
             similar and not getattr(estimator, "finds_neighbours", False),
@@ -152,7 +153,7 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
 
 
 def parse_ranks(ranks: str | None) -> tuple[int, int | None]:
-    """Returns the first rank and the first that is left out, None for no end, of a text such as "5,50".
+    """Parses "5,50" into first rank and exclusive end; None: no end.
 
     Raises:
         UserError: another text.
@@ -162,7 +163,7 @@ def parse_ranks(ranks: str | None) -> tuple[int, int | None]:
         first, last = int(first or 0), int(last) if last.strip() else None
     except ValueError:
         first, last = -1, None
-    if not 0 <= first < (last or first + 1):
+    if first < 0 or (last is not None and last <= first):
         raise UserError(f"negative_ranks={ranks}: write FIRST,LAST, two numbers from 0, such as 5,50") from None
     return first, last
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from soft_trainer.errors import UserError
-from soft_trainer.options.declared import Declared, declared_options
+from soft_trainer.options.declared import Declared, Values, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.refused import RANGES
@@ -58,3 +58,8 @@ def test_every_option_has_a_help_text_of_a_sentence():
         for name in declared_options(kind):
             text = kind.__dataclass_fields__[name].metadata["help"]
             assert text.endswith(".") and "%" not in text.replace("%%", ""), name
+
+
+def test_the_values_of_several_objects():
+    values = Values(Declared(least=1), Declared(least=2))
+    assert values.least == 1 and not hasattr(values, "unknown")

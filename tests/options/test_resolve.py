@@ -62,7 +62,7 @@ def test_ranks_of_own_negatives(text, ranks):
     assert parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("text", ["3", "a,b", "5,2", "-1,4", "1,2,3"])
+@pytest.mark.parametrize("text", ["3", "a,b", "5,2", "5,0", "0,0", "-1,4", "1,2,3"])
 def test_ranks_that_are_none(text):
     with pytest.raises(UserError, match="write FIRST,LAST"):
         parse_ranks(text)
