@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from soft_trainer.terminal import print_on_main, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `soft-trainer evaluate-search`."""
+    """Adds the options of the command."""
     parser.add_argument("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
     parser.add_argument("--trees", metavar="DIR", help="folder that holds each repo of --queries as a folder")
     parser.add_argument("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
@@ -83,7 +84,8 @@ def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]
             outcomes += evaluation.ask(index, own, lexical=arguments.model is None)
     headers = ["queries", "number", "nDCG@10", "MRR@10", "p50, ms", "p95, ms"]
     text = table(headers, evaluation.summary_rows(outcomes), floats=".3f")
-    text += f"\n\npeak memory: {evaluation.peak_memory():,.0f} MiB"
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    text += f"\n\npeak memory: {memory:,.0f} MiB"
     return text, [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `soft-trainer index`."""
+    """Adds the options of the command."""
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
         "--model", help="folder or Hub name of an encoder: searches go by meaning too; without one, by words alone"

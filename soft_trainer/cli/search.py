@@ -37,7 +37,7 @@ _BOLD, _GREEN, _DIM, _RED, _END = "\x1b[1m", "\x1b[32m", "\x1b[2m", "\x1b[1;31m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `soft-trainer search`."""
+    """Adds the options of the command."""
     parser.add_argument("query", nargs="*", help="a name, words, or a sentence")
     parser.add_argument(
         "--folder", default=".", metavar="DIR", help="folder that was indexed, or one in it (default: .)"
@@ -122,7 +122,7 @@ def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
 
 
 def safe(text: str) -> str:
-    """`text` as one line without control characters; tabs are four spaces."""
+    """Returns the text as one line without control characters; tabs are four spaces."""
     return _UNSAFE.sub("\ufffd", text.replace("\t", "    "))
 
 

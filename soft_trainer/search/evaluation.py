@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import os
 import random
-import resource
-import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+
+import numpy as np
 
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import read_json_lines
@@ -32,7 +33,6 @@ from soft_trainer.search.pieces import language_of
 
 CUT = 10
 HISTORY_DEPTH = 100  # results that are looked at for the functions of a commit
-MAX_DOCUMENT_QUERIES = 200
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Measures:
 
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
-    """The measures of a ranking. Each target counts once, at its first place; repeats fill places."""
+    """Measures a ranking. Each target counts once, at its first place; repeats fill places."""
     firsts: dict[Hashable, int] = {}
     for place, item in enumerate(ranked, 1):
         if item in targets:
@@ -58,8 +58,8 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
 
 def means(found: Sequence[Measures], *names: str) -> list[float]:
-    """The mean of each named measure."""
-    return [sum(getattr(each, name) for each in found) / len(found) for name in names]
+    """Computes the mean of each named measure."""
+    return [fmean(getattr(each, name) for each in found) for name in names]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     return queries
 
 
-def documentation_queries(folder: str, output_dir: str, count: int = MAX_DOCUMENT_QUERIES) -> list[JudgedQuery]:
+def documentation_queries(folder: str, output_dir: str, count: int) -> list[JudgedQuery]:
     """Makes queries from the documentation of functions, and writes the tree without comments to `output_dir`.
 
     The first paragraph of a function's documentation is the query, its file the answer. In the copy every comment is
@@ -128,7 +128,7 @@ def documentation_queries(folder: str, output_dir: str, count: int = MAX_DOCUMEN
 
 
 def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str], bytes]:
-    """The documentation of a file's functions, and the file with blanks in place of comments and docstrings."""
+    """Returns the documentation of a file's functions, and the file with blanks for comments and docstrings."""
     root = parse(source, language)
     if root is None:
         return [], source
@@ -140,7 +140,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
     return documents, bytes(bare)
 
 
-def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool = False) -> list[QueryOutcome]:
+def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
     """Runs queries on an open index."""
     outcomes = []
     for judged in queries:
@@ -153,27 +153,19 @@ def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool = False)
 
 def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
     """Rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms): all queries first, then each group."""
-    groups: dict[str, list[QueryOutcome]] = defaultdict(list)
-    for outcome in outcomes:
-        for group in outcome.judged.groups:
-            groups[group].append(outcome)
     rows = []
-    for name, own in [("all", outcomes), *sorted(groups.items())]:
-        times = sorted(1000 * outcome.seconds for outcome in own)
+    for name in ("all", *sorted({group for outcome in outcomes for group in outcome.judged.groups})):
+        own = [outcome for outcome in outcomes if name in ("all", *outcome.judged.groups)]
         found = means([outcome.measures for outcome in own], "ndcg", "mrr")
-        rows.append([name, len(own), *found, times[len(times) // 2], times[int(0.95 * (len(times) - 1))]])
+        times = np.percentile([1000 * outcome.seconds for outcome in own], (50, 95))
+        rows.append([name, len(own), *found, *times])
     return rows
-
-
-def peak_memory() -> float:
-    """Peak memory of the process, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def history_queries(
     repository: str | os.PathLike[str], language: str | None, output_dir: str | os.PathLike[str]
 ) -> tuple[list[JudgedQuery], MinedHistory]:
-    """Queries from the newest commits of a repository, and the tree before the oldest of them in `output_dir`.
+    """Makes queries from the newest commits of a repository; writes the tree before the oldest to `output_dir`.
 
     Args:
         language: of the functions; by default the one with most files.
@@ -191,7 +183,7 @@ def history_queries(
 
 
 def main_language(repository: str | os.PathLike[str]) -> str:
-    """The language with most source files in the newest tree.
+    """Finds the language with most source files in the newest tree.
 
     Raises:
         UserError: no repository that can be read, or no source file in a known language.
@@ -199,11 +191,10 @@ def main_language(repository: str | os.PathLike[str]) -> str:
     opened = open_repository(repository)
     with reporting_missing_objects(repository):
         paths = [path for path, _ in tree_files(opened, opened.head.target)]
-    counts = Counter({name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES})
-    language, count = counts.most_common(1)[0]
+    counts = {name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES}
     known = ", ".join(SOURCE_LANGUAGES)
-    refuse((not count, f"{repository}: no source file in one of {known}; choose with --language"))
-    return language
+    refuse((not any(counts.values()), f"{repository}: no source file in one of {known}; choose with --language"))
+    return max(counts, key=counts.__getitem__)
 
 
 def measure(

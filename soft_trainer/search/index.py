@@ -42,7 +42,7 @@ class CodeIndex(AbstractContextManager):
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
         self.remedy = f"`soft-trainer index {self.folder}` finishes"
-        self.encoders: dict[tuple, vectors.LazyEncoder] = {}
+        self.encoders: dict[tuple, vectors.SearchEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
         version = store.get_meta(database, "version")
@@ -211,7 +211,7 @@ class CodeIndex(AbstractContextManager):
             return [snapshot.result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
 
     def _noise(self, snapshot: Snapshot) -> float:
-        """The largest similarity of any piece to random letters, which mean nothing."""
+        """Returns the largest similarity of any piece to random letters, which mean nothing."""
         letters = random.Random(0)
         texts = ["".join(letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))) for _ in range(24)]
         embeddings = self._encoder(self.model, self.truncate_dim).queries(texts)
@@ -227,9 +227,11 @@ class CodeIndex(AbstractContextManager):
         """The number of dimensions kept of every embedding; None for the encoder's default."""
         return store.get_meta(self.database, "vectors", {}).get("truncate_dim")
 
-    def _encoder(self, model: str, truncate_dim: int | None) -> vectors.LazyEncoder:
-        """The encoder of this name and `truncate_dim`, the same object each time."""
-        return self.encoders.setdefault((model, truncate_dim), vectors.LazyEncoder(model, truncate_dim))
+    def _encoder(self, *choice: str | int | None) -> vectors.SearchEncoder:
+        """Returns the encoder of a name and a `truncate_dim`, which is loaded once; a UserError if it cannot be."""
+        if choice not in self.encoders:
+            self.encoders[choice] = vectors.SearchEncoder(*choice)
+        return self.encoders[choice]
 
     def statistics(self) -> dict:
         """Counts files, pieces, files that may be vendored, skipped files by reason, encoded pieces, bytes on disk."""
@@ -243,7 +245,7 @@ class CodeIndex(AbstractContextManager):
         return counts | ({"encoded": pieces - vectors.unencoded(self.database)} if self.model else {})
 
     def text_of(self, path: str) -> str | None:
-        """The text of an indexed file, as it was when it was indexed; None for any other path."""
+        """Returns the text of an indexed file, as it was when it was indexed; None for any other path."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
@@ -251,7 +253,7 @@ class CodeIndex(AbstractContextManager):
     def load_encoder(self) -> None:
         """Loads the encoder of the index, which takes seconds; a UserError if it cannot be loaded."""
         if self.model is not None:
-            self._encoder(self.model, self.truncate_dim).identity  # noqa: B018, which loads it
+            self._encoder(self.model, self.truncate_dim)
 
     def close(self) -> None:
         """Closes the database."""
@@ -262,7 +264,7 @@ class CodeIndex(AbstractContextManager):
 
     @contextmanager
     def _snapshot(self) -> Iterator[Snapshot]:
-        """One view of the database for a whole search, read again only if the database has changed."""
+        """Yields one view of the database for a whole search, read again only if the database has changed."""
         self.database.execute("BEGIN")
         try:
             version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
@@ -273,7 +275,7 @@ class CodeIndex(AbstractContextManager):
             self.database.execute("COMMIT")
 
     def _similarity(self, query: str, snapshot: Snapshot) -> np.ndarray | None:
-        """The similarity of every piece to the query; None without embeddings or without their model."""
+        """Computes the similarity of every piece to the query; None without embeddings or without their model."""
         state = snapshot.state
         if state is None:
             return None
@@ -317,11 +319,11 @@ class Snapshot:
             self.slots = vectors.piece_slots(database, self.segments.firsts, len(self.segments.lengths))
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
-        """The similarity of every piece to a query's embedding, float32[pieces]; NaN without an embedding."""
+        """Computes the similarity of every piece to a query, float32[pieces]; NaN for one without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
     def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
-        """The pieces that the filters leave, bool[pieces]; None without a filter."""
+        """Returns the pieces that the filters leave, bool[pieces]; None without a filter."""
         segments = self.segments
         if path is None and language is None and name is None:
             return None
@@ -346,7 +348,7 @@ class Snapshot:
         return pieces
 
     def result(self, piece: int, score: float) -> SearchResult:
-        """A piece with its text."""
+        """Reads a piece with its text."""
         file = int(self.segments.owners[piece])
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, pieces, text = self.database.execute(query, (file,)).fetchone()

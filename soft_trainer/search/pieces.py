@@ -58,7 +58,7 @@ class Piece:
 
 
 def language_of(path: str, source: bytes) -> str:
-    """The language of a file by its ending; "text" if the ending is unknown."""
+    """Names the language of a file by its ending; "text" if the ending is unknown."""
     ending = path[path.rfind(".") :].lower() if "." in path.rsplit("/", 1)[-1] else ""
     language = _ENDINGS.get(ending) or OTHER_LANGUAGES.get(ending, "text")
     return "cpp" if ending == ".h" and _CPP_HEADER.search(source) else language
@@ -89,7 +89,7 @@ def split(source: bytes, language: str) -> list[Piece]:
 
 
 def first_paragraph(text: bytes) -> bytes:
-    """The first paragraph of a piece's documentation; empty without one."""
+    """Returns the first paragraph of a piece's documentation; empty without one."""
     found = _PARAGRAPH.search(text[:_MAX_BEFORE_PARAGRAPH])
     return next((group for group in found.groups() if group), b"") if found else b""
 
@@ -116,7 +116,7 @@ def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: st
 
 
 def _with_comments(lines: list[bytes], start: int, least: int) -> int:
-    """The first line of the comments and decorators right above line `start`, not above line `least`."""
+    """Returns the first line of the comments and decorators right above line `start`, not above line `least`."""
     if start > least + 1 and not lines[start - 2].strip() and lines[start - 3].rstrip().endswith(b"*/"):
         start -= 1
     while start > least and _COMMENT_OR_DECORATOR.match(lines[start - 2]):
@@ -125,7 +125,7 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 
 
 def _definitions(source: bytes, language: str) -> list[Piece]:
-    """Functions, classes and types in order, outer ones before inner ones.
+    """Lists functions, classes and types in order, outer ones before inner ones.
 
     Functions inside a function that is no longer than `MAX_LINES` belong to it.
     """

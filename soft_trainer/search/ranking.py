@@ -168,7 +168,7 @@ class _Gathered:
         self.piece_defined[pieces] = np.maximum(self.piece_defined[pieces], share)
 
     def scores(self, similar: np.ndarray | None) -> Scores:
-        """The sum of all shares, `similar` (weighted, by piece) among them."""
+        """Sums all shares, `similar` (weighted, by piece) among them."""
         segments, total = self.segments, self.total or 1.0
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
         parts = np.maximum(segments.traits[:, 2], 1)
@@ -195,14 +195,12 @@ class _Gathered:
         return Scores(files, pieces, self.total > 0)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The distinct files of ascending pieces, and the place of each file's first piece in `pieces`."""
-        owners = self.owners[pieces]
-        starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]]) if len(owners) else np.zeros(0, np.int64)
-        return owners[starts], starts
+        """Returns the distinct files of ascending pieces, and the place of each file's first piece in `pieces`."""
+        return np.unique(self.owners[pieces], return_index=True)
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Factors by file. Tests, texts, likely copies of other people's code and deeper files count less."""
+    """Returns a factor by file. Tests, texts, likely copies of other people's code and deeper files count less."""
     depth = segments.traits[:, 1].astype(np.float32)
     depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
     kind = np.ones(len(depth), np.float32)

@@ -28,18 +28,18 @@ class SearchResult:
     text: str
 
     def as_dict(self) -> dict:
-        """The fields by name, as `--json` prints them."""
+        """Returns the fields by name, as `--json` prints them."""
         return asdict(self) | {"score": round(self.score, 4)}
 
     def signature(self) -> tuple[int, str]:
-        """(number, text) of the line that defines the name, or of the first line with a word."""
+        """Returns (number, text) of the line that defines the name, or of the first line with a word."""
         own = re.split(r"[.:#]+", self.name)[-1]
         named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)") if own else WORD
         lines = self._lines() or [(self.start_line, "")]
         return next((line for line in lines if named.search(line[1])), lines[0])
 
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
-        """(number, text) of the signature and of the lines with the most wanted terms, in order."""
+        """Returns (number, text) of the signature and of the lines with the most wanted terms, in order."""
         first = self.signature()
         others = [line for line in self._lines() if line != first]
         hits = [len(wanted & {t for word in WORD.findall(text[:1000]) for t in terms(word)}) for _, text in others]
@@ -47,7 +47,7 @@ class SearchResult:
         return sorted([first, *(line for _, line in best)])
 
     def _lines(self) -> list[tuple[int, str]]:
-        """The lines with a word."""
+        """Returns the lines with a word."""
         return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
 
 
@@ -60,5 +60,5 @@ def check_query(query: str, limit: int) -> None:
 
 
 def query_terms(query: str) -> set[str]:
-    """The terms to highlight in a result."""
+    """Returns the terms to highlight in a result."""
     return {term for word in WORD.findall(query) if word.lower() not in STOP_WORDS for term in terms(word)}

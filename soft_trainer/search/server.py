@@ -34,7 +34,7 @@ class PageServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def search(self, options: dict[str, str]) -> dict:
-        """The results of one query as the page shows them."""
+        """Returns the results of one query as the page shows them."""
         query = options.get("q", "")[:MAX_QUERY]
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
@@ -50,7 +50,7 @@ class PageServer(ThreadingHTTPServer):
         return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
 
     def lines(self, options: dict[str, str]) -> dict:
-        """The lines from `start` to `end` that an indexed file has."""
+        """Returns the lines from `start` to `end` that an indexed file has."""
         with self.served.lock:
             text = self.served.index.text_of(options.get("path", ""))
         try:
@@ -61,7 +61,7 @@ class PageServer(ThreadingHTTPServer):
         return {"start_line": start, "text": "\n".join(text.split("\n")[start - 1 : end])}
 
     def about(self, _: dict[str, str]) -> dict:
-        """The folder and the languages that the filters offer."""
+        """Returns the folder and the languages that the filters offer."""
         index, query = self.served.index, "SELECT language FROM files GROUP BY 1 ORDER BY count(*) DESC"
         with self.served.lock:
             return {"folder": index.folder, "languages": [language for (language,) in index.database.execute(query)]}

@@ -48,7 +48,7 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """The place of a folder's index in the user's cache directory. The tree itself may belong to somebody else."""
+    """Names a folder's index in the user's cache directory. The tree itself may belong to somebody else."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
@@ -263,14 +263,14 @@ class Segments:
         self.firsts = np.searchsorted(self.owners, np.arange(len(self.languages) + 1))
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """The live pieces that hold a term, int64, ascending, and how often each holds it, float32."""
+        """Returns the live pieces that hold a term, int64, ascending, and how often each holds it, float32."""
         query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
         pieces, counts = self.joined(rows) if rows else (np.zeros(0, np.int64), np.zeros(0, np.uint8))
         return pieces, counts.astype(np.float32)
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-        """The live pieces and their counts, uint8, in the (width, pieces, counts) of one term, a row a segment."""
+        """Joins the (width, pieces, counts) of a term in each segment; returns live pieces and counts, uint8."""
         pieces = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
         counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
         live = slice(None) if self.live.all() else self.live[self.owners[pieces]]

@@ -77,7 +77,9 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
             batch.names.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
         places = json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(pieces), digest, places, zlib.compress(source, 1)))
-        batch.traits.append(_traits(path, language))
+        depth, parts = path.count("/"), len(identifier_words(_name_and_folders(path)[0]))
+        test, text_only, vendored = is_test_path(path, language), language in TEXT_LANGUAGES, maybe_vendored(path)
+        batch.traits.append((int(test), min(depth, 255), min(parts, 255), int(text_only), int(vendored)))
     batch.vocabulary = list(numbers)
     # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
@@ -90,7 +92,9 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
 def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
     """Yields the pieces of a file with their text and the terms of names, path and documentation."""
     lines = source.split(b"\n")
-    marked = path_terms(path)  # of the first piece
+    # The first piece has the terms of the path.
+    signs = zip((OWN_NAME, PATH), _name_and_folders(path), strict=True)
+    marked = {sign + term for sign, part in signs for word in WORD.findall(part) for term in terms(word)}
     for piece in split(source, language) or [Piece(1, 1)]:  # a file without a word is found by its path
         text = b"\n".join(lines[piece.start - 1 : piece.end])
         marked |= {DEFINED + whole(name) for name in piece.defines}
@@ -101,20 +105,7 @@ def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, by
         marked = set()
 
 
-def _traits(path: str, language: str) -> tuple[int, ...]:
-    parts = len(identifier_words(name_and_folders(path)[0]))
-    test, text, vendored = is_test_path(path, language), language in TEXT_LANGUAGES, maybe_vendored(path)
-    return int(test), min(path.count("/"), 255), min(parts, 255), int(text), int(vendored)
-
-
-def path_terms(path: str) -> set[str]:
-    """The terms of a path: one sign before those of its folders, two before those of the file name."""
-    own, folders = name_and_folders(path)
-    own_terms = {OWN_NAME + term for word in WORD.findall(own) for term in terms(word)}
-    return own_terms | {PATH + term for word in WORD.findall(folders) for term in terms(word)}
-
-
-def name_and_folders(path: str) -> tuple[str, str]:
+def _name_and_folders(path: str) -> tuple[str, str]:
     """Splits a path into the file name without its ending and the folders. `__init__` takes the folder's name."""
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").rsplit(".", 1)[0]

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 import zlib
-from functools import cached_property
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -31,61 +31,53 @@ MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
 
 
-class LazyEncoder:
-    """An encoder of `soft_trainer.encoders` that is loaded when first needed, because loading takes seconds.
+class SearchEncoder:
+    """An encoder of `soft_trainer.encoders`, whose embeddings, float32[n, d], are compared by dot product.
 
     Args:
         name: folder or Hub name.
         truncate_dim: keep this many dimensions of every embedding; None keeps those that `load_encoder` keeps.
+
+    Raises:
+        UserError: the encoder cannot be loaded.
     """
 
     def __init__(self, name: str, truncate_dim: int | None = None):
-        self.name, self.truncate_dim = name, truncate_dim
-
-    @cached_property
-    def loaded(self):
-        """The loaded encoder; raises UserError if it cannot be loaded."""
         from transformers.utils import logging
 
-        from soft_trainer.encoders.loading import load_encoder  # imports torch and transformers
+        # These import torch.
+        from soft_trainer.encoders.encoding import comparable
+        from soft_trainer.encoders.loading import load_encoder
 
         # a report on the weights does not belong in a search's output
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
-            return load_encoder(self.name, truncate_dim=self.truncate_dim)
+            self._encoder = load_encoder(name, truncate_dim=truncate_dim)
         except UserError as error:
             if "trust_remote_code" not in str(error):
                 raise
-            raise UserError(f"{self.name}: its code comes with it, and a search never runs such code") from error
-
-    @cached_property
-    def identity(self) -> str:
-        """A hash of everything that the embeddings depend on; see `Encoder.identity`."""
-        return self.loaded.identity()
+            raise UserError(f"{name}: its code comes with it, and a search never runs such code") from error
+        self.name, self.truncate_dim, self.identity = name, truncate_dim, self._encoder.identity()
+        self._comparable = partial(comparable, self._encoder.profile)
 
     def queries(self, texts: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of queries, ready for dot products."""
-        return self._comparable(self.loaded.encode_queries(texts))
+        """Embeds queries."""
+        return self._comparable(self._encoder.encode_queries(texts)).float().cpu().numpy()
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeddings float32[n, d] of pieces, ready for dot products with those of queries."""
+        """Embeds pieces."""
         # Text in another language has no data flow: it is read like Python that does not parse.
         known = [language if language in LANGUAGES else "python" for language in languages]
-        return self._comparable(self.loaded.encode_codes(texts, known))
-
-    def _comparable(self, embeddings) -> np.ndarray:
-        from soft_trainer.encoders.encoding import comparable  # imports torch
-
-        return comparable(self.loaded.profile, embeddings).float().cpu().numpy()
+        return self._comparable(self._encoder.encode_codes(texts, known)).float().cpu().numpy()
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
-    """A piece as encoders read it: path and name first, because a method says little without its class."""
+    """Writes a piece as encoders read it: path and name first, as a method says little without its class."""
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
-def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, progress: bool) -> None:
+def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, progress: bool) -> None:
     """Encodes every piece that has no embedding. What is committed stays, so the next run continues a stopped one.
 
     Other processes and threads may change the index meanwhile, but only one may encode.
@@ -121,8 +113,8 @@ def unencoded(database: sqlite3.Connection) -> int:
     return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
 
 
-def _state_for(database: sqlite3.Connection, encoder: LazyEncoder) -> dict:
-    """The state of the index's embeddings. It starts empty if another encoder made them, or other dimensions."""
+def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
+    """Returns the state of the index's embeddings; an empty one if another encoder made them, or other dimensions."""
     state = get_meta(database, "vectors", {})
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
     if {key: state.get(key) for key in kept} != kept:
@@ -139,7 +131,7 @@ def _state_for(database: sqlite3.Connection, encoder: LazyEncoder) -> dict:
 
 
 def vector_file(index_dir: Path, number: int) -> Path:
-    """The file of the embeddings; every rewrite takes the next number."""
+    """Names the file of the embeddings; every rewrite takes the next number."""
     return index_dir / f"vectors-{number:06d}.f16"
 
 
@@ -153,7 +145,7 @@ def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
 
 
 def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
-    """The next files without embeddings, as many as have `count` pieces: path, content, (digest, text, language)."""
+    """Reads the next files without embeddings, up to `count` pieces: path, content, (digest, text, language)."""
     query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
     group = []
     for path, content, language, places, blob in database.execute(f"{query} ORDER BY id"):
@@ -171,7 +163,7 @@ def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes,
 
 
 def _commit(
-    database: sqlite3.Connection, index_dir: Path, encoder: LazyEncoder, state: dict, slots: dict, group: list[tuple]
+    database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, state: dict, slots: dict, group: list
 ) -> int:
     """Encodes what is new in a group, writes its rows, and names them in one transaction. Returns how many are new."""
     pieces = (piece for _, _, own in group for piece in own)
@@ -253,7 +245,7 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
 
 
 def piece_slots(database: sqlite3.Connection, firsts: np.ndarray, pieces: int) -> np.ndarray:
-    """The row of each piece's embedding, -1 for a piece without one."""
+    """Returns the row of each piece's embedding, -1 for a piece without one."""
     slots = np.full(pieces, -1, np.int64)
     for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
         slots[firsts[file] : firsts[file + 1]] = np.frombuffer(blob, "<i4")

@@ -40,7 +40,7 @@ def terms(word: str) -> tuple[str, ...]:
 
 
 def whole(word: str) -> str:
-    """A word in lower case and without underscores."""
+    """Returns a word in lower case and without underscores."""
     return word.replace("_", "").lower()
 
 

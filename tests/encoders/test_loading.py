@@ -36,7 +36,7 @@ from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.search.vectors import LazyEncoder
+from soft_trainer.search.vectors import SearchEncoder
 from soft_trainer.training.messages import warnings_of
 
 TEXTS = ["read a file", "x"]
@@ -91,7 +91,7 @@ def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote)
     with refused("trust_remote_code"):
         TrainedModelEstimator(str(remote)).load()
     with refused(f"{remote}: ", "a search never runs such code"):
-        LazyEncoder(str(remote)).queries(["read a file"])
+        SearchEncoder(str(remote))
 
 
 # ---- Precision and attention ----

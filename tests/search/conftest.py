@@ -23,19 +23,18 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "soft_trainer" / "search"
 
 
-class StubEncoder(vectors.LazyEncoder):
+class StubEncoder(vectors.SearchEncoder):
     """Embeds a text as counts of letters, so that similar texts have similar embeddings; counts what it encodes."""
 
     encoded: list = []
     weights, code_side = 1.0, ""
 
+    def __init__(self, name, truncate_dim=None):
+        self.name, self.truncate_dim = name, truncate_dim
+
     @property
     def identity(self):
         return f"{self.name} {self.weights} {self.code_side}"
-
-    @property
-    def loaded(self):
-        raise AssertionError("the stub loads nothing")
 
     def queries(self, texts):
         return self._embed(texts)
@@ -54,7 +53,7 @@ class StubEncoder(vectors.LazyEncoder):
 @pytest.fixture
 def stub(monkeypatch):
     """Replaces the encoder by the stub; returns the stub's class."""
-    monkeypatch.setattr(vectors, "LazyEncoder", StubEncoder)
+    monkeypatch.setattr(vectors, "SearchEncoder", StubEncoder)
     StubEncoder.encoded, StubEncoder.weights, StubEncoder.code_side = [], 1.0, ""
     return StubEncoder
 

@@ -182,12 +182,12 @@ def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_pieces(model, token
 
     export_encoder(model, tokenizer, profile.replace(code_length=24, data_flow_length=8), tmp_path)
     texts, languages = ["def f(a): return a", "class A {}", "x = 1", "a b c"], ["python", "java", "python", "text"]
-    cut, whole = (vectors.LazyEncoder(tmp_path, dim).codes(texts, languages) for dim in (8, 32))
+    cut, whole = (vectors.SearchEncoder(tmp_path, dim).codes(texts, languages) for dim in (8, 32))
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose(cut, expected, atol=1e-5)
     for place, (text, language) in enumerate(zip(texts, languages, strict=True)):
         np.testing.assert_allclose(
-            vectors.LazyEncoder(tmp_path, 8).codes([text], [language])[0], cut[place], atol=1e-5
+            vectors.SearchEncoder(tmp_path, 8).codes([text], [language])[0], cut[place], atol=1e-5
         )
 
 

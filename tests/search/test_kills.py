@@ -18,13 +18,14 @@ import sys, time
 import numpy as np
 from soft_trainer.search import CodeIndex, updating, vectors
 updating.SEGMENT_POSTINGS, vectors.COMMIT_TEXTS = 300, 8
-class Stub(vectors.LazyEncoder):
-    identity = "stub"
+class Stub(vectors.SearchEncoder):
+    name, truncate_dim, identity = "stub", None, "stub"
+    def __init__(self, *_): pass
     def queries(self, texts): return np.array([[1, len(t) % 7, len(t) % 5] for t in texts], np.float32)
     def codes(self, texts, languages):
         time.sleep(0.04)
         return self.queries(texts)
-vectors.LazyEncoder = Stub
+vectors.SearchEncoder = Stub
 print("ready", flush=True)
 CodeIndex.build(sys.argv[1], sys.argv[2], model="stub")
 """

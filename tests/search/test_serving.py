@@ -23,10 +23,10 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded
     index = CodeIndex.build(tree, model="stub")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     may_load, may_encode = threading.Event(), threading.Event()
-    original = stub.codes
-    monkeypatch.setattr(stub, "identity", property(lambda self: may_load.wait() and "stub 1.0 "))
-    monkeypatch.setattr(stub, "codes", lambda *arguments: may_encode.wait() and original(*arguments))
-    served = ServedIndex(index)
+    load, codes = stub.__init__, stub.codes
+    monkeypatch.setattr(stub, "__init__", lambda *arguments: load(*arguments) if may_load.wait() else None)
+    monkeypatch.setattr(stub, "codes", lambda *arguments: may_encode.wait() and codes(*arguments))
+    served = ServedIndex(CodeIndex.open(index.index_dir))
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py" and notices == ["searching by words alone: the encoder is being loaded"]
     may_load.set()
