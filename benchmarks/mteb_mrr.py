@@ -60,10 +60,11 @@ def main():
     loaded = load_encoder(arguments.model, device="cpu")
     profile, lines = loaded.profile.replace(code_length=arguments.code_length), []
     encoder = KeepingEncoder(dataclasses.replace(loaded, profile=profile))
-    rows, kept = EvaluationSet("test", data["test"], data["codebase"]), np.ones(len(data["test"]), bool)
+    name, kept = f"{arguments.language}-test", np.ones(len(data["test"]), bool)
+    rows = EvaluationSet(name, data["test"], data["codebase"])
     for label in ("all queries", "queries without a tie"):
-        chosen = EvaluationSet("test", rows.queries.select(np.flatnonzero(kept)), rows.codebase)
-        task = EvaluationSetTask(chosen, profile, f"{arguments.language}-test", arguments.language)
+        chosen = EvaluationSet(name, rows.queries.select(np.flatnonzero(kept)), rows.codebase)
+        task = EvaluationSetTask(chosen, profile, arguments.language)
         ((_, _, scores, _),) = measure(encoder, task).scores()
         if label == "all queries":
             ranks, ties = encoder.ranks_and_ties(rows)

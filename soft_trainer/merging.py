@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,18 +48,12 @@ def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor
     return merged
 
 
-@dataclass(frozen=True)
-class RatioResult:
-    """The figures of the encoder merged at one ratio.
-
-    Args:
-        valid: the metric that should be large.
-        guards: the metrics that must not fall, by name.
-    """
+class RatioResult(NamedTuple):
+    """The figures of the encoder merged at one ratio: a metric that should be large, and guards by name."""
 
     ratio: float
     valid: float
-    guards: Mapping[str, float] = field(default_factory=dict)
+    guards: Mapping[str, float]
 
 
 def choose_ratio(results: Sequence[RatioResult], tolerance: float = 0.005) -> float:
@@ -117,9 +111,9 @@ def merge_encoders(
         if adapter is None:  # in the number format of its files
             merged.to(load_config(models[0], None, trust_remote_code).dtype or torch.float32)
     else:
-        same = published_name(base) == published_name(adapter.base)
-        if not same and Path(base).resolve() != Path(adapter.base).resolve():
-            raise UserError(f"{models[0]}: its adapter belongs to {adapter.base}: name that as the base, not {base}")
+        own, _ = adapter
+        if published_name(base) != published_name(own) and Path(base).resolve() != Path(own).resolve():
+            raise UserError(f"{models[0]}: its adapter belongs to {own}: name that as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)

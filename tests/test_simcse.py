@@ -17,8 +17,14 @@ from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
 from soft_trainer.files import newest_complete
 from soft_trainer.options.parse import parse
-from soft_trainer.sentence_transformers.simcse import alignment, uniformity
-from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments, build_trainer, load_queries
+from soft_trainer.simcse import (
+    SimCSEArguments,
+    SimCSETrainingArguments,
+    alignment,
+    build_trainer,
+    load_queries,
+    uniformity,
+)
 from soft_trainer.training.finite import NotFiniteError
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -158,7 +158,7 @@ def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
     from soft_trainer.record import split_sets
     from soft_trainer.training.building import build_model, build_tokenizer, model_name
 
-    tasks = mteb_tasks.find_tasks(mteb_tasks.split_names(names))
+    tasks = mteb_tasks.find_tasks(names)
     folders = data_args.data_dir, data_args.source_dir, data_args.history, data_args.eval_data_dir
     profile, data, sets = _rows(options, none=data_args.dataset_name == "none" and not any(folders))
     card = _card(Path(model_name(model_args)), profile)
@@ -171,7 +171,9 @@ def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
         with reporting_disk_errors(args.output_dir):
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
     _warn_of_unused(*options)
-    mteb_tasks.check_data(tasks)  # last, as it may download for long
+    for task in tasks:  # last, as it may download for long; the data stays on disk, not in memory
+        mteb_tasks.load(task)
+        task.unload_data()
     encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
     model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)
     results = []

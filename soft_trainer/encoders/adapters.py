@@ -16,7 +16,6 @@ from soft_trainer.errors import UserError
 
 PREFIX = "base_model.model."  # peft's, before the name of every weight in a file
 ALL_LINEAR = "all-linear"
-SHOWN_NAMES = 12  # modules that a message lists
 
 
 def import_peft():
@@ -89,8 +88,7 @@ def plain_encoder(model):
 def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> None:
     """Adds a new LoRA adapter, which records the model's `revision` on the Hub, and freezes all other weights.
 
-    Raises:
-        UserError: peft is missing, the model already has an adapter, or it lacks a target module.
+    UserError if peft is missing, the model already has an adapter, or it lacks a target module.
     """
     peft = import_peft()
     if has_adapter(model):
@@ -124,7 +122,7 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
     if names == [ALL_LINEAR]:
         return ALL_LINEAR
     if missing := unknown(names):
-        there = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))[:SHOWN_NAMES]
+        there = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))[:12]
         raise UserError(
             f"lora_target_modules: {type(model).__name__} has no linear layer {missing[0]!r}; it has "
             f"{', '.join(there)}; or use all-linear"

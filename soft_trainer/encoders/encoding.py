@@ -176,10 +176,7 @@ def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
-    """Truncates embeddings Tensor[n, d] to their first `dim` dimensions, and normalises them if the profile does.
-
-    None keeps all dimensions. Cosine scores normalise by definition.
-    """
+    """Keeps the first `dim` dimensions of Tensor[n, d] (None: all), normalised if the profile normalises."""
     if dim is None or dim >= embeddings.shape[-1]:
         return embeddings
     embeddings = embeddings[..., :dim]

@@ -115,8 +115,9 @@ def load_model(
     """
     if adapter := repository.saved_adapter(name_or_path, revision):
         import_peft()
+        base, base_revision = adapter
         with repository.reading_base(name_or_path):
-            model = load_model(adapter.base, profile, adapter.revision, trust_remote_code, attn_implementation, dtype)
+            model = load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
         load_adapter(model, name_or_path, revision)
         return model
     with reading(name_or_path, revision), _without_report_on_spare_weights():
@@ -251,10 +252,22 @@ def load_tokenizer(
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
     """Adapts a tokenizer to `profile`: prefix tokens, padding token, side of padding and truncation; adds no id.
 
+    Every `<token>` of the prefixes becomes a special token, with the id that the vocabulary gives it. One that the
+    vocabulary lacks stays text, unless the named profile needs it.
+
     Raises:
-        UserError: the vocabulary lacks a prefix token, there is no token to pad with, or a prompt fills the length.
+        UserError: the vocabulary lacks a needed token, there is no token to pad with, or a prompt fills the length.
     """
-    register_prefix_tokens(tokenizer, profile)
+    needed = profiles.PROFILES[profile.name].prefix_tokens if profile.name in profiles.PROFILES else ()
+    for token in (token for token in profile.prefix_tokens if token not in tokenizer.all_special_tokens):
+        # `<encoder-only>` is an ordinary entry of UniXcoder's vocabulary: byte-level BPE never reaches it from text.
+        if tokenizer.convert_tokens_to_ids(token) not in (None, tokenizer.unk_token_id):
+            tokenizer.add_special_tokens({"extra_special_tokens": [token]}, replace_extra_special_tokens=False)
+        elif token in needed:
+            raise UserError(
+                f"the prefix of profile {profile.name!r} has {token}, which the vocabulary of "
+                f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"
+            )
     add_padding_token(tokenizer)
     # Absolute positions count the padding on the left too. The saved tokenizer pads on the right in every library.
     tokenizer.padding_side = "right"
@@ -288,23 +301,3 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
             f"{tokenizer.name_or_path or 'the tokenizer'}: no padding token, and no special token to take in its "
             "place; set tokenizer.pad_token to an entry of its vocabulary"
         )
-
-
-def register_prefix_tokens(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
-    """Makes every `<token>` of the profile's prefixes a special token, with the id that the vocabulary gives it.
-
-    A tag that the vocabulary lacks stays text, unless the named profile needs it, which raises UserError. UniXcoder's
-    `<encoder-only>` is an ordinary entry of its vocabulary, which byte-level BPE never reaches from text. No id is
-    added, so the model keeps its size.
-    """
-    needed = profiles.PROFILES[profile.name].prefix_tokens if profile.name in profiles.PROFILES else ()
-    for token in profile.prefix_tokens:
-        if token in tokenizer.all_special_tokens:
-            continue
-        if tokenizer.convert_tokens_to_ids(token) not in (None, tokenizer.unk_token_id):
-            tokenizer.add_special_tokens({"extra_special_tokens": [token]}, replace_extra_special_tokens=False)
-        elif token in needed:
-            raise UserError(
-                f"the prefix of profile {profile.name!r} has {token}, which the vocabulary of "
-                f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"
-            )

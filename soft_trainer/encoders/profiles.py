@@ -82,8 +82,7 @@ class EncoderProfile:
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
         """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing.
 
-        Raises:
-            UserError: a prompt for codes that are read with data flow, whose input has no place for it.
+        UserError if codes get a prompt but are read with data flow, whose input has no place for it.
         """
         if code and self.data_flow_length:
             raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
@@ -103,8 +102,7 @@ class EncoderProfile:
     def load(cls, path: str | Path) -> EncoderProfile:
         """Reads the profile that `save` wrote at `path` (the file, not the folder), without keys of later versions.
 
-        Raises:
-            UserError: names the file and a wrong value, or a key that looks like a misspelt one.
+        A UserError names the file and a wrong value, or a key that looks like a misspelt one.
         """
         values = read_json(path)
         kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
@@ -221,7 +219,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         pooling_config = read(file)
         if not pooling_config:
             raise UserError(f"{name_or_path}: modules.json names a pooling module, but {file} is missing or empty")
-        pooling = _pooling(pooling_config)
+        used = [key for key, value in pooling_config.items() if key.startswith("pooling_mode") and value]
+        modes = pooling_config.get("pooling_mode") or used
+        modes = [modes] if isinstance(modes, str) else modes
+        pooling = "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"
     output = (transformer.get("modality_config") or {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if (
@@ -257,14 +258,6 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         raise UserError(f"{name_or_path}: its files of sentence-transformers: {error}") from error
 
 
-def _pooling(config: dict) -> str:
-    """Reads the pooling from a module's configuration: one of `POOLINGS`, or any other name as written there."""
-    used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
-    modes = config.get("pooling_mode") or used
-    modes = [modes] if isinstance(modes, str) else modes
-    return "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"
-
-
 # ---- The number of tokens that a model reads ----
 
 # Models whose positions begin after the id of the padding token, as RoBERTa's do. MPNet's are fixed: they begin at 2.
@@ -285,9 +278,7 @@ def most_tokens(config: Mapping) -> int | None:
 def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
     """Raises a UserError that names the largest valid length if a profile's texts exceed the model's positions."""
     most = most_tokens(config) or math.inf
-    for name, length in (
-        ("query_length", profile.query_length),
-        ("code_length", profile.code_length + profile.data_flow_length),
-    ):
+    lengths = {"query_length": profile.query_length, "code_length": profile.code_length + profile.data_flow_length}
+    for name, length in lengths.items():
         if length > most:
             raise UserError(f"{name}={length}: the model reads at most {most} tokens")

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -78,15 +77,8 @@ def read_json(path: str | Path, kind: type = dict):
 # ---- Adapters ----
 
 
-class SavedAdapter(NamedTuple):
-    """An adapter in a folder or on the Hub: name and revision of the model that it was trained on."""
-
-    base: str
-    revision: str | None
-
-
-def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> SavedAdapter | None:
-    """Returns the adapter at `name_or_path`, None for a whole model; UserError if it names no other base."""
+def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tuple[str, str | None] | None:
+    """Returns an adapter's base and its revision, None for a whole model; UserError if it names no other base."""
     path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
@@ -96,7 +88,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> Save
         raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} has no base_model_name_or_path; name the base there")
     if Path(base).resolve() == Path(name_or_path).resolve() and (Path(base).is_dir() or base_revision == revision):
         raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} names the adapter itself as its base; name the base there")
-    return SavedAdapter(base, base_revision)
+    return base, base_revision
 
 
 def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:

@@ -14,11 +14,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def new_figure(width: float, height: float):
-    """Makes an empty `matplotlib.figure.Figure` that needs no display. Sizes are in inches.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """Makes an empty `Figure` that needs no display, in inches; raises UserError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -27,11 +23,7 @@ def new_figure(width: float, height: float):
 
 
 def save_png(figure, path: str | Path) -> Path:
-    """Writes the figure atomically, at 150 dots per inch.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes the figure atomically, at 150 dots per inch; raises UserError if the file cannot be written."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

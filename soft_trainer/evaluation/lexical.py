@@ -22,17 +22,16 @@ def lexical_rankings(
     queries: Sequence[Sequence[str]],
     codes: Sequence[Sequence[str]],
     targets: Sequence[int] | Tensor,
-    k1: float = 1.2,
-    b: float = 0.75,
     top_k: int = 10,
     embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, Ranking]:
     """Ranks the corpus for every query with BM25 on the words of its tokens.
 
     Both sides are split into words in the same way (`split_identifiers`). A word's weight is Lucene's
-    `ln(1 + (C - n + 0.5) / (n + 0.5))`, where n of C codes contain it; it is never negative. A word that occurs twice
-    in a query counts twice. Ties count against the query's own code, even ties with codes that share no word with the
-    query. Scores are float64, and codes with the same words score the same to the last bit.
+    `ln(1 + (C - n + 0.5) / (n + 0.5))`, where n of C codes contain it; it is never negative. `k1` is 1.2,
+    `b` 0.75. A word that occurs twice in a query counts twice. Ties count against the query's own code, even ties with
+    codes that share no word with the query. Scores are float64, and codes with the same words score the same to the
+    last bit.
 
     With embeddings there is a second ranking, by the sum of both scores: each is standardised over a query's codes
     (mean 0, deviation 1), so that neither outweighs the other.
@@ -41,8 +40,6 @@ def lexical_rankings(
         queries: tokens of each query's text, its docstring.
         codes: tokens of each function of the corpus.
         targets (`LongTensor[Q]`): row of each query's own code.
-        k1 (`float`, *optional*, defaults to 1.2): saturation of a word's count.
-        b (`float`, *optional*, defaults to 0.75): penalty for long codes, 0 to 1.
         top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
         embeddings (`Tensor[Q, d]` and `Tensor[C, d]`, *optional*): of queries and codes, scored by their dot product.
 
@@ -56,7 +53,7 @@ def lexical_rankings(
     terms: dict[str, int] = {}
     code_counts = count_terms(map(split_identifiers, codes), terms)
     refuse((not terms, f"None of the {len(codes)} codes holds a word: lexical retrieval has nothing to search."))
-    weights = bm25_weights(code_counts, "lucene", k1, b).T.tocsr()
+    weights = bm25_weights(code_counts).T.tocsr()
     counts = count_terms(map(split_identifiers, queries), terms, grow=False)
     top_k, parts = min(top_k, len(codes)), defaultdict(list)
     if embeddings is not None:

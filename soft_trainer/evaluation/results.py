@@ -71,12 +71,7 @@ def save_ranks(
 
 @dataclass
 class RankedQueries:
-    """The rank of every query, as `save_ranks` wrote it.
-
-    Args:
-        path: the file.
-        rows: its content.
-    """
+    """The rank of every query: the `rows` that `save_ranks` wrote to `path`."""
 
     path: Path
     rows: pa.Table
@@ -104,11 +99,7 @@ class RankedQueries:
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
-    """Reads a file written by `save_ranks`.
-
-    Raises:
-        UserError: there is no such file, or it is of another kind.
-    """
+    """Reads a file written by `save_ranks`; raises UserError if there is none, or it is of another kind."""
     path = Path(path)
     refuse((not path.is_file(), f"{path}: no such file"))
     try:

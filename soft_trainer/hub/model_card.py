@@ -62,11 +62,7 @@ def environment() -> dict[str, str]:
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
-    """Writes `README.md` into an exported `folder`.
-
-    Returns:
-        The path of the card, or None if it could not be written: a missing card is only worth a warning.
-    """
+    """Writes `README.md` into an exported `folder`, and returns its path; None, after a warning, if that fails."""
     path = Path(folder) / "README.md"
     try:
         write_text(path, str(model_card(folder, record)))
@@ -197,11 +193,7 @@ def add_eval_results(card: str | Path, results: Sequence[EvalResult]) -> None:
 
 
 def card_header(card: str | Path) -> dict:
-    """Reads the header of a card that results can be added to.
-
-    Raises:
-        UserError: the card is not UTF-8, its header is not YAML, or its `model-index` is malformed.
-    """
+    """Reads the header of a card; UserError if it is not YAML in UTF-8, or its `model-index` is malformed."""
     try:
         header = metadata_load(card) or {}
         _ = [_identity(result) for model in header.get(_INDEX) or [] for result in model["results"]]

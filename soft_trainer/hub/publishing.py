@@ -36,11 +36,7 @@ _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
-    """Makes sure, before anything is mined or trained, that the pushes of the options can succeed.
-
-    Raises:
-        UserError: the rows are already on the Hub, or `check_push` refuses.
-    """
+    """Raises UserError, before anything is mined or trained, if rows are not the user's or `check_push` refuses."""
     if distributed.rank_and_world_size()[0] != 0:
         return
     if name := data.push_data_to_hub:
@@ -59,11 +55,7 @@ def _model_id(args: TrainingArguments) -> str:
 
 
 def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:
-    """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given.
-
-    Raises:
-        UserError: the push failed for good. The folder is complete, and the message says how to push it later.
-    """
+    """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given; UserError as `push_folder`."""
     name = arguments.push_data_to_hub
     if name and distributed.rank_and_world_size()[0] == 0:
         folder = write_data(data, arguments, Path(args.output_dir) / PUSHED_ROWS)
@@ -74,10 +66,8 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
     """Writes `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
 
-    If any split has `source` or `negatives`, all splits get the column.
-
-    Raises:
-        UserError: the disk is full or the folder cannot be written.
+    If any split has `source` or `negatives`, all splits get the column. UserError if the disk is full or the folder
+    cannot be written.
     """
     folder, columns = Path(folder), _features(data)
     with reporting_disk_errors(folder):
@@ -145,11 +135,7 @@ class Publisher:
         self._failed: dict[str | None, tuple[str | Path, str]] = {}  # path in the repository -> folder, message
 
     def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
-        """Pushes `folder` now and returns the address of the commit.
-
-        Raises:
-            UserError: the push failed for good; the message says how to push later.
-        """
+        """Pushes `folder` now and returns the address of the commit; UserError as `push_folder`."""
         settings = self.args.hub_token, self.args.hub_private_repo, self.args.hub_revision
         return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
 
@@ -177,13 +163,9 @@ class Publisher:
         wait(self._pushes)
 
     def conclude(self, message: str) -> str:
-        """Pushes the output folder, then again every checkpoint whose push failed.
+        """Pushes the output folder, then again every checkpoint whose push failed; UserError as `push_folder`.
 
-        Returns:
-            The address of the commit of the output folder.
-
-        Raises:
-            UserError: a push failed for good; the message says how to push later.
+        Returns the address of the commit of the output folder.
         """
         self.finish()
         url = self.push(self.args.output_dir, message)

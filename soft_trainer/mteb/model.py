@@ -64,7 +64,9 @@ class MtebEncoder:
         texts = [text for batch in inputs for text in batch["text"]]
         with torch.autocast(self.encoder.model.device.type, torch.bfloat16, enabled=self._bf16):
             if prompt_type == PromptType.document:
-                embeddings = self._encode_codes(texts, task_metadata, hf_subset, batch_size, show_progress_bar)
+                language = code_language(task_metadata, hf_subset)
+                reader = self._reader_of(language, task_metadata.name)
+                embeddings = reader.encode_codes(texts, language, batch_size, show_progress_bar)
             else:
                 embeddings = self.encoder.encode_queries(texts, batch_size, show_progress_bar)
         return embeddings.float().cpu()
@@ -80,18 +82,16 @@ class MtebEncoder:
     def _comparable(self, embeddings) -> Tensor:
         return comparable(self.encoder.profile, torch.atleast_2d(torch.as_tensor(embeddings)))
 
-    def _encode_codes(
-        self, texts: list[str], task_metadata: TaskMetadata, subset: str, batch_size: int, progress: bool
-    ) -> Tensor:
-        encoder, profile = self.encoder, self.encoder.profile
-        language = code_language(task_metadata, subset)
-        if profile.data_flow_length and language not in LANGUAGES:
-            if task_metadata.name not in self._told:
-                print_on_main(f"{task_metadata.name}: no single language with data flow; code is read as plain tokens")
-                self._told.add(task_metadata.name)
-            plain = profile.replace(data_flow_length=0, code_length=profile.code_length + profile.data_flow_length)
-            encoder = dataclasses.replace(encoder, profile=plain)
-        return encoder.encode_codes(texts, language, batch_size, progress)
+    def _reader_of(self, language: str | None, task: str) -> Encoder:
+        """Returns the encoder, which reads plain tokens where it has no data flow of the language."""
+        profile = self.encoder.profile
+        if not profile.data_flow_length or language in LANGUAGES:
+            return self.encoder
+        if task not in self._told:
+            print_on_main(f"{task}: no single language with data flow; code is read as plain tokens")
+            self._told.add(task)
+        plain = profile.replace(data_flow_length=0, code_length=profile.code_length + profile.data_flow_length)
+        return dataclasses.replace(self.encoder, profile=plain)
 
 
 def code_language(task_metadata: TaskMetadata, subset: str) -> str | None:

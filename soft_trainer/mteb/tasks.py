@@ -37,19 +37,15 @@ SOURCE = {"source_name": "mteb", "source_url": "https://github.com/embeddings-be
 # ---- Tasks ----
 
 
-def split_names(names: str) -> list[str]:
-    """Splits names at commas, but not inside brackets: `MTEB(Code, v1)` is one name."""
-    return [name.strip() for name in re.split(r",(?![^()]*\))", names) if name.strip()]
-
-
-def find_tasks(names: Iterable[str]) -> list[AbsTask]:
-    """Returns the tasks and the tasks of the benchmarks with these names, each once.
+def find_tasks(names: str) -> list[AbsTask]:
+    """Returns the tasks and the tasks of the benchmarks with these names, by comma, each once.
 
     Raises:
         UserError: a name that mteb does not know (names the nearest), or a task that reads more than text.
     """
     tasks: dict[str, AbsTask] = {}
-    for name in names:
+    # A comma inside brackets does not separate: `MTEB(Code, v1)` is one name.
+    for name in filter(None, map(str.strip, re.split(r",(?![^()]*\))", names))):
         for task in _named(name):
             # An aggregate, such as the mean over several years of a task, has no data.
             for part in task.metadata.tasks if task.is_aggregate else [task]:
@@ -87,23 +83,12 @@ def load(task: AbsTask) -> None:
         ) from error
 
 
-def check_data(tasks: Iterable[AbsTask]) -> None:
-    """Loads the data of every task once, so that missing data is reported before the model is loaded (`load`).
-
-    The data stays in the Hub's cache on disk, not in memory.
-    """
-    for task in tasks:
-        load(task)
-        task.unload_data()
-
-
 class EvaluationSetTask(AbsTaskRetrieval):
     """An evaluation set as a retrieval task of mteb: ranks the whole corpus for every query, without the network.
 
     Args:
         evaluation_set: queries and corpus, such as `EvaluationSet("test", data["test"], data["codebase"])`.
         profile: says which columns are read.
-        name: the task's name, by default that of the set.
         language: the programming language, for rows that have no column `language`.
 
     Raises:
@@ -111,14 +96,8 @@ class EvaluationSetTask(AbsTaskRetrieval):
             mteb's own tasks.
     """
 
-    def __init__(
-        self,
-        evaluation_set: EvaluationSet,
-        profile: EncoderProfile,
-        name: str | None = None,
-        language: str | None = None,
-    ) -> None:
-        self._set, name = evaluation_set, name or evaluation_set.name
+    def __init__(self, evaluation_set: EvaluationSet, profile: EncoderProfile, language: str | None = None) -> None:
+        self._set, name = evaluation_set, evaluation_set.name
         queries, codebase = evaluation_set.queries, evaluation_set.codebase
         self._query_column = text_column(queries, profile.query_columns, "query")
         self._code_column = text_column(codebase, profile.code_columns, "code")

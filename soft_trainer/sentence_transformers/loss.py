@@ -81,6 +81,8 @@ class SoftInfoNCELoss(nn.Module):
         >>> trainer = SentenceTransformerTrainer(model, args, train_dataset, loss=loss)
     """
 
+    citation = CITATION  # for the model card
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -184,11 +186,6 @@ class SoftInfoNCELoss(nn.Module):
             "similarity_fct": similarity_fct_name(self.similarity_fct),
             "gather_across_devices": self.gather_across_devices,
         }
-
-    @property
-    def citation(self) -> str:
-        """The paper, for the model card."""
-        return CITATION
 
 
 class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):

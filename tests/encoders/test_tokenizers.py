@@ -18,7 +18,7 @@ from transformers import (
 
 from soft_trainer.data.tokens import column_of, tokenized
 from soft_trainer.encoders.encoding import prompt_length, tokenize, tokenize_with_lengths
-from soft_trainer.encoders.loading import add_padding_token, prepare_tokenizer, register_prefix_tokens
+from soft_trainer.encoders.loading import add_padding_token, prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.hub.export import export_encoder
 
@@ -97,14 +97,14 @@ def test_prefix_token_keeps_its_id(tokenizer, tmp_path):
     assert number not in published("<encoder-only>")["input_ids"]
     size = len(published)
     for _ in range(2):
-        register_prefix_tokens(published, PROFILES["unixcoder"])
+        prepare_tokenizer(published, PROFILES["unixcoder"])
         assert published("<encoder-only>x")["input_ids"][1] == number
         assert len(published) == size
 
 
 def test_a_missing_prefix_token_is_refused_but_a_prompt_that_begins_with_a_tag_stays_text(tokenizer):
     with refused("unixcoder", "<encoder-only>"):
-        register_prefix_tokens(tokenizer, PROFILES["unixcoder"])
+        prepare_tokenizer(tokenizer, PROFILES["unixcoder"])
     prepare_tokenizer(tokenizer, PROFILES["auto"].with_prompts("<query> "))
     assert "<query>" not in tokenizer.all_special_tokens
 

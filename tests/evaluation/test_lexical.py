@@ -17,8 +17,9 @@ CODES = [
 ]
 
 
-def bm25(query, documents, k1=1.2, b=0.75):
+def bm25(query, documents):
     """Scores of all documents by the formula, word by word."""
+    k1, b = 1.2, 0.75
     average, total, scores = sum(map(len, documents)) / len(documents), len(documents), [0.0] * len(documents)
     for word in query:
         having = sum(word in words for words in documents)
@@ -26,10 +27,6 @@ def bm25(query, documents, k1=1.2, b=0.75):
             norm, count = k1 * (1 - b + b * len(words) / average), words.count(word)
             scores[place] += math.log(1 + (total - having + 0.5) / (having + 0.5)) * count * (k1 + 1) / (count + norm)
     return scores
-
-
-def lexical_ranks_of(*arguments, **settings):
-    return lexical_rankings(*arguments, **settings)["lexical"]
 
 
 def test_identifiers_are_split_into_words():
@@ -40,21 +37,20 @@ def test_identifiers_are_split_into_words():
 
 def test_scores_are_bm25_and_order_the_codes():
     query, documents = ["Read", "the", "json", "file", "file"], [split_identifiers(code) for code in CODES]
-    for settings in ({}, {"k1": 2.0, "b": 0.1}):
-        ranking = lexical_ranks_of([query], CODES, [1], top_k=3, **settings)
-        scores = bm25(split_identifiers(query), documents, **settings)
-        assert ranking.top_indices.tolist() == [[0, 4, 1]]
-        assert ranking.top_scores[0].tolist() == pytest.approx([scores[0], scores[4], scores[1]], rel=1e-12)
-        assert ranking.ranks.tolist() == [3]
+    ranking = lexical_rankings([query], CODES, [1], top_k=3)["lexical"]
+    scores = bm25(split_identifiers(query), documents)
+    assert ranking.top_indices.tolist() == [[0, 4, 1]]
+    assert ranking.top_scores[0].tolist() == pytest.approx([scores[0], scores[4], scores[1]], rel=1e-12)
+    assert ranking.ranks.tolist() == [3]
 
 
 def test_ties_count_against_the_own_code_and_take_the_lower_row_and_blocks_do_not_matter():
-    ranking = lexical_ranks_of([["read", "file"], ["unheard"]], CODES, [4, 0], top_k=5)
+    ranking = lexical_rankings([["read", "file"], ["unheard"]], CODES, [4, 0], top_k=5)["lexical"]
     assert ranking.ranks.tolist() == [2, 5]
     assert ranking.top_indices[0, :2].tolist() == [0, 4]
     assert ranking.top_indices[1].tolist() == [0, 1, 2, 3, 4]
     queries = [["close"], ["write", "value"], ["shutdown"]] * 50
-    ranking = lexical_ranks_of(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)
+    ranking = lexical_rankings(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)["lexical"]
     assert ranking.ranks.tolist() == [1] * 150
     assert ranking.top_indices.flatten().tolist() == [2, 1, 3] * 50
 

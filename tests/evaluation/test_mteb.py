@@ -136,8 +136,7 @@ def test_data_flow_needs_one_language_and_is_left_out_without(ours, mteb, encode
 
 
 def test_tasks_are_found_by_name_and_those_that_cannot_be_measured_are_one_line(ours, encoder):
-    assert ours.tasks.split_names("MTEB(Code, v1), CosQA,,") == ["MTEB(Code, v1)", "CosQA"]
-    names = [task.metadata.name for task in ours.tasks.find_tasks(["CosQA", "MTEB(Code, v1)"])]
+    names = [task.metadata.name for task in ours.tasks.find_tasks("CosQA,, MTEB(Code, v1)")]
     assert len(names) == len(set(names)) == 12 and names[0] == "CosQA"
     pictures = next(task.metadata.name for task in ours.tasks.TASK_LIST if task.metadata.modalities == ["image"])
     for name, *words in (
@@ -147,9 +146,9 @@ def test_tasks_are_found_by_name_and_those_that_cannot_be_measured_are_one_line(
         (pictures, f"mteb={pictures}: ", "reads image; an encoder of code"),
     ):
         with refused(*words):
-            ours.tasks.find_tasks([name])
+            ours.tasks.find_tasks(name)
     with refused("CosQA: mteb cannot load", "needs the network once"):
-        ours.tasks.check_data(ours.tasks.find_tasks(["CosQA"]))
+        ours.tasks.load(*ours.tasks.find_tasks("CosQA"))
     corpus = Dataset.from_list([{"docstring": "a", "code": "b", "url": "u"}])
     with refused("CosQA: mteb has a task of this name, ", "rename the folder"):
         ours.EvaluationSetTask(EvaluationSet("CosQA", corpus, corpus), encoder.profile)

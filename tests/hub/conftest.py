@@ -180,12 +180,12 @@ def published_tokenizer(texts):
 def encoder_of(rows):
     """Returns a function that makes a tiny encoder with random weights for a profile."""
     from soft_trainer.encoders.encoding import Encoder
-    from soft_trainer.encoders.loading import register_prefix_tokens
+    from soft_trainer.encoders.loading import prepare_tokenizer
     from soft_trainer.encoders.scratch import small_roberta
 
     def make(profile, seed=0):
         tokenizer = published_tokenizer(text for row in rows for text in (row["docstring"], row["code"]))
-        register_prefix_tokens(tokenizer, profile)
+        prepare_tokenizer(tokenizer, profile)
         torch.manual_seed(seed)
         return Encoder(small_roberta("32x2", tokenizer, profile).eval(), tokenizer, profile)
 
