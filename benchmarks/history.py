@@ -25,7 +25,7 @@ from measuring import machine
 
 from soft_trainer import load_encoder, merge_encoders
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.estimators.bm25_scores import bm25_weights, count_terms, split_identifiers
+from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.files import write_json, write_rows
 from soft_trainer.mining.history import mine_history_to
 from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text
@@ -106,12 +106,10 @@ def reciprocal(scores: np.ndarray, answers: list[set[int]]) -> list[float]:
 
 def lexical(corpus: list[dict], queries: list[str]) -> np.ndarray:
     """BM25 of the words of a function's path, name and code, float64[Q, C]."""
-    terms: dict[str, int] = {}
     texts = ([row["path"], row["func_name"], *row["code_tokens"]] for row in corpus)
-    weights = bm25_weights(count_terms(map(split_identifiers, texts), terms), "lucene")
-    return (
-        count_terms(map(split_identifiers, ([query] for query in queries)), terms, grow=False) @ weights.T
-    ).toarray()
+    sides = (texts, ([query] for query in queries))
+    codes, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in sides])
+    return (counts @ bm25_weights(codes, "lucene").T).toarray()
 
 
 def by_encoder(encoder_name: str | Path, corpus: list[dict], queries: list[str]) -> np.ndarray:

@@ -121,7 +121,7 @@ def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
 def _with_words(train, further: list[dict], profile) -> tuple:
     """Returns the rows with the columns that bm25 reads, further codes last, and their `text_ids_of`."""
     from soft_trainer.data.tokens import SIDES, side_texts
-    from soft_trainer.estimators.bm25_scores import split_identifiers
+    from soft_trainer.estimators.bm25 import split_identifiers
     from soft_trainer.training.hard_batches import with_codes
 
     rows, ids = with_codes(train, further, profile)

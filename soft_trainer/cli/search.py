@@ -63,11 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Searches and prints; returns 1 if nothing is found.
-
-    Raises:
-        UserError: an empty query, a limit below 1, or no index.
-    """
+    """Searches and prints; returns 1 if nothing is found."""
     # Imported here so that --help stays fast.
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.store import find_index_dir

@@ -253,11 +253,7 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
 
 
 def check_urls(data: DatasetDict) -> None:
-    """Checks that each query's code is in the corpus.
-
-    Raises:
-        UserError: `target_rows` refuses queries.
-    """
+    """Checks that each query's code is in the corpus; a UserError if `target_rows` refuses queries."""
     for split in [split for split in ("valid", "test") if split in data]:
         target_rows(data[split], data.get("codebase"), split)
 
@@ -298,10 +294,9 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
 
 
 def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
-    """Leaves out rows without text, and queries whose code is left out; prints how many of each split.
+    """Leaves out rows without text, and queries whose code is left out; a UserError if a split lacks a column.
 
-    Raises:
-        UserError: a split lacks a column that it needs.
+    Prints how many of each split were left out.
     """
     kept, counts = {}, []
     for split in reversed([split for split in SPLITS if split in data]):  # the corpus first

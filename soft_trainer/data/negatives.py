@@ -78,9 +78,7 @@ class NegativeChoice:
     temperature: float | None = None
 
 
-def from_neighbours(
-    neighbours: Neighbours, code_ids: np.ndarray | None = None, code_only: Sequence[dict] = ()
-) -> Negatives:
+def from_neighbours(neighbours: Neighbours, code_ids: np.ndarray, code_only: Sequence[dict] = ()) -> Negatives:
     """Turns the neighbours of each row into candidates.
 
     Args:
@@ -91,13 +89,8 @@ def from_neighbours(
     owners, codes = np.nonzero(known)[0], neighbours.rows[known]
     starts = np.concatenate([[0], np.cumsum(known.sum(1))])
     negatives = Negatives(starts, codes, neighbours.scores[known], neighbours.own, code_only)
-    if code_ids is None:
-        return negatives
-    order = np.lexsort((np.arange(len(codes)), code_ids[codes], owners))
-    later = (np.diff(owners[order]) == 0) & (np.diff(code_ids[codes[order]].view(np.int64)) == 0)
-    keep = np.ones(len(codes), dtype=bool)
-    keep[order[1:][later]] = False
-    return negatives.kept(keep)
+    repeated = pd.DataFrame({"owner": owners, "text": code_ids[codes]}).duplicated()
+    return negatives.kept(~repeated.to_numpy())
 
 
 def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
@@ -107,8 +100,7 @@ def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
         UserError: a limit on unknown scores, no candidate left, or fewer for every row than are asked for.
     """
     owners, scores, limits = negatives.owners, negatives.scores, []
-    own = negatives.own[owners]
-    ranks = np.arange(len(owners)) - negatives.starts[owners]
+    own, ranks = negatives.own[owners], np.arange(len(owners)) - negatives.starts[owners]
     first, last = choice.ranks
     keep = (ranks >= first) & (ranks < (len(owners) if last is None else last))
     if choice.ranks != (0, None):

@@ -1,6 +1,6 @@
 """Finds the codes most similar to the query of each training row: exactly, or through an index if there are many.
 
-Memory is linear in the rows, and the same input and seed give the same neighbours.
+Memory is linear in the rows, and the same input gives the same neighbours.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def nearest_rows(
     *,
     text_ids: Sequence[np.ndarray] = (),
     exact_up_to: int = EXACT_ROWS,
-    seed: int = 0,
     progress: str | None = None,
     device: str | torch.device = "cpu",
 ) -> Neighbours:
@@ -85,7 +84,6 @@ def nearest_rows(
         k: neighbours of each row.
         text_ids: arrays of n or m numbers, equal for equal texts; a code whose text equals the row's is skipped. An
             array of n covers no codes beyond the rows.
-        seed: of the sample and of the cells.
         progress: the label of a progress bar, None for no bar.
         device: the device that multiplies.
     """
@@ -94,7 +92,7 @@ def nearest_rows(
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
         score = _dot_products(queries, codes, device)
         return exact_neighbours(score, np.arange(len(queries)), len(codes), k, text_ids, progress)
-    return _through_index(queries, codes, k, text_ids, seed, progress)
+    return _through_index(queries, codes, k, text_ids, progress)
 
 
 def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], k: int) -> str:
@@ -225,9 +223,9 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, places)
 
 
-def _through_index(queries, codes, k, text_ids, seed, progress) -> Neighbours:
+def _through_index(queries, codes, k, text_ids, progress) -> Neighbours:
     """Returns the neighbours of all rows, by exactly scoring candidates from an index of compressed codes."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
     score = _dot_products(queries, codes, "cpu")

@@ -43,11 +43,7 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def check_sources(arguments: DataArguments) -> None:
-    """Checks languages and folders, so that a typing error is told before the Hub is asked for anything.
-
-    Raises:
-        UserError: names the option.
-    """
+    """Refuses a misspelt language or folder by a UserError that names the option, before the Hub is asked."""
     check_languages(arguments.languages, _reader(arguments))
     for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
         folder = getattr(arguments, name)

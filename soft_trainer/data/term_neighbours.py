@@ -28,7 +28,6 @@ def nearest_by_terms(
     *,
     text_ids: Sequence[np.ndarray] = (),
     exact_up_to: int = EXACT_ROWS,
-    seed: int = 0,
     progress: str | None = None,
 ) -> Neighbours:
     """Returns the nearest documents of each row. A document that scores 0 or less is not a neighbour.
@@ -39,13 +38,13 @@ def nearest_by_terms(
     Args:
         queries: term counts, [n, terms].
         documents: weights of the terms, [m, terms], m >= n; the document of row i is document i.
-        k, text_ids, seed, progress: as in `nearest_rows`.
+        k, text_ids, progress: as in `nearest_rows`.
     """
     queries, documents = (side.tocsr().astype(np.float32) for side in (queries, documents))
     rows = np.arange(queries.shape[0])
     if documents.shape[0] <= exact_up_to:
         return _compare_all(queries, documents, rows, k, text_ids, progress)
-    sample = np.sort(np.random.default_rng(seed).choice(rows, min(SAMPLE, len(rows)), replace=False))
+    sample = np.sort(np.random.default_rng(0).choice(rows, min(SAMPLE, len(rows)), replace=False))
     expected = _compare_all(queries, documents, sample, k, text_ids).rows
     postings, visited = documents.T.tocsr(), VISITED
     while True:

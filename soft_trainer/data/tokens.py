@@ -15,7 +15,7 @@ from datasets.fingerprint import Hasher
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths, tokenizer_identity
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32")})
@@ -84,17 +84,10 @@ class GraphColumn:
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first of `columns` that the data set has.
-
-    Raises:
-        UserError: the data set has none of them, or the column holds no text.
-    """
-    column = next((column for column in columns if column in dataset.column_names), None)
-    if column is None:
-        raise UserError(
-            f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; expected "
-            f"{' or '.join(columns)} (--{side}_columns names others)"
-        )
+    """Returns the first of `columns` that the rows have; a UserError if there is none, or it holds no text."""
+    column, names = next((name for name in columns if name in dataset.column_names), None), dataset.column_names
+    expected = f"expected {' or '.join(columns)} (--{side}_columns names others)"
+    refuse((column is None, f"no column for the {side}: the rows have {', '.join(names)}; {expected}"))
     feature = dataset.features[column]
     if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
         raise UserError(f"column {column!r} holds {feature.dtype}, text is expected for the {side}")
@@ -102,16 +95,9 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Checks that rows whose code is parsed name its language.
-
-    Raises:
-        UserError: no column `language` (the message calls the rows `name`).
-    """
-    if "language" not in rows.column_names:
-        raise UserError(
-            f"{name}: no column 'language', which an encoder with data flow needs to parse the code: add it to the "
-            "rows, or give one --language"
-        )
+    """Raises UserError if rows whose code is parsed have no column `language`; the message calls them `name`."""
+    why = "which an encoder with data flow needs to parse the code: add it to the rows, or give one --language"
+    refuse(("language" not in rows.column_names, f"{name}: no column 'language', {why}"))
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
@@ -128,11 +114,7 @@ def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
 
 
 def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
-    """Yields the texts of one side as the encoder reads them.
-
-    Raises:
-        UserError: the rows lack the side's columns.
-    """
+    """Yields the texts of one side as the encoder reads them; a UserError if the rows lack the side's columns."""
     return column_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
 
 

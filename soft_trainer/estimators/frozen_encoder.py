@@ -175,11 +175,7 @@ class InitialModelEstimator(TrainedModelEstimator):
         self._encoder = encoder
 
     def load(self) -> Encoder:
-        """Returns the run's encoder, with its current weights.
-
-        Raises:
-            UserError: the estimator is not bound to an encoder.
-        """
+        """Returns the run's encoder, with its current weights; a UserError if it is not bound to one."""
         if self._encoder is None:
             raise UserError("estimator=initial_model: it needs a SoftInfoNCETrainer, which binds it to its encoder")
         return self._encoder

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from soft_trainer.errors import refuse
-from soft_trainer.estimators.bm25_scores import bm25_weights, count_terms, split_identifiers
+from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.evaluation.ranking import Ranking
 
 _BLOCK = 64  # queries whose scores over the corpus are held at once
@@ -50,11 +50,9 @@ def lexical_rankings(
         UserError: no code contains a word.
     """
     targets = torch.as_tensor(targets).numpy()
-    terms: dict[str, int] = {}
-    code_counts = count_terms(map(split_identifiers, codes), terms)
-    refuse((not terms, f"None of the {len(codes)} codes holds a word: lexical retrieval has nothing to search."))
+    code_counts, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in (codes, queries)])
+    refuse((not code_counts.nnz, f"None of the {len(codes)} codes holds a word: there is nothing to search."))
     weights = bm25_weights(code_counts).T.tocsr()
-    counts = count_terms(map(split_identifiers, queries), terms, grow=False)
     top_k, parts = min(top_k, len(codes)), defaultdict(list)
     if embeddings is not None:
         by_query, by_code = (side.to("cpu", torch.float64).numpy() for side in embeddings)

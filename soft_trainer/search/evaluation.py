@@ -183,11 +183,7 @@ def history_queries(
 
 
 def main_language(repository: str | os.PathLike[str]) -> str:
-    """Finds the language with most source files in the newest tree.
-
-    Raises:
-        UserError: no repository that can be read, or no source file in a known language.
-    """
+    """Finds the language with most source files in the newest tree; a UserError if there is none to be read."""
     opened = open_repository(repository)
     with reporting_missing_objects(repository):
         paths = [path for path, _ in tree_files(opened, opened.head.target)]

@@ -116,11 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str = EDITOR) -> None:
-    """Prints the address and serves the page until the user stops it.
-
-    Raises:
-        UserError: the port is taken.
-    """
+    """Prints the address and serves the page until the user stops it; a UserError if the port is taken."""
     try:
         server = PageServer(served, port, editor)
     except (OSError, OverflowError) as error:

@@ -11,7 +11,7 @@ from soft_trainer import BM25Estimator
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.negative_files import load_negatives
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.estimators.bm25_scores import split_identifiers
+from soft_trainer.estimators.bm25 import split_identifiers
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.training.hard_batches import training_texts
 

@@ -126,7 +126,7 @@ def test_candidates_of_neighbours_are_ragged_and_of_equal_texts_the_nearest_stay
         np.array([[3, 2, 1], [5, -np.inf, -np.inf], [-np.inf] * 3], np.float32),
         np.array([9, 8, 7], np.float32),
     )
-    table = from_neighbours(neighbours, code_only=[{"code": "further"}])
+    table = from_neighbours(neighbours, np.arange(4), [{"code": "further"}])
     assert as_lists(table) == [[(1, 3.0), ("further", 2.0), (2, 1.0)], [("further", 5.0)], []]
     assert table.own.tolist() == [9, 8, 7]
     table = from_neighbours(neighbours, np.array([10, 11, 11, 12], np.uint64), [{"code": "further"}])
