@@ -152,7 +152,7 @@ class Run:
         words = ([text.split() for text in column_texts(rows, text_column(rows, *side))] for rows, *side in sides)
         targets = target_rows(evaluation_set.queries, corpus, name)
         try:
-            rankings = lexical_rankings(*words, targets.tolist(), embeddings=(embedded, codes))
+            rankings = lexical_rankings(*words, targets.tolist(), (embedded, codes))
         except UserError as error:
             print_on_main(f"{name}: no line of lexical BM25. {error}")
             return

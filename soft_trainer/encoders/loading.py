@@ -234,9 +234,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Loads the tokenizer and prepares it for the profile: special tokens of the prefixes, a padding token.
 
-    Raises:
-        UserError: there is no such folder or repository, no tokenizer in it, no prefix token in its vocabulary, or it
-            needs `trust_remote_code`.
+    UserError if there is no such folder or repository, if it has no tokenizer or no prefix token in its vocabulary, or
+    if it needs `trust_remote_code`.
     """
     with reading(name_or_path, revision):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -253,10 +252,8 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
     """Adapts a tokenizer to `profile`: prefix tokens, padding token, side of padding and truncation; adds no id.
 
     Every `<token>` of the prefixes becomes a special token, with the id that the vocabulary gives it. One that the
-    vocabulary lacks stays text, unless the named profile needs it.
-
-    Raises:
-        UserError: the vocabulary lacks a needed token, there is no token to pad with, or a prompt fills the length.
+    vocabulary lacks stays text; UserError if the named profile needs it, if there is no token to pad with, or if a
+    prompt fills the length.
     """
     needed = profiles.PROFILES[profile.name].prefix_tokens if profile.name in profiles.PROFILES else ()
     for token in (token for token in profile.prefix_tokens if token not in tokenizer.all_special_tokens):

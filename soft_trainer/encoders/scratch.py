@@ -56,12 +56,9 @@ def train_tokenizer(
 
 
 def kept_tokenizer(
-    texts: Callable[[], Iterable[str]],
-    profile: EncoderProfile,
-    vocabulary_size: int = 16384,
-    folder: str | Path = TOKENIZERS,
+    texts: Callable[[], Iterable[str]], profile: EncoderProfile, vocabulary_size: int
 ) -> PreTrainedTokenizerFast:
-    """Trains a tokenizer on `texts()`, or reads the one that an earlier run kept in `folder`.
+    """Trains a tokenizer on `texts()`, or reads the one that an earlier run kept in `TOKENIZERS`.
 
     The file's name is a hash of everything that the tokenizer depends on. A file that cannot be read is replaced; if
     none can be written, a warning says so and the next run trains again.
@@ -70,7 +67,7 @@ def kept_tokenizer(
     digest = xxhash.xxh3_128(repr(settings).encode())
     for text in texts():
         digest.update(text.encode() + b"\0")
-    path = Path(folder) / f"{digest.hexdigest()}.json"
+    path = TOKENIZERS / f"{digest.hexdigest()}.json"
     with suppress(Exception):  # `tokenizers` raises nothing more precise
         return _wrapped(Tokenizer.from_file(str(path)), profile)
     tokenizer = train_tokenizer(texts(), profile, vocabulary_size)

@@ -22,10 +22,10 @@ def lexical_rankings(
     queries: Sequence[Sequence[str]],
     codes: Sequence[Sequence[str]],
     targets: Sequence[int] | Tensor,
+    embeddings: tuple[Tensor, Tensor],
     top_k: int = 10,
-    embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, Ranking]:
-    """Ranks the corpus for every query with BM25 on the words of its tokens.
+    """Ranks the corpus for every query with BM25 on the words of its tokens, alone and with an encoder's scores.
 
     Both sides are split into words in the same way (`split_identifiers`). A word's weight is Lucene's
     `ln(1 + (C - n + 0.5) / (n + 0.5))`, where n of C codes contain it; it is never negative. `k1` is 1.2,
@@ -33,18 +33,18 @@ def lexical_rankings(
     codes that share no word with the query. Scores are float64, and codes with the same words score the same to the
     last bit.
 
-    With embeddings there is a second ranking, by the sum of both scores: each is standardised over a query's codes
-    (mean 0, deviation 1), so that neither outweighs the other.
+    The second ranking is by the sum of both scores: each is standardised over a query's codes (mean 0, deviation 1),
+    so that neither outweighs the other.
 
     Args:
         queries: tokens of each query's text, its docstring.
         codes: tokens of each function of the corpus.
         targets (`LongTensor[Q]`): row of each query's own code.
+        embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): of queries and codes, scored by their dot product.
         top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
-        embeddings (`Tensor[Q, d]` and `Tensor[C, d]`, *optional*): of queries and codes, scored by their dot product.
 
     Returns:
-        The ranking "lexical", and with embeddings "combined".
+        The rankings "lexical" and "combined".
 
     Raises:
         UserError: no code contains a word.
@@ -54,16 +54,14 @@ def lexical_rankings(
     refuse((not code_counts.nnz, f"None of the {len(codes)} codes holds a word: there is nothing to search."))
     weights = bm25_weights(code_counts).T.tocsr()
     top_k, parts = min(top_k, len(codes)), defaultdict(list)
-    if embeddings is not None:
-        by_query, by_code = (side.to("cpu", torch.float64).numpy() for side in embeddings)
+    by_query, by_code = (side.to("cpu", torch.float64).numpy() for side in embeddings)
     for start in tqdm(range(0, len(queries), _BLOCK), "lexical BM25", disable=len(queries) < _SLOW or None):
         block = slice(start, start + _BLOCK)
         scores = (counts[block] @ weights).toarray()
         parts["lexical"].append(_rank(scores, targets[block], top_k))
-        if embeddings is not None:
-            # Rounded, since equal codes should tie, and a matrix product may differ in its last bits.
-            sums = np.round(_standardised(scores) + _standardised(by_query[block] @ by_code.T), 9)
-            parts["combined"].append(_rank(sums, targets[block], top_k))
+        # Rounded, since equal codes should tie, and a matrix product may differ in its last bits.
+        sums = np.round(_standardised(scores) + _standardised(by_query[block] @ by_code.T), 9)
+        parts["combined"].append(_rank(sums, targets[block], top_k))
     return {name: Ranking(*map(torch.cat, zip(*blocks, strict=True))) for name, blocks in parts.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
@@ -35,51 +34,40 @@ LABELS = {
 
 
 def save_ranks(
-    path: str | Path,
-    dataset: Dataset,
-    codebase: Dataset,
-    ranking: Ranking,
-    query_columns: Sequence[str] = (),
-    code_columns: Sequence[str] = (),
+    path: str | Path, dataset: Dataset, codebase: Dataset, ranking: Ranking, query_columns, code_columns
 ) -> None:
     """Writes a Parquet file with `url`, `rank` (1 is best), and the urls and scores of the top codes of each query.
 
-    If text columns are named (the first that exists is read), the file also holds `query`, its own `code`, and
-    `top_codes`, the first three: one line each of at most 300 characters, so that a report needs no data set.
+    It also holds `query`, its own `code`, and `top_codes`, the first three: one line each of at most 300 characters,
+    so that a report needs no data set. Texts are read from the first of the named columns that exists.
     """
     urls = codebase["url"][:]
+    query, code = text_column(dataset, query_columns, "query"), text_column(codebase, code_columns, "code")
+    own, top = target_rows(dataset, codebase).tolist(), ranking.top_indices[:, :_SHOWN].tolist()
+    read = sorted({*own, *(row for rows in top for row in rows)})
+    lines = {row: _line(text, _WIDTH) for row, text in zip(read, codebase[read][code], strict=True)}
     columns = {
         "url": dataset["url"][:],
         "rank": ranking.ranks.tolist(),
         "top_urls": [[urls[row] for row in rows] for rows in ranking.top_indices.tolist()],
         "top_scores": ranking.top_scores.tolist(),
+        **{name: dataset[name][:] for name in GRADED if name in dataset.column_names},
+        "query": [_line(text, _WIDTH) for text in dataset[query][:]],
+        "code": [lines[row] for row in own],
+        "top_codes": [[lines[row] for row in rows] for rows in top],
     }
-    columns |= {name: dataset[name][:] for name in GRADED if name in dataset.column_names}
-    if query_columns and code_columns:
-        column = text_column(dataset, query_columns, "query")
-        columns["query"] = [_line(text, _WIDTH) for text in dataset[column][:]]
-        own, top = target_rows(dataset, codebase).tolist(), ranking.top_indices[:, :_SHOWN].tolist()
-        read = sorted({*own, *(row for rows in top for row in rows)})
-        texts_read = codebase[read][text_column(codebase, code_columns, "code")]
-        lines = {row: _line(text, _WIDTH) for row, text in zip(read, texts_read, strict=True)}
-        columns["code"] = [lines[row] for row in own]
-        columns["top_codes"] = [[lines[row] for row in rows] for rows in top]
     corpus = {"pool_size": str(len(urls)), "corpus": xxh3_128_hexdigest(json.dumps(sorted(urls)).encode())}
     with written_aside(path) as aside:
         pq.write_table(pa.table(columns).replace_schema_metadata(corpus), aside)
 
 
-@dataclass
 class RankedQueries:
     """The rank of every query: the `rows` that `save_ranks` wrote to `path`."""
 
-    path: Path
-    rows: pa.Table
-
-    def __post_init__(self):
-        facts = self.rows.schema.metadata or {}
-        self.urls: list[str] = self.rows["url"].to_pylist()  # of each query's own code
-        self.ranks: np.ndarray = self.rows["rank"].to_numpy()  # int64[Q], 1 is best
+    def __init__(self, path: Path, rows: pa.Table):
+        self.path, self.rows, facts = path, rows, rows.schema.metadata or {}
+        self.urls: list[str] = rows["url"].to_pylist()  # of each query's own code
+        self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
         # The number of codes in the corpus and a hash of their ids, None if the file does not say.
         self.pool_size = int(facts[b"pool_size"]) if b"pool_size" in facts else None
         self.corpus: bytes | None = facts.get(b"corpus")

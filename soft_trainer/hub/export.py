@@ -28,7 +28,7 @@ def export_encoder(
     state_dict: Mapping[str, Tensor] | None = None,
     merge: bool = False,
 ) -> Path:
-    """Writes weights, configuration, tokenizer, profile and the files of sentence-transformers into `folder`.
+    """Writes weights, configuration, tokenizer, profile and sentence-transformers files to `folder`, which it returns.
 
     For a model with an adapter, this writes the adapter, which needs its base to load; or the merged model, with the
     adapter in the subfolder `adapter`.
@@ -39,9 +39,6 @@ def export_encoder(
     Args:
         state_dict: weights to save instead of the model's own; sharded training gathers them first.
         merge: merge the adapter.
-
-    Returns:
-        `folder` as a path.
 
     Raises:
         UserError: the disk is full, the folder cannot be written, or it is that of the adapter's base.

@@ -175,10 +175,7 @@ def add_eval_results(card: str | Path, results: Sequence[EvalResult]) -> None:
     """Adds results to a card, replacing earlier ones from the same source on the same data.
 
     The other keys of the header keep their values and order, but lose their comments. The text below the header is
-    preserved byte for byte. The card is written atomically.
-
-    Raises:
-        UserError: as `card_header`, or the card cannot be written.
+    preserved byte for byte. The card is written atomically. UserError as `card_header`, or if it cannot be written.
     """
     path = Path(card)
     header = card_header(path)

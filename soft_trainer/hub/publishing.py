@@ -117,13 +117,9 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
 
 
 class Publisher:
-    """Pushes the folders of one run to its repository on the Hub, one after the other.
+    """Pushes the folders of one run to its repository on the Hub, which `args` name, one after the other.
 
-    Args:
-        args: the arguments of the run, of which those that begin with `hub_` are read.
-
-    Raises:
-        UserError: the repository cannot be pushed to. Nothing has been trained yet.
+    UserError if the repository cannot be pushed to. Nothing has been trained yet.
     """
 
     def __init__(self, args: TrainingArguments):

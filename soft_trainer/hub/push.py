@@ -72,20 +72,17 @@ def push_folder(
     repo_type: str = "model",
     path_in_repo: str | None = None,
 ) -> str:
-    """Pushes the files of `folder` in one commit; creates the repository and the branch if they are missing.
+    """Pushes the files of `folder` in one commit, and returns its address.
 
-    If an earlier push left weights of the other form (an adapter, or a whole encoder), they are deleted.
-
-    A transient failure is retried after `WAITS`. Unchanged files are not uploaded again.
+    Creates the repository and the branch if they are missing. If an earlier push left weights of the other form (an
+    adapter, or a whole encoder), they are deleted. A transient failure is retried after `WAITS`. Unchanged files are
+    not uploaded again.
 
     Args:
         token, private: as in `check_push`.
         revision: the branch to push to; None is `main`.
         repo_type: one of `REPO_TYPES`.
         path_in_repo: the folder of the repository to push to.
-
-    Returns:
-        The address of the commit.
 
     Raises:
         UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case

@@ -30,14 +30,12 @@ class MtebEncoder:
 
     Args:
         encoder: what `load_encoder` returned, or the folder or Hub name to load.
-        revision, device, options: as in `load_encoder`, which raises UserError.
+        revision, options: as in `load_encoder`, which raises UserError.
         bf16: compute in bfloat16. Embeddings are float32 anyway.
     """
 
-    def __init__(
-        self, encoder: Encoder | str | Path, revision: str | None = None, *, device=None, bf16: bool = False, **options
-    ) -> None:
-        self.encoder = encoder if isinstance(encoder, Encoder) else load_encoder(encoder, revision, device, **options)
+    def __init__(self, encoder: Encoder | str | Path, revision: str | None = None, *, bf16: bool = False, **options):
+        self.encoder = encoder if isinstance(encoder, Encoder) else load_encoder(encoder, revision, **options)
         name = encoder.model.config._name_or_path if isinstance(encoder, Encoder) else encoder
         self.mteb_model_meta = _model_meta(str(name), revision, self.encoder)
         self._bf16 = bf16

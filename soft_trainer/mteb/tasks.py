@@ -40,8 +40,7 @@ SOURCE = {"source_name": "mteb", "source_url": "https://github.com/embeddings-be
 def find_tasks(names: str) -> list[AbsTask]:
     """Returns the tasks and the tasks of the benchmarks with these names, by comma, each once.
 
-    Raises:
-        UserError: a name that mteb does not know (names the nearest), or a task that reads more than text.
+    UserError for a name that mteb does not know (names the nearest), or a task that reads more than text.
     """
     tasks: dict[str, AbsTask] = {}
     # A comma inside brackets does not separate: `MTEB(Code, v1)` is one name.

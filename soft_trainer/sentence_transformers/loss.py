@@ -105,7 +105,7 @@ class SoftInfoNCELoss(nn.Module):
         self.options = SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
         self.estimator = _own_estimator(estimator, model)
         self.loss_settings = resolve_loss(self.options, self.estimator)
-        self.rows = LabelledRows.of(train_dataset)
+        self.rows = LabelledRows(train_dataset)
         if self.loss_settings.needs_similarity:
             check_code_only(self.estimator, len(self.rows.rows) - len(self.rows.labels))
             EstimatorCallback(self.estimator).fit(self.rows.rows)

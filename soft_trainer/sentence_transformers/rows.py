@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,11 +48,10 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     return train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
 
 
-@dataclass(frozen=True)
 class LabelledRows:
-    """The training rows that labels name, in our columns.
+    """The training rows that labels name, in our columns; UserError unless a number is the label of each row.
 
-    Args:
+    Attributes:
         rows: `docstring` and `code` of every training row, followed by the codes of own negatives that are no
             training rows.
         labels: the label of each training row.
@@ -60,14 +59,7 @@ class LabelledRows:
         text_ids: for "query" and "code" a number for every row's text, equal for equal texts.
     """
 
-    rows: Dataset
-    labels: pd.Index
-    negatives: np.ndarray
-    text_ids: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(cls, train_dataset: Dataset) -> LabelledRows:
-        """Reads texts (query, code, own negatives) with row numbers as labels; UserError for any other data set."""
+    def __init__(self, train_dataset: Dataset):
         labels = np.asarray(train_dataset[LABEL][:] if LABEL in getattr(train_dataset, "column_names", ()) else [])
         if labels.dtype.kind not in "iu" or len(np.unique(labels)) != len(labels):
             raise UserError(
@@ -75,10 +67,10 @@ class LabelledRows:
                 "with_rows(train_dataset), and a loss for each of several data sets"
             )
         queries, codes, *negatives = _texts_of(train_dataset)
-        numbers, code_only = code_numbers(negatives, TrainingRows(queries, codes, [None] * len(codes)))
+        self.labels = pd.Index(labels.astype(np.int64))
+        self.negatives, code_only = code_numbers(negatives, TrainingRows(queries, codes, [None] * len(codes)))
         pairs = Dataset.from_dict({"docstring": queries, "code": codes})
-        rows, text_ids = with_codes(pairs, code_only, PROFILES["auto"])
-        return cls(rows, pd.Index(labels.astype(np.int64)), numbers, text_ids)
+        self.rows, self.text_ids = with_codes(pairs, code_only, PROFILES["auto"])
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
         """Finds the rows that a batch's labels name, int64[B]; UserError for labels that are not row numbers."""

@@ -55,7 +55,8 @@ def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch, "train_tokenizer", lambda *args: calls.append(args) or trained)
 
     def kept(texts=texts, profile=UNIXCODER, size=300, folder=tmp_path / "kept"):
-        return kept_tokenizer(lambda: iter(texts), profile, size, folder)
+        monkeypatch.setattr(scratch, "TOKENIZERS", folder)
+        return kept_tokenizer(lambda: iter(texts), profile, size)
 
     first, again = kept(), kept()
     assert len(calls) == 1

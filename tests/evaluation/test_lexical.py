@@ -29,6 +29,11 @@ def bm25(query, documents):
     return scores
 
 
+def lexical_ranking(queries, codes, targets, top_k=10):
+    unread = torch.zeros(len(queries), 1), torch.zeros(len(codes), 1)
+    return lexical_rankings(queries, codes, targets, unread, top_k)["lexical"]
+
+
 def test_identifiers_are_split_into_words():
     tokens = ["parseHTTPHeader", "parse_http_header", "__init__", "HTML5Parser", "'Could not open'", "größe", "+="]
     words = "parse http header parse http header init html 5 parser could not open größe"
@@ -37,7 +42,7 @@ def test_identifiers_are_split_into_words():
 
 def test_scores_are_bm25_and_order_the_codes():
     query, documents = ["Read", "the", "json", "file", "file"], [split_identifiers(code) for code in CODES]
-    ranking = lexical_rankings([query], CODES, [1], top_k=3)["lexical"]
+    ranking = lexical_ranking([query], CODES, [1], top_k=3)
     scores = bm25(split_identifiers(query), documents)
     assert ranking.top_indices.tolist() == [[0, 4, 1]]
     assert ranking.top_scores[0].tolist() == pytest.approx([scores[0], scores[4], scores[1]], rel=1e-12)
@@ -45,19 +50,19 @@ def test_scores_are_bm25_and_order_the_codes():
 
 
 def test_ties_count_against_the_own_code_and_take_the_lower_row_and_blocks_do_not_matter():
-    ranking = lexical_rankings([["read", "file"], ["unheard"]], CODES, [4, 0], top_k=5)["lexical"]
+    ranking = lexical_ranking([["read", "file"], ["unheard"]], CODES, [4, 0])
     assert ranking.ranks.tolist() == [2, 5]
     assert ranking.top_indices[0, :2].tolist() == [0, 4]
     assert ranking.top_indices[1].tolist() == [0, 1, 2, 3, 4]
     queries = [["close"], ["write", "value"], ["shutdown"]] * 50
-    ranking = lexical_rankings(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)["lexical"]
+    ranking = lexical_ranking(queries, CODES, torch.tensor([2, 1, 3] * 50), top_k=1)
     assert ranking.ranks.tolist() == [1] * 150
     assert ranking.top_indices.flatten().tolist() == [2, 1, 3] * 50
 
 
 def test_what_cannot_be_searched_is_refused():
     with refused("holds a word"):
-        lexical_rankings([["a"]], [["("], []], [0])
+        lexical_ranking([["a"]], [["("], []], [0])
 
 
 def test_an_encoder_and_bm25_are_added_after_standardising_each_query():
@@ -65,7 +70,7 @@ def test_an_encoder_and_bm25_are_added_after_standardising_each_query():
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(3, 8, generator=generator), torch.randn(5, 8, generator=generator)
     embeddings[1][4] = embeddings[1][0]  # the codes 0 and 4 have the same words too, so they tie
-    ranking = lexical_rankings(queries, CODES, targets, top_k=5, embeddings=embeddings)["combined"]
+    ranking = lexical_rankings(queries, CODES, targets, embeddings)["combined"]
     documents = [split_identifiers(code) for code in CODES]
     own = torch.tensor([bm25(query, documents) for query in queries], dtype=torch.float64)
     theirs = embeddings[0].double() @ embeddings[1].double().T

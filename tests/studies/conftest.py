@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -25,9 +26,10 @@ def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL, other:
     queries = {"url": codes["url"][: len(ranks)], "docstring": [f"query {row}" for row in range(len(ranks))]}
     top = [[row if place == rank else (row + place) % pool for place in (1, 2, 3)] for row, rank in enumerate(ranks)]
     ranking = Ranking(torch.tensor(np.array(ranks)), torch.tensor(top), torch.ones(len(ranks), 3))
-    columns = (("docstring",), ("code",)) if texts else ()
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_ranks(path, Dataset.from_dict(queries), Dataset.from_dict(codes), ranking, *columns)
+    save_ranks(path, Dataset.from_dict(queries), Dataset.from_dict(codes), ranking, ("docstring",), ("code",))
+    if not texts:  # as versions without texts wrote it
+        pq.write_table(pq.read_table(path).drop_columns(["query", "code", "top_codes"]), path)
 
 
 def _write_run(
