@@ -31,7 +31,7 @@ from soft_trainer.studies.baseline import check_baseline
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main, table
 
-RECORD, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
+OPTIONS, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
 OURS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 # The command of a run and its arguments, by its module.
 COMMANDS = {
@@ -87,7 +87,7 @@ class FolderState:
 def progress(study: Study, run: PlannedRun) -> FolderState:
     """Reads the state of a run's folder, which another study may change at any time."""
     folder = study.folder(run.name)
-    record, results = _read_json(folder / RECORD), _read_json(record_path(folder))
+    record, results = _read_json(folder / OPTIONS), _read_json(record_path(folder))
     if record is None:
         return FolderState("new") if results is None else FolderState("changed", ("made without the study",))
     changes = []
@@ -97,7 +97,10 @@ def progress(study: Study, run: PlannedRun) -> FolderState:
             if options.get(key) != before.get(key):
                 was, now = (values.get(key, "not given") for values in (before, options))
                 changes.append(f"{prefix}{key} was {was}, is {now}")
-    state = "changed" if changes else "done" if _trained(results) else "stopped" if newest_complete(folder) else "new"
+    if changes or _trained(results):
+        state = "changed" if changes else "done"
+    else:
+        state = "stopped" if newest_complete(folder) else "new"
     mrr = (results or {}).get("results", {}).get("test", {}).get("trained", {}).get("mrr")
     return FolderState(state, tuple(changes), record["seconds"], mrr)
 
@@ -169,13 +172,19 @@ def execute(study: Study, run: PlannedRun) -> str | None:
     folder = study.folder(run.name)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("ab") as log:
-        _lock(log)
+        try:
+            # The run inherits the lock, which therefore outlives a killed study.
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            print_on_main(f"warning: {log.name} is on a file system without locks: run one study at a time there")
         before = progress(study, run)
         if before.state in ("done", "changed"):
             return f"meanwhile run with other options: {'; '.join(before.changes)}" if before.changes else None
         resume = before.state == "stopped"
         record = {"options": _options(study, run), "seconds": before.seconds if resume else 0.0}
-        write_json(folder / RECORD, record)
+        write_json(folder / OPTIONS, record)
         (folder / RECIPE).write_text(yaml.safe_dump(recipe(study, run), sort_keys=True))
         start, offset = time.monotonic(), log.tell()
         # Ctrl-C reaches the study, the launcher and the run, as they share a process group.
@@ -184,23 +193,13 @@ def execute(study: Study, run: PlannedRun) -> str | None:
             code = process.wait()
         finally:
             process.wait()
-            write_json(folder / RECORD, record | {"seconds": record["seconds"] + time.monotonic() - start})
+            write_json(folder / OPTIONS, record | {"seconds": record["seconds"] + time.monotonic() - start})
     if code or not _trained(_read_json(record_path(folder))):
         return last_error(folder / LOG, offset) or f"ended with exit code {code} and no results"
     if not study.keep_checkpoints:
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     return None
-
-
-def _lock(log) -> None:
-    """Locks a folder through its log. The run inherits the lock, which therefore outlives a killed study."""
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        print_on_main(f"warning: {log.name} is on a file system without locks: run one study at a time there")
 
 
 def last_error(path: Path, offset: int) -> str | None:
@@ -246,19 +245,18 @@ def run_all(study: Study, chosen: Sequence[PlannedRun]) -> int:
         0 if all are done, 1 if one is not, 130 after Ctrl-C.
     """
     outcomes: dict[str, tuple[str, str]] = {}  # name -> `done`, `done before`, `failed`, `not run`; the reason
-    interrupted = False
     try:
         for number, run in enumerate(chosen, 1):
             outcomes[run.name] = _outcome(study, run, f"[{number}/{len(chosen)}] {run.name}", outcomes)
     except KeyboardInterrupt:
-        outcomes[run.name], interrupted = ("stopped", "by Ctrl-C"), True
-    rows = []
+        outcomes[run.name] = ("stopped", "by Ctrl-C")
+    states, rows = {state for state, _ in outcomes.values()}, []
     for name, (state, reason) in outcomes.items():
         now = progress(study, study.runs[name])
         rows.append([name, state, now.mrr, now.time if state in DONE else None, reason])
-    end = "\nstopped; the same command continues from here" if interrupted else ""
+    end = "\nstopped; the same command continues from here" if "stopped" in states else ""
     print_on_main(f"\n{table(('run', 'state', 'MRR on test', 'time', 'reason'), rows)}\n{end}")
-    return 130 if interrupted else 0 if all(state in DONE for state, _ in outcomes.values()) else 1
+    return 130 if "stopped" in states else int(not states.issubset(DONE))
 
 
 def _outcome(study: Study, run: PlannedRun, title: str, outcomes: dict) -> tuple[str, str]:
