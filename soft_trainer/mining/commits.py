@@ -77,12 +77,10 @@ def query_of(message: str, body: bool = False) -> str:
 def reason_against(message: str, author: str, committer: str) -> str:
     """The reason to leave a commit out because of its message or its author; empty if there is none."""
     subject, paragraph = subject_and_body(_EMOJI.sub("", message))
-    if _BOT.search(author) or _BOT.search(committer):
-        return "bot"
-    if _REVERT.search(subject) or _REVERTED.search(paragraph):
-        return "revert"
-    if _VERSION.search(subject):
-        return "version bump"
-    if len(_WORD.findall(clean(subject))) < MIN_WORDS:
-        return f"subject under {MIN_WORDS} words"
-    return ""
+    reasons = {
+        "bot": _BOT.search(author) or _BOT.search(committer),
+        "revert": _REVERT.search(subject) or _REVERTED.search(paragraph),
+        "version bump": _VERSION.search(subject),
+        f"subject under {MIN_WORDS} words": len(_WORD.findall(clean(subject))) < MIN_WORDS,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")

@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import cleandoc
 
 # As in CodeSearchNet, `snake_case` is one token and `f()` three.
@@ -27,11 +28,6 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
         return cleandoc("\n".join(re.sub(r"^\s*\*(?!\*\w) ?", "", line) for line in body.splitlines()))
     lines = (line for line in comment.splitlines() if not re.match(directive, line))
     return cleandoc("\n" + "\n".join(re.sub(r"^\s*(/+|#+)", "", line) for line in lines))
-
-
-def strip_go(comment: str) -> str:
-    """The text of a Go doc comment, without directives such as `//go:noinline` and `//nolint`."""
-    return strip_comment(comment, r"\s*//(go:|export |line |nolint|#|\s*\+build)")
 
 
 def strip_ruby(comment: str) -> str:
@@ -128,7 +124,7 @@ GO = DocStyle(
     ((r"\[\*?([A-Za-z_][\w./]*)\]", r"\1"), *_MARKDOWN),
     stop=rf"\s*(Deprecated:|#\s)|{_INDENTED}",
     skip=r"\s*(TODO|FIXME|XXX|BUG)\b",
-    strip=strip_go,
+    strip=partial(strip_comment, directive=r"\s*//(go:|export |line |nolint|#|\s*\+build)"),
 )
 # Rustdoc's sections are headings; KDoc has Javadoc's tags and Markdown
 RUST = DocStyle(GO.substitutions, stop=r"\s*#+ |\s*```")

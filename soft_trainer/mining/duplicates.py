@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import pandas as pd
 import xxhash
 from datasketch import MinHash
 
@@ -40,10 +41,7 @@ def minhash(tokens: Sequence[str]) -> np.ndarray:
 
 def exact_duplicates(fingerprints: Iterable[int]) -> np.ndarray:
     """True where an earlier fingerprint is the same, bool[n]."""
-    fingerprints = np.fromiter(fingerprints, np.uint64)
-    later = np.ones(len(fingerprints), dtype=bool)
-    later[np.unique(fingerprints, return_index=True)[1]] = False
-    return later
+    return pd.Series(np.fromiter(fingerprints, np.uint64)).duplicated().to_numpy()
 
 
 def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -59,8 +57,7 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
         keys[start : start + len(values)] = (values.reshape(-1, BANDS, BAND).astype(np.uint64) * _FACTORS).sum(2)
     shared = np.zeros(len(keys), dtype=bool)  # with another row, in any band
     for column in keys.T:
-        _, number, count = np.unique(column, return_inverse=True, return_counts=True)
-        shared |= count[number] > 1
+        shared |= pd.Series(column).duplicated(keep=False).to_numpy()
     near = np.zeros(len(keys), dtype=bool)
     kept: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place in np.flatnonzero(shared).tolist():

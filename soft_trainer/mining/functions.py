@@ -115,9 +115,8 @@ class FileFunctions:
         """The documentation of a function without delimiters, empty if it has none."""
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._comment_above(function.named)).strip()
-        first = function.body.named_children[0] if function.body.named_child_count else None
-        is_string = first is not None and first.type == "expression_statement"
-        literal = first.named_children[0] if is_string else None
+        first = next(iter(function.body.named_children), None)
+        literal = first.named_children[0] if first is not None and first.type == "expression_statement" else None
         return self.table.style.strip(_node_text(literal)) if literal is not None and literal.type == "string" else ""
 
     def _comment_above(self, node: Node) -> str:

@@ -214,7 +214,10 @@ class _Splitter:
             known: urls of the corpus. Other functions did not exist at the cut and answer no query.
         """
         rows: dict[str, dict[tuple[str, str], Row]] = {"train": {}, "valid": {}, "test": {}}
-        seen = {"valid": self._texts_before(self.valid_start), "test": self._texts_before(self.test_start)}
+        # Queries in lower case and hashes of patches of all commits before the oldest of a split.
+        starts = {"valid": self.valid_start, "test": self.test_start}
+        texts = [{change.query.casefold(), change.patch} - {""} for change in self.changes]
+        seen = {split: set().union(*texts[:start]) for split, start in starts.items()}
         counts: Counter[str] = Counter()
         for place in reversed(range(len(self.changes))):
             change = self.changes[place]
@@ -234,11 +237,6 @@ class _Splitter:
                 part, key = rows[split], (change.query, url)
                 part[key] = part.pop(key, row)  # the newest version, in the place of the oldest
         return {split: list(part.values()) for split, part in rows.items()}, counts
-
-    def _texts_before(self, start: int) -> set[str]:
-        """Queries in lower case and hashes of patches of all commits before a place."""
-        earlier = self.changes[:start]
-        return {change.query.casefold() for change in earlier} | {change.patch for change in earlier if change.patch}
 
     def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, Function]]:
         """Yields the functions of a commit's tree below a folder that have no syntax error."""

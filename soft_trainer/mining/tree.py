@@ -13,7 +13,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -150,9 +150,8 @@ def each_in_order(
         chunk: items that a process takes at once.
     """
     workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
-    with ExitStack() as stack:
-        bar = stack.enter_context(Progress("Mining", len(items), unit))
-        pool = stack.enter_context(multiprocessing.Pool(workers)) if workers > 1 else None
+    pools = multiprocessing.Pool(workers) if workers > 1 else nullcontext()
+    with Progress("Mining", len(items), unit) as bar, pools as pool:
         for result in pool.imap(run, items, chunk) if pool else map(run, items):
             bar.update(1)
             yield result
