@@ -1,9 +1,9 @@
 """Builds data-flow graphs: an edge leads from a value of a function to the tokens that it comes from.
 
 `extract_data_flow` returns the edges of GraphCodeBERT's published extractor, with the present grammars. It walks the
-tree in the order that the rules of the language (`rules.py`) give, with a table of states: variable -> tokens that last
-gave it a value. The walk does not recurse, so the nesting may have any depth. Loops repeat only until `_MAX_WORK` is
-used up, so nested loops do not take exponential time.
+tree in the order that the rules of the language (`rules.py`) give, with a table of states: variable -> tokens that
+last gave it a value. The walk does not recurse, so the nesting may have any depth. Loops repeat only until `_MAX_WORK`
+is used up, so nested loops do not take exponential time.
 
 Some published rules look odd and are kept: a token whose text equals the name of its node type counts as a sign (PHP's
 `$name`); the body of a Python `for` with an `else` is skipped; JavaScript's plain assignments and `for (let` have no

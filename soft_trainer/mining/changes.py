@@ -63,7 +63,7 @@ class ChangeReader:
         self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository, language))
 
     def read(self, commit_id: str) -> Change:
-        """The change that a commit makes."""
+        """Returns the change that a commit makes."""
         commit = read_object(self.repository, commit_id)
         parent = str(commit.parent_ids[0]) if commit.parent_ids else ""
         message = commit.raw_message.decode(errors="replace")
@@ -84,7 +84,7 @@ class ChangeReader:
         return change
 
     def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
-        """The files that mining reads and that differ from the first parent's."""
+        """Returns the files that mining reads and that differ from the first parent's."""
         if commit.parent_ids:
             diff = read_object(self.repository, commit.parent_ids[0]).tree.diff_to_tree(commit.tree)
         else:
@@ -144,7 +144,7 @@ class ChangeReader:
             yield name, row, reason
 
     def _lines(self, sides: Sequence[pygit2.DiffFile], update: Callable[[bytes], None]) -> tuple[list[range], ...]:
-        """The lines that are removed from the old file and added in the new one."""
+        """Returns the lines that are removed from the old file and added in the new one."""
         old, new = (read_object(self.repository, side.id) if side.mode else None for side in sides)
         # A diff with nothing can only be asked for from the side that exists.
         patch = old.diff(new, context_lines=0) if old and new else (old or new).diff(context_lines=0)
@@ -158,14 +158,14 @@ class ChangeReader:
 
 
 def read_functions(repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str) -> FileFunctions | None:
-    """The functions of a version of a file, None if mining skips it or it cannot be parsed."""
+    """Returns the functions of a version of a file, None if mining skips it or it cannot be parsed."""
     source = person_made(blob(repository, oid), path, strict=True)
     root = parse(source, language) if isinstance(source, bytes) else None
     return None if root is None else FileFunctions(root, source, language)
 
 
 def function_url(path: str, name: str) -> str:
-    """The id of a function. All its versions have the same, so it holds no lines, which every commit moves."""
+    """Returns the id of a function. All its versions have the same, so it holds no lines, which every commit moves."""
     return f"{path}#{name}"
 
 

@@ -51,7 +51,7 @@ _BOT = re.compile(
 
 
 def subject_and_body(message: str) -> tuple[str, str]:
-    """The first line of a message, and the first paragraph after it without trailers."""
+    """Returns the first line of a message, and the first paragraph after it without trailers."""
     subject, _, rest = message.strip()[:_MAX_LENGTH].partition("\n")
     paragraph = re.split(r"\n\s*\n", rest.strip(), maxsplit=1)[0]
     kept = [line.strip() for line in paragraph.splitlines() if not _TRAILER.match(line.strip())]
@@ -59,7 +59,7 @@ def subject_and_body(message: str) -> tuple[str, str]:
 
 
 def clean(text: str) -> str:
-    """A subject or paragraph without prefix, issue numbers, addresses, URLs and emoji."""
+    """Returns a subject or paragraph without prefix, issue numbers, addresses, URLs and emoji."""
     text = _EMOJI.sub(" ", _CI.sub(" ", text)).strip()
     text = _TICKET.sub("", _PREFIX.sub("", text))
     for pattern in (_URL, _EMAIL, _ISSUE, _EMPTY):
@@ -68,14 +68,14 @@ def clean(text: str) -> str:
 
 
 def query_of(message: str, body: bool = False) -> str:
-    """The query that a commit's message gives: its subject, with `body` its first paragraph too."""
+    """Returns the query that a commit's message gives: its subject, with `body` its first paragraph too."""
     subject, paragraph = subject_and_body(message)
     texts = [clean(subject), clean(paragraph) if body else ""]
     return ". ".join(text for text in texts if text)
 
 
 def reason_against(message: str, author: str, committer: str) -> str:
-    """The reason to leave a commit out because of its message or its author; empty if there is none."""
+    """Returns the reason to leave a commit out because of its message or its author; empty if there is none."""
     subject, paragraph = subject_and_body(_EMOJI.sub("", message))
     reasons = {
         "bot": _BOT.search(author) or _BOT.search(committer),

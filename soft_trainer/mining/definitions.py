@@ -86,7 +86,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 
 
 def name_node(node: Node) -> Node | None:
-    """The node that holds the name of a definition: in C inside declarators, of a Rust `impl` its type."""
+    """Returns the node that holds the name of a definition: in C inside declarators, of a Rust `impl` its type."""
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
@@ -98,13 +98,13 @@ def name_node(node: Node) -> Node | None:
 
 
 def last_child(node: Node, *kinds: str) -> Node | None:
-    """The last named child, if it is one of `kinds`."""
+    """Returns the last named child, if it is one of `kinds`."""
     last = node.named_child(node.named_child_count - 1) if node.named_child_count else None
     return last if last is not None and last.type in kinds else None
 
 
 def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str | None]) -> str:
-    """The name of a definition, or of what it is assigned to: one line, without type parameters."""
+    """Returns the name of a definition, or of what it is assigned to: one line, without type parameters."""
     named = name_node(node)
     for wrapper in reversed(wrappers):
         if named is None and (field := naming.get(wrapper.type)):
@@ -121,7 +121,7 @@ def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str
 
 
 def _text(source: bytes, node: Node) -> str:
-    """The first 200 bytes of a node. `node.text` would call the parser's `read` for every byte."""
+    """Returns the first 200 bytes of a node. `node.text` would call the parser's `read` for every byte."""
     return source[node.start_byte : min(node.end_byte, node.start_byte + 200)].decode(errors="replace")
 
 

@@ -19,7 +19,7 @@ Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 def strip_comment(comment: str, directive: str = "(?!)") -> str:
-    """The text of a `/** ... */` comment without the stars in front of its lines, or of lines of `//`, `///` or `#`.
+    """Returns the text of a `/** ... */` comment without the stars before lines, or of lines of `//`, `///` or `#`.
 
     Of the latter, those that match `directive` are left out. Common indentation is removed.
     """
@@ -31,7 +31,7 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
 
 
 def strip_ruby(comment: str) -> str:
-    """The text of a Ruby doc comment (`#` lines or `=begin` to `=end`), without linter and type directives."""
+    """Returns the text of a Ruby doc comment (`#` lines or `=begin` to `=end`), without linter and type directives."""
     if comment.startswith("=begin"):
         return cleandoc("\n".join(comment.splitlines()[1:-1]))
     directive = r"\s*#(:|\s*(rubocop:|frozen_string_literal:|encoding:|-\*-|typed:|@api |!))"
@@ -40,7 +40,7 @@ def strip_ruby(comment: str) -> str:
 
 
 def strip_python(literal: str) -> str:
-    """The text of a Python docstring literal."""
+    """Returns the text of a Python docstring literal."""
     return cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip()
 
 
@@ -59,7 +59,7 @@ class DocStyle:
 
 
 def summary(docstring: str, style: DocStyle) -> str:
-    """The first paragraph of `docstring` as plain text, empty if it holds tags alone."""
+    """Returns the first paragraph of `docstring` as plain text, empty if it holds tags alone."""
     for pattern, replacement in style.substitutions:
         docstring = re.sub(pattern, replacement, docstring)
     lines: list[str] = []
@@ -73,7 +73,7 @@ def summary(docstring: str, style: DocStyle) -> str:
 
 
 def document_tokens(text: str) -> list[str]:
-    """The words and signs of `text`, in order."""
+    """Returns the words and signs of `text`, in order."""
     return _TOKEN.findall(text)
 
 
@@ -84,7 +84,7 @@ _INLINE_TAGS = (
 
 
 def _link(match: re.Match[str]) -> str:
-    """The label of an inline link such as `{@link Map#get(Object) label}`, or its target."""
+    """Returns the label of an inline link such as `{@link Map#get(Object) label}`, or its target."""
     target, label = match["target"], match["label"].strip(" |")
     return label or target.lstrip("#").replace("#", ".")
 

@@ -27,12 +27,12 @@ _FACTORS = np.random.default_rng(0).integers(0, 2**64, (BANDS, BAND), np.uint64)
 
 
 def fingerprint(tokens: Sequence[str]) -> int:
-    """A 64-bit hash of the tokens. Different tokens have the same hash with a chance of 1 in 2^64."""
+    """Returns a 64-bit hash of the tokens. Different tokens have the same hash with a chance of 1 in 2^64."""
     return xxhash.xxh3_64_intdigest("\0".join(tokens).encode())
 
 
 def minhash(tokens: Sequence[str]) -> np.ndarray:
-    """The MinHash signature of a code's tokens, uint32[128]: of all its sequences of three tokens."""
+    """Returns the MinHash signature of a code's tokens, uint32[128]: of all its sequences of three tokens."""
     starts = range(max(1, len(tokens) - SHINGLE + 1))
     signature = _MINHASH.copy()
     signature.update_batch({" ".join(tokens[start : start + SHINGLE]).encode() for start in starts})

@@ -79,7 +79,7 @@ class FileFunctions:
                 self.functions[function.name + number] = function
 
     def row(self, function: Function, path: str) -> Row:
-        """The row of a function; see `functions`."""
+        """Returns the row of a function; see `functions`."""
         named, (first, last) = function.named, function.lines
         docstring = self._docstring(function)
         inside = slice(bisect_left(self._starts, named.start_byte), bisect_left(self._starts, named.end_byte))
@@ -102,7 +102,7 @@ class FileFunctions:
         }
 
     def at(self, lines: Sequence[range]) -> set[str]:
-        """The names of the innermost functions that hold these lines."""
+        """Returns the names of the innermost functions that hold these lines."""
         owners: dict[int, str] = {}
         wanted = {line for part in lines for line in part}
         for name, function in self.functions.items():  # outer functions come before those inside them
@@ -112,7 +112,7 @@ class FileFunctions:
         return set(owners.values())
 
     def _docstring(self, function: Function) -> str:
-        """The documentation of a function without delimiters, empty if it has none."""
+        """Returns the documentation of a function without delimiters, empty if it has none."""
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._comment_above(function.named)).strip()
         first = next(iter(function.body.named_children), None)
@@ -120,7 +120,7 @@ class FileFunctions:
         return self.table.style.strip(_node_text(literal)) if literal is not None and literal.type == "string" else ""
 
     def _comment_above(self, node: Node) -> str:
-        """The doc comment that ends on the line above a function. Line comments are joined."""
+        """Returns the doc comment that ends on the line above a function. Line comments are joined."""
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
         row, group = node.start_point[0] - 1, [""]
@@ -137,13 +137,13 @@ class FileFunctions:
 
 
 def comments(root: Node, language: str) -> list[Node]:
-    """The nodes of every comment and docstring below `root`, in order."""
+    """Returns the nodes of every comment and docstring below `root`, in order."""
     nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
     return sorted(nodes, key=lambda node: node.start_byte)
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
-    """The text of `node` without `spans`, nor the lines that become blank, nor the blank lines after them."""
+    """Returns the text of `node` without `spans`, nor the lines that become blank, nor the blank lines after them."""
     pieces, at = [], node.start_byte
     for start, end in spans:
         line_start = max(source.rfind(b"\n", 0, start) + 1, at)
@@ -159,7 +159,7 @@ def _without(source: bytes, node: Node, spans: list[Span]) -> str:
 
 
 def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:
-    """The leaves of `node` outside `spans`. A string is one leaf."""
+    """Returns the leaves of `node` outside `spans`. A string is one leaf."""
     skipped, tokens, cursor = dict(spans), [], node.walk()
     while True:
         leaf = cursor.node
@@ -175,5 +175,5 @@ def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str
 
 
 def _node_text(node: Node) -> str:
-    """The source text of `node`."""
+    """Returns the source text of `node`."""
     return node.text.decode(errors="replace")

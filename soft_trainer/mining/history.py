@@ -123,7 +123,7 @@ def mine_history_to(
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
-    """The id of the newest commit. It changes when the history changes.
+    """Returns the id of the newest commit. It changes when the history changes.
 
     Raises:
         UserError: no repository that can be read.
@@ -132,7 +132,7 @@ def history_state(repository: str | os.PathLike[str]) -> str:
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
-    """The path of `source_dir` in the repository, with `/` at the end."""
+    """Returns the path of `source_dir` in the repository, with `/` at the end."""
     own, root = Path(source_dir).resolve(), Path(opened.workdir or opened.path).resolve()
     if own == Path(opened.path).resolve():
         return ""
@@ -143,7 +143,7 @@ def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[
 
 @cache
 def _reader(*options: Any) -> ChangeReader:
-    """The reader of this process."""
+    """Returns the reader of this process."""
     return ChangeReader(*options)
 
 
@@ -166,7 +166,7 @@ class _Splitter:
         self.urls, self.renamed = self._urls_at_cut()
 
     def _cut(self, kept: list[int], size: int, taken: int) -> tuple[int, set[str]]:
-        """The place of the oldest of the newest `size` commits, and the ids of all that its parent descends from."""
+        """Returns the place of the oldest of the newest `size` commits, and the ids of its parent and all before."""
         reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
         too_few = f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how"
         refuse((len(kept) <= taken, f"{too_few}; train, valid and test need some each{reasons}"))
@@ -183,7 +183,7 @@ class _Splitter:
         return min(map(judged, near[:: max(1, len(near) // _CANDIDATES)]), key=itemgetter(0, 1))[2:]
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
-        """The urls of each commit's functions in the corpus, and the paths there of files renamed between the cuts."""
+        """Returns the urls of each commit's functions at the cut, and the paths there of files renamed since."""
         urls: list[list[str]] = [[]] * len(self.changes)
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # path -> its path at the cut
@@ -201,14 +201,14 @@ class _Splitter:
         return urls, renamed
 
     def split(self, place: int) -> str:
-        """The split of a commit; empty for one that neither precedes a cut nor follows it."""
+        """Returns the split of a commit; empty for one that neither precedes a cut nor follows it."""
         if place >= self.test_start:
             return "test"
         name, known = ("valid", self.before_test) if place >= self.valid_start else ("train", self.before_valid)
         return name if self.changes[place].commit in known else ""
 
     def pairs(self, known: set[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
-        """The rows of every split, newest first, each pair of a query and a function once; commits by outcome.
+        """Returns the rows of every split, newest first, each pair of a query and a function once; commits by outcome.
 
         Args:
             known: urls of the corpus. Other functions did not exist at the cut and answer no query.
@@ -249,13 +249,13 @@ class _Splitter:
                     yield file.row(function, path) | {"url": function_url(renamed.get(path, path), name)}, function
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
-        """The functions of the tree at the cut, without documentation, and their places."""
+        """Returns the functions of the tree at the cut, without documentation, and their places."""
         found = [(row, function.lines) for row, function in self.tree(self.cut, {}) if not first_broken(row, RULES)]
         without = {"docstring": "", "docstring_tokens": [], "partition": "codebase"}
         return [row | without for row, _ in found], {row["url"]: (row["path"], *lines) for row, lines in found}
 
     def documented(self, folder: str) -> list[Row]:
-        """Training rows from the documentation below a folder, as it was at the cut of training."""
+        """Returns training rows from the documentation below a folder, as it was at the cut of training."""
         rows = [
             row | {"partition": "train", "source": "documentation"}
             for row, _ in self.tree(self.train_cut, self.renamed, folder)
@@ -266,5 +266,5 @@ class _Splitter:
 
 
 def _urls(change: Change, paths: dict[str, str]) -> list[str]:
-    """The urls of a commit's functions, by what each path is at the cut."""
+    """Returns the urls of a commit's functions, by what each path is at the cut."""
     return [function_url(paths.get(row["path"], row["path"]), name) for name, row in change.functions]

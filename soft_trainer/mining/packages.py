@@ -15,7 +15,7 @@ _ENDING = re.compile(r"\.[^/]*\Z")
 
 
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
-    """A function that returns the name of a path's package.
+    """Returns a function that returns the name of a path's package.
 
     A package is a folder or file of the first level, named without its ending: `json/` and `json.py` are one package.
     If these packages are too few or too unequal for three splits (a tree with the single folder `src/`), the largest
@@ -56,7 +56,7 @@ def _balanced(sizes: Counter[str]) -> bool:
 
 
 def assign_splits(sizes: Counter[str]) -> dict[str, str]:
-    """The split of every package. Train, valid and test get about 80, 10 and 10 per cent of the pairs.
+    """Returns the split of every package. Train, valid and test get about 80, 10 and 10 per cent of the pairs.
 
     Packages are taken in the order of their names' hashes. A package goes to test or valid if it fits there, else to
     train.

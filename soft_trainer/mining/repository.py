@@ -62,7 +62,7 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
-    """The object of that id.
+    """Returns the object of that id.
 
     Raises:
         OSError: it is missing.
@@ -74,7 +74,7 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
 
 
 def commits_oldest_first(repository: pygit2.Repository) -> list[str]:
-    """The ids of the commits that HEAD reaches: parents before children, otherwise by the committer's date."""
+    """Returns the ids of the commits that HEAD reaches: parents before children, otherwise by the committer's date."""
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
     return [str(commit.id) for commit in repository.walk(repository.head.target, order)]
 
@@ -110,6 +110,6 @@ def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.Path
 
 
 def blob(repository: pygit2.Repository, oid: pygit2.Oid) -> bytes | str:
-    """The content of a blob, or the reason to skip it."""
+    """Returns the content of a blob, or the reason to skip it."""
     _, size = repository.odb.read_header(oid)
     return read_object(repository, oid).data if size <= MAX_FILE_BYTES else f"over {MAX_FILE_BYTES:,} bytes"

@@ -134,5 +134,5 @@ CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 
 
 def first_broken(row: Row, rules: Iterable[str]) -> str:
-    """The first of `rules` that drops `row`, empty if no rule does."""
+    """Returns the first of `rules` that drops `row`, empty if no rule does."""
     return next((name for name in rules if ROW_RULES[name](*map(row.__getitem__, COLUMNS[name]))), "")

@@ -28,7 +28,7 @@ _PROSE = tuple(".md .markdown .rst .txt .tex .adoc .csv .tsv .json .jsonl .ipynb
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
-    """The bytes of a regular file, or the reason why they are not read; a link or a pipe is not opened."""
+    """Returns the bytes of a regular file, or the reason why they are not read; a link or a pipe is not opened."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
@@ -72,7 +72,7 @@ def person_made(source: bytes | str, path: str, strict: bool = False) -> bytes |
 
 
 def decoded(source: bytes) -> str | None:
-    """A text or a name in UTF-8, None for others."""
+    """Returns a text or a name in UTF-8, None for others."""
     try:
         return source.decode()
     except UnicodeDecodeError:

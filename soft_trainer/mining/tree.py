@@ -113,7 +113,7 @@ def mine_to(
 
 
 def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[Row]:
-    """The distinct functions of a source tree, documented or not, as rows. Tests and generated files are left out.
+    """Returns the distinct functions of a tree, documented or not, as rows. Tests and generated files are left out.
 
     Raises:
         UserError: no such folder, an unknown language, or no function.
@@ -127,7 +127,7 @@ def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[
 
 
 def mining_table(counts: Mapping[str, Any]) -> str:
-    """The counts of `mine_to` or `mine_history_to` as a Markdown table."""
+    """Returns the counts of `mine_to` or `mine_history_to` as a Markdown table."""
     kinds = {kind: numbers for kind, numbers in counts.items() if isinstance(numbers, dict)}
     rows = [[kind, name, count] for kind, numbers in kinds.items() for name, count in numbers.items()]
     cut = f", cut at {counts['cut'][:10]}" if "cut" in counts else ""
@@ -135,7 +135,7 @@ def mining_table(counts: Mapping[str, Any]) -> str:
 
 
 def explained(counts: Counter[str]) -> str:
-    """The most common reasons with their counts, for the end of an error message."""
+    """Returns the most common reasons with their counts, for the end of an error message."""
     return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4)) if counts else ""
 
 
@@ -158,7 +158,7 @@ def each_in_order(
 
 
 def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
-    """A hash of the names, sizes and times of the tree's source files. It changes when the tree changes.
+    """Returns a hash of the names, sizes and times of the tree's source files. It changes when the tree changes.
 
     Raises:
         UserError: no such folder, an unknown language, or no file of the language.
@@ -171,7 +171,7 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
 def _source_files(
     root: str | os.PathLike[str], language: str, keep: Sequence[str] = ()
 ) -> tuple[list[str], Counter[str]]:
-    """The sorted paths of the language's files, relative to `root`, and counts of others. Refuses wrong arguments."""
+    """Returns the sorted paths of the language's files, relative to `root`, and counts of others."""
     parser(language)  # refuses an unknown language
     unknown = sorted(set(keep) - set(RULES))
     refuse(
@@ -200,7 +200,7 @@ def _source_files(
 def _mine_file(
     root: str | os.PathLike[str], language: str, keep: frozenset[str], max_bytes: int, path: str
 ) -> tuple[str, list[Judged]]:
-    """The outcome of a file, and its functions, pairs first."""
+    """Returns the outcome of a file, and its functions, pairs first."""
     source = read_text(root, path, max_bytes, strict=True)
     tree = parse(source, language) if isinstance(source, bytes) else None
     if tree is None:
@@ -216,7 +216,7 @@ def _mine_file(
 
 
 def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:
-    """The candidates that are not duplicates of an earlier one. Counts the others in `dropped`."""
+    """Returns the candidates that are not duplicates of an earlier one. Counts the others in `dropped`."""
     copies = exact_duplicates(fingerprint(row["code_tokens"]) for row, _ in candidates)
     candidates = [candidate for candidate, copy in zip(candidates, copies, strict=True) if not copy]
     near = near_duplicates(range(len(candidates)), lambda place: candidates[place][1])
@@ -227,7 +227,7 @@ def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candid
 def _split(
     pairs: list[Candidate], others: list[Candidate], root: str | os.PathLike[str], dropped: Counter[str]
 ) -> dict[str, list[Row]]:
-    """The distinct rows of every split and of the codebase, in the order of the tree."""
+    """Returns the distinct rows of every split and of the codebase, in the order of the tree."""
     pairs = _distinct(pairs, dropped)
     package = package_names(Counter(row["path"] for row, _ in pairs))
     sizes = Counter(package(row["path"]) for row, _ in pairs)
