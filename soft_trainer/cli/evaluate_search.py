@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from soft_trainer.errors import refuse
 from soft_trainer.files import write_text
 from soft_trainer.search import evaluation
@@ -96,7 +98,7 @@ def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dic
     with _index(arguments, f"{scratch}/tree", arguments.index_dir or f"{scratch}/index") as index:
         found = {name: evaluation.measure(index, queries, mined, lexical) for name, lexical in names.items()}
     rows = [
-        [level, name, len(queries), *evaluation.means(own[level], "mrr", "ndcg", "recall")]
+        [level, name, len(queries), *np.mean(own[level], axis=0)]
         for level in ("files", "functions")
         for name, own in found.items()
     ]

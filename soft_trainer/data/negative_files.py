@@ -17,7 +17,7 @@ from datasets import Dataset, load_from_disk
 
 from soft_trainer.data.codesearchnet import row_of_url
 from soft_trainer.data.negatives import Negatives
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import read_json_lines, written_aside
 
 FORMAT = "soft_trainer_negatives"
@@ -146,16 +146,13 @@ def load_negatives(path: str | Path, rows: TrainingRows) -> Negatives:
         UserError: there is no such file, it has another format, or its negatives are those of other rows.
     """
     path = Path(path)
-    if not path.exists():
-        raise UserError(f"{path}: no such file")
-    if path.is_dir():
-        return tuple_negatives(load_from_disk(str(path)), rows, str(path))
-    if path.suffix == ".parquet":
-        return tuple_negatives(Dataset.from_parquet(str(path)), rows, str(path))
+    refuse((not path.exists(), f"{path}: no such file"))
+    if path.is_dir() or path.suffix == ".parquet":
+        read = load_from_disk if path.is_dir() else Dataset.from_parquet
+        return tuple_negatives(read(str(path)), rows, str(path))
     lines = (row for _, row in read_json_lines(path))
     first = next(lines, None)
-    if first is None:
-        raise UserError(f"{path}: no rows")
+    refuse((first is None, f"{path}: no rows"))
     if FORMAT in first:
         return _read(path, first, lines, rows)
     return tuple_negatives(chain([first], lines), rows, str(path))
@@ -297,16 +294,15 @@ def tuple_texts(row: Mapping, place: str) -> tuple[str, list[str], list[float]]:
     """
     names = list(row)
     texts = [*names[:2], *(name for name in names[2:] if name == "negative" or name.startswith("negative_"))]
-    if len(texts) < 3:
-        raise UserError(
-            f"{place}: columns {', '.join(names)}: expected a query, a document and then negative, or negative_1 and "
-            "on; soft_trainer.sentence_transformers.from_sentence_transformers turns other layouts into training rows"
-        )
+    expected = (
+        "expected a query, a document and then negative, or negative_1 and on; "
+        "soft_trainer.sentence_transformers.from_sentence_transformers turns other layouts into training rows"
+    )
+    refuse((len(texts) < 3, f"{place}: columns {', '.join(names)}: {expected}"))
     query, *documents = (row[name] for name in texts)
     check_texts([query, *documents], place)
     scores = row.get("scores") or [None] * len(documents)
-    if len(scores) != len(documents):
-        raise UserError(f"{place}: {len(documents)} documents and {len(scores)} scores")
+    refuse((len(scores) != len(documents), f"{place}: {len(documents)} documents and {len(scores)} scores"))
     return query, documents, list(map(_score, scores))
 
 

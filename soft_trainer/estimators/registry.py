@@ -6,8 +6,8 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.loading import load_tokenizer
@@ -21,8 +21,7 @@ from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
 
 
-@dataclass(frozen=True)
-class EstimatorEntry:
+class EstimatorEntry(NamedTuple):
     """An estimator that `--estimator` names.
 
     Args:

@@ -11,9 +11,8 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +34,7 @@ CUT = 10
 HISTORY_DEPTH = 100  # results that are looked at for the functions of a commit
 
 
-@dataclass(frozen=True)
-class Measures:
+class Measures(NamedTuple):
     """The reciprocal rank of the first right answer, nDCG@10, and the share of right answers among the first ten."""
 
     mrr: float
@@ -57,13 +55,7 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
     return Measures(1 / first, gained / (ideal or 1.0), len(near) / max(len(targets), 1))
 
 
-def means(found: Sequence[Measures], *names: str) -> list[float]:
-    """Computes the mean of each named measure."""
-    return [fmean(getattr(each, name) for each in found) for name in names]
-
-
-@dataclass(frozen=True)
-class JudgedQuery:
+class JudgedQuery(NamedTuple):
     """A query, the tree to search, and the paths that answer it; `groups` names the means that it counts in.
 
     Ids of functions take the place of paths where a commit gives the query.
@@ -75,8 +67,7 @@ class JudgedQuery:
     groups: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class QueryOutcome:
+class QueryOutcome(NamedTuple):
     """The answer to a query: its measures, the seconds that it took, and the paths, best first."""
 
     judged: JudgedQuery
@@ -156,9 +147,9 @@ def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
     rows = []
     for name in ("all", *sorted({group for outcome in outcomes for group in outcome.judged.groups})):
         own = [outcome for outcome in outcomes if name in ("all", *outcome.judged.groups)]
-        found = means([outcome.measures for outcome in own], "ndcg", "mrr")
+        mean = Measures(*np.mean([outcome.measures for outcome in own], axis=0))
         times = np.percentile([1000 * outcome.seconds for outcome in own], (50, 95))
-        rows.append([name, len(own), *found, *times])
+        rows.append([name, len(own), mean.ndcg, mean.mrr, *times])
     return rows
 
 

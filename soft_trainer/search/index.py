@@ -121,8 +121,8 @@ class CodeIndex(AbstractContextManager):
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Reads changed files. If another process writes the index, waits for it or leaves it to that one."""
-        gone = not os.path.isdir(self.folder)
-        refuse((gone, f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"))
+        gone = f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"
+        refuse((not os.path.isdir(self.folder), gone))
         with _disk_errors(self.index_dir):
             if not find_changes(self.database, self.folder):
                 return False
@@ -149,7 +149,7 @@ class CodeIndex(AbstractContextManager):
 
         Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes.
         """
-        asked = model is not None or truncate_dim is not None
+        asked = (model, truncate_dim) != (None, None)
         # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
         name = self.model if model is None else os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
         if truncate_dim is None and name == self.model:
@@ -316,7 +316,10 @@ class Snapshot:
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
-            self.slots = vectors.piece_slots(database, self.segments.firsts, len(self.segments.lengths))
+            firsts = self.segments.firsts
+            self.slots = np.full(len(self.segments.lengths), -1)  # the row of each piece's embedding
+            for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
+                self.slots[firsts[file] : firsts[file + 1]] = np.frombuffer(blob, "<i4")
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
         """Computes the similarity of every piece to a query, float32[pieces]; NaN for one without an embedding."""

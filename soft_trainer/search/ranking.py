@@ -8,7 +8,6 @@ has the figures, those of eleven repositories that no choice has seen among them
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import NamedTuple
 
@@ -50,8 +49,7 @@ _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
 _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is", "are", "of", "to", "with", "that"}
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """A parsed query: its telling words as typed, and the weight of each term.
 
     The kind is "symbol" for one identifier, "sentence" for text with small words or five and more, else "words".
@@ -221,11 +219,8 @@ def order_pieces(
         keep = np.zeros(len(files), bool)
         keep[segments.owners[allowed]] = True
         files, pieces = np.where(keep, files, 0), np.where(allowed, pieces, -1)
-    taken = np.flatnonzero(files > 0)
-    if len(taken) > limit:
-        taken = np.argpartition(-files, min(limit, len(files) - 1))[: limit + 1]
-    ranked = []
-    for file in sorted(taken.tolist(), key=lambda file: (-files[file], file))[:limit]:
+    best, ranked = np.argsort(-files, kind="stable")[:limit], []
+    for file in best[files[best] > 0].tolist():
         first, last = int(segments.firsts[file]), int(segments.firsts[file + 1])
         own = pieces[first:last]
         order = np.argsort(-own, kind="stable")[:limit]

@@ -242,11 +242,3 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     best = np.argpartition(-scores, min(1000, len(scores) - 1))[:1000] if len(scores) else np.zeros(0, np.int64)
     scores[best] = vectors[best].astype(np.float32) @ query
     return scores
-
-
-def piece_slots(database: sqlite3.Connection, firsts: np.ndarray, pieces: int) -> np.ndarray:
-    """Returns the row of each piece's embedding, -1 for a piece without one."""
-    slots = np.full(pieces, -1, np.int64)
-    for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
-        slots[firsts[file] : firsts[file + 1]] = np.frombuffer(blob, "<i4")
-    return slots
