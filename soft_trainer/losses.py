@@ -17,56 +17,10 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-
-@dataclass(frozen=True)
-class RightAnswers:
-    """Queries and their right answers as R pairs, each of which gets a row in the loss.
-
-    Args:
-        queries (`LongTensor[R]`): the query of each pair; a query's pairs are adjacent, in the order of the columns.
-        positives (`LongTensor[R]`): the column of the right answer.
-        left_out (`BoolTensor[R, N]`): the columns of the query's other right answers.
-        shares (`Tensor[R]`): 1 / the number of the query's right answers.
-        number: how many queries there are, B.
-    """
-
-    queries: Tensor
-    positives: Tensor
-    left_out: Tensor
-    shares: Tensor
-    number: int
-
-    def rows(self, values: Tensor | None) -> Tensor | None:
-        """Repeats each query's value for all its pairs; None stays None."""
-        return None if values is None else values[self.queries]
-
-    def negatives(self, negatives: Tensor | None) -> Tensor:
-        """Returns the columns that count for each pair, BoolTensor[R, N], given those of each query (None: all)."""
-        return ~self.left_out if negatives is None else self.rows(negatives) & ~self.left_out
-
-    def mean(self, losses: Tensor) -> Tensor:
-        """Averages Tensor[R] over each query's pairs, then over the queries."""
-        return (losses * self.shares.to(losses.dtype)).sum() / self.number
-
-
-def expand_positives(positives: Tensor, also: Tensor) -> RightAnswers:
-    """Pairs B queries with their right answers, giving R >= B pairs.
-
-    Args:
-        positives: LongTensor[B], column of each query's own code.
-        also: BoolTensor[B, N], further right answers; the own code may be among them.
-    """
-    right = also.scatter(1, positives.unsqueeze(1), True)
-    queries, columns = right.nonzero(as_tuple=True)
-    left_out = right[queries].scatter(1, columns.unsqueeze(1), False)
-    shares = right.sum(1, dtype=torch.float64).reciprocal()[queries]
-    return RightAnswers(queries, columns, left_out, shares, len(also))
 
 
 def info_nce(
@@ -85,12 +39,12 @@ def soft_info_nce(
     Args:
         weights: w_ij, Tensor[B, N], 0 or more (see `negative_weights`). The positive's weight is taken as 1. A weight
             of 0 drops the column from the denominator, with zero gradient. With `also`, weights that depend on the
-            positive are Tensor[R, N], a row for each pair of `expand_positives`.
+            positive are Tensor[R, N], a row for each right answer of each query, in the order of the columns.
     """
     rows = _Rows(scores, positives, None, also)
     weights = weights if len(weights) == len(rows.scores) else rows.of(weights)
     if also is not None:
-        weights = weights.masked_fill(rows.pairs.left_out, 0.0)
+        weights = weights.masked_fill(rows.other_answers, 0.0)
     log_weights = weights.to(rows.scores.dtype).log().scatter(1, rows.column, 0.0)
     return rows.mean(F.cross_entropy(rows.scores + log_weights, rows.positives, reduction="none"))
 
@@ -213,19 +167,26 @@ class _Rows:
 
     def __init__(self, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None):
         positives = torch.arange(len(scores), device=scores.device) if positives is None else positives
-        self.pairs = None if also is None else expand_positives(positives, also)
+        self.queries = None  # with `also`, the query of each row
+        if also is not None:
+            right = also.scatter(1, positives.unsqueeze(1), True)
+            self.queries, positives = right.nonzero(as_tuple=True)
+            self.shares = self.of(right.sum(1, dtype=torch.float64).reciprocal())
+            self.other_answers = self.of(right).scatter(1, positives.unsqueeze(1), False)
+            negatives = ~self.other_answers if negatives is None else self.of(negatives) & ~self.other_answers
+        self.number, self.positives, self.negatives = len(scores), positives, negatives
         self.scores = self.of(scores if scores.dtype == torch.float64 else scores.float())
-        self.positives = positives if self.pairs is None else self.pairs.positives
-        self.negatives = negatives if self.pairs is None else self.pairs.negatives(negatives)
-        self.column = self.positives.unsqueeze(1)
+        self.column = positives.unsqueeze(1)
 
     def of(self, values: Tensor) -> Tensor:
         """Returns each row's value, given each query's."""
-        return values if self.pairs is None else self.pairs.rows(values)
+        return values if self.queries is None else values[self.queries]
 
     def mean(self, losses: Tensor) -> Tensor:
         """Averages the rows' losses, so that every query counts the same."""
-        return losses.mean() if self.pairs is None else self.pairs.mean(losses)
+        if self.queries is None:
+            return losses.mean()
+        return (losses * self.shares.to(losses.dtype)).sum() / self.number
 
     @functools.cached_property
     def valid(self) -> Tensor:

@@ -29,8 +29,8 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
-from soft_trainer.training.adapters import adapter_settings
 from soft_trainer.training.building import model_label, model_name
+from soft_trainer.training.messages import adapter_settings
 
 # The settings that an embedding depends on, apart from the weights.
 ENCODER_SETTINGS = (

@@ -11,9 +11,11 @@ import dataclasses
 import functools
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import EvalPrediction, Trainer, TrainingArguments
 from transformers.trainer_utils import speed_metrics
@@ -27,10 +29,11 @@ from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.data.sources import as_row_sets, as_rows
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.adapters import has_adapter, plain_encoder
+from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
 from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
@@ -42,7 +45,6 @@ from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training import preflight
-from soft_trainer.training.adapters import load_checkpoint_adapter
 from soft_trainer.training.checkpoints import save_encoder, stoppable, whole_checkpoint
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
@@ -523,7 +525,7 @@ class SoftInfoNCETrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Loads the weights of a checkpoint; `Trainer` knows adapters in a `PeftModel` only."""
         if has_adapter(self.model) and not self.is_fsdp_enabled:
-            load_checkpoint_adapter(self.model, resume_from_checkpoint)
+            self._load_adapter(resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -531,9 +533,13 @@ class SoftInfoNCETrainer(Trainer):
         """Loads the weights of the best checkpoint."""
         checkpoint = self.state.best_model_checkpoint
         if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
-            load_checkpoint_adapter(self.model, checkpoint)
+            self._load_adapter(checkpoint)
         else:
             super()._load_best_model()
+
+    def _load_adapter(self, checkpoint: str) -> None:
+        """Sets the adapter to that of a checkpoint, or raises `UserError` if it does not fit."""
+        set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
 
     def call_model_init(self, trial=None):
         """Makes the encoder of a trial; that of a `PeftModel` is taken out."""

@@ -270,10 +270,9 @@ def test_no_further_right_answer_changes_nothing(loss):
 
 def test_weights_that_depend_on_the_right_answer_have_a_row_for_each_pair():
     scores, similarity = batch(4, 9)
-    pairs = losses.expand_positives(POSITIVES, ALSO)
-    weights = positive_aware_weights(
-        pairs.rows(similarity), 0.1, 0.5, pairs.positives, pairs.negatives(torch.ones_like(ALSO))
-    )
+    right = ALSO.scatter(1, POSITIVES.unsqueeze(1), True)
+    queries, columns = right.nonzero(as_tuple=True)
+    weights = positive_aware_weights(similarity[queries], 0.1, 0.5, columns, ~right[queries])
     value = losses.soft_info_nce(scores, weights, POSITIVES, also=ALSO)
 
     def alone(scores, similarity, positives):
@@ -281,18 +280,6 @@ def test_weights_that_depend_on_the_right_answer_have_a_row_for_each_pair():
 
     expected = loop_over_right_answers(alone, scores, similarity, POSITIVES, None, ALSO)
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-
-
-def test_the_pairs_of_queries_and_right_answers():
-    pairs = losses.expand_positives(POSITIVES, ALSO)
-    assert pairs.queries.tolist() == [0, 0, 0, 1, 2, 2, 3, 3]
-    assert pairs.positives.tolist() == [2, 4, 8, 0, 1, 5, 0, 7]
-    assert pairs.left_out.nonzero().tolist() == [
-        *([0, 4], [0, 8], [1, 2], [1, 8], [2, 2], [2, 4]),
-        *([4, 5], [5, 1], [6, 7], [7, 0]),
-    ]
-    assert pairs.shares.tolist() == pytest.approx([1 / 3] * 3 + [1] + [1 / 2] * 4)
-    assert pairs.rows(None) is None
 
 
 @pytest.mark.parametrize("also", [None, ALSO], ids=["one", "several"])

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainerCallback
 
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.options.refused import ignored_options
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
-from soft_trainer.training.adapters import adapter_settings
 
 SPEED = ("_runtime", "_per_second", "_pool_size")  # endings of metrics that say nothing about the model
 
@@ -40,6 +39,20 @@ def banner(trainer) -> str:
     if plan.dims:
         rows["trained dimensions"] = ", ".join(map(str, plan.dims))
     return table(("training", ""), list(rows.items()))
+
+
+def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
+    """Returns the settings of the model's adapter for tables and records; {} without one."""
+    if not has_adapter(model):
+        return {}
+    config = model.peft_config[active_adapter(model)]
+    targets = config.target_modules
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    names = {"r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+    settings = [f"{title} {getattr(config, name):g}" for name, title in names.items() if hasattr(config, name)]
+    if not isinstance(targets, str):  # all-linear becomes the full names of all layers: too many for a table
+        targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
+    return {"adapter": ", ".join([config.peft_type.value, *settings, targets]), "trained parameters": trained}
 
 
 def warnings_of(trainer) -> list[str]:

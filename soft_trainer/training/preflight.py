@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from datasets import DatasetDict
 from transformers import PreTrainedModel
@@ -11,11 +12,18 @@ from soft_trainer.data.codesearchnet import by_language, target_rows
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.data.negatives import limited
-from soft_trainer.encoders.adapters import import_peft
+from soft_trainer.encoders.adapters import (
+    active_adapter,
+    adapter_state,
+    base_name,
+    check_apart_from_base,
+    has_adapter,
+    import_peft,
+)
 from soft_trainer.encoders.encoding import check_dims
-from soft_trainer.encoders.loading import add_padding_token, check_model
+from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.repository import saved_adapter
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json, saved_adapter
 from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.errors import refuse
 from soft_trainer.estimators.base import Estimator, members_of
@@ -28,7 +36,6 @@ from soft_trainer.options.refused import FALLING
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
-from soft_trainer.training.adapters import check_adapter, check_checkpoint
 from soft_trainer.training.building import model_name, pretrained_config
 from soft_trainer.training.hard_batches import COLUMN_NAME, check_code_only, choice_of, read_negatives
 from soft_trainer.training.merging import AUTO, check_merging
@@ -168,6 +175,60 @@ def check_trainer(trainer) -> None:
         check_adapter(trainer.model, args)
 
 
+def check_adapter(model: PreTrainedModel, args) -> None:
+    """Refuses a model with an adapter that could not be trained, saved or merged.
+
+    Args:
+        args: `TrainingArguments`; `merge_lora` is read if there is one.
+
+    Raises:
+        UserError: what is wrong, and what to do.
+    """
+    merge = getattr(args, "merge_lora", False)
+    if not has_adapter(model):
+        refuse((merge, "merge_lora: the encoder has no adapter to merge; add one with model.add_adapter"))
+        return
+    check_apart_from_base(model, args.output_dir, "output_dir=")
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    name, saved, base = active_adapter(model), adapter_state(model), base_name(model)
+    own = ("", f".modules_to_save.{name}", f".{name}.weight", f".{name}")  # DoRA's magnitudes have no ".weight"
+    unsaved = (each for each in trained if not any(part in each and each.replace(part, "") in saved for part in own))
+    missing = (weight for weight in getattr(model, MISSING_WEIGHTS, ()) if weight not in saved)
+    unsaved, missing = next(unsaved, None), next(missing, None)
+    pooler = ", or --pooling mean" if missing and missing.startswith("pooler.") else ""
+    refuse(
+        (
+            not trained,
+            "model: its adapter is frozen, as AutoModel loads it: load the base, then model.load_adapter(FOLDER, "
+            "is_trainable=True), or make it trainable with requires_grad_",
+        ),
+        (
+            unsaved,
+            f"model: {unsaved} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
+            "name its module in modules_to_save",
+        ),
+        (
+            merge and (args.fsdp or args.deepspeed),
+            "merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training",
+        ),
+        (
+            missing and not merge,
+            f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
+            f"--merge_lora true{pooler}",
+        ),
+        (
+            not base and not merge,
+            "model: its base has neither a folder nor a name on the Hub, so nothing could load the saved adapter: "
+            "save and load the base first, or set merge_lora",
+        ),
+        (
+            args.push_to_hub and not merge and base and Path(base).is_dir(),
+            f"push_to_hub: the adapter needs its base, {base}, which nobody else has: set --merge_lora true, or push "
+            "the base and train from its name",
+        ),
+    )
+
+
 def check_training(trainer, checkpoint: str | None) -> None:
     """Refuses a checkpoint that does not fit, and evaluations that cannot be made in or after the training.
 
@@ -192,6 +253,38 @@ def check_training(trainer, checkpoint: str | None) -> None:
     for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
         name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
         target_rows(queries, trainer.corpus_of(key), name)
+
+
+def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
+    """Refuses to resume a full training with an adapter, the other way round, or an adapter with other settings.
+
+    Raises:
+        UserError: says what differs.
+    """
+    if checkpoint is None:
+        return
+    saved, sharded = (Path(checkpoint) / ADAPTER_WEIGHTS).is_file(), any(Path(checkpoint).glob("pytorch_model_fsdp*"))
+    adapted, config = has_adapter(model), Path(checkpoint) / ADAPTER_CONFIG
+    own = vars(model.peft_config[active_adapter(model)]) if adapted else {}
+    known = read_json(config) if adapted and config.is_file() else {}
+    # Other settings leave the shapes of the weights as they are. With another rank, alpha differs too, and the message
+    # about the weights names both ranks.
+    checked = ("lora_alpha", "lora_dropout", "use_rslora") if known.get("r") == own.get("r") else ()
+    refuse(
+        (saved and not adapted, f"{checkpoint}: it holds an adapter; resume it with the same options of LoRA"),
+        (
+            adapted and not (saved or sharded),
+            f"{checkpoint}: it holds no adapter; resume it without the options of LoRA",
+        ),
+        *(
+            (
+                name in known and known[name] != own.get(name),
+                f"{checkpoint}: its adapter has {name}={known.get(name)}, not {own.get(name)}; resume it with the "
+                "same",
+            )
+            for name in checked
+        ),
+    )
 
 
 def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -> None:

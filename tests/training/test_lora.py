@@ -14,7 +14,8 @@ from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.model import LoraOptions
-from soft_trainer.training.adapters import adapter_settings, check_checkpoint
+from soft_trainer.training.messages import adapter_settings
+from soft_trainer.training.preflight import check_checkpoint
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
 
