@@ -145,9 +145,7 @@ class LossSettings:
             loss = loss + self.distill_weight * divergence
         return loss
 
-    def weigh(
-        self, estimator, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def weigh(self, estimator, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict:
         """Computes what `loss_inputs` returns from training rows, on the device of `positives`.
 
         Args:

@@ -79,7 +79,7 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
     if changed or not then:
         differences = "; ".join(changed[:3]) or "its record is not that of a training run"
         raise UserError(
-            f"{args.output_dir} holds another run ({differences}): write to another --output_dir, or --overwrite true"
+            f"{args.output_dir} holds another run ({differences}): set another --output_dir, or --overwrite true"
         )
 
 

@@ -49,7 +49,7 @@ BAD = [
     ({"lora_r": 4, "lora_dropout": 1}, "lora_dropout"),
     ({"lora_r": 4}, "from scratch"),
     ({"lora_alpha": 8}, "lora_r"),
-    ({"lora_r": 4, "from_scratch": None, "model_name_or_path": "{adapter}"}, "trained on as it is"),
+    ({"lora_r": 4, "from_scratch": None, "model_name_or_path": "{adapter}"}, "trained as it is"),
     ({"from_scratch": None, "model_name_or_path": "{adapter}"}, "its base cannot be loaded: /nowhere/base"),
     ({"lora_target_modules": "query"}, "lora_r"),
     ({"matryoshka_dims": "64,16"}, "matryoshka_dims=64"),

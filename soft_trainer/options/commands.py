@@ -46,9 +46,7 @@ class SimCSEArguments(PretrainedOptions):
     model_name_or_path: str = option(PAPER_MODEL, "Encoder to start from: a Hub name or a folder.")
     model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.")
     query_length: int = option(128, "Tokens kept of a query, special tokens included.")
-    data_dirs: list[str] | None = option(
-        None, "Folders with train and valid as .jsonl or .jsonl.gz. Default: CodeSearchNet from the Hub."
-    )
+    data_dirs: list[str] | None = option(None, "Folders with train and valid .jsonl[.gz]. Default: CodeSearchNet.")
     languages: list[str] | None = option(None, f"Languages to take from the Hub. Default: {' '.join(LANGUAGES)}.")
     dataset_name: str = option(CODESEARCHNET, "Data set on the Hub, in CodeSearchNet's columns.")
     query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
@@ -84,9 +82,7 @@ class WeightPlotArguments:
     """The batch and the estimators."""
 
     data_dir: str | None = option(None, "Folder with train.jsonl or train.jsonl.gz to draw a batch from.")
-    pairs: str | None = option(
-        None, "Instead: JSON lines with docstring and code, taken as one batch. The first is the query."
-    )
+    pairs: str | None = option(None, "Instead: JSON lines with docstring and code, one batch. The first is the query.")
     estimators: str = option("bm25", "Estimators by comma, as --estimator of a training run takes them; a+b is one.")
     estimator_model: str | None = option(
         None, "Encoders of simcse and trained_model by comma, in the order in which --estimators needs them."
@@ -94,8 +90,6 @@ class WeightPlotArguments:
     trust_remote_code: bool = option(False, "Run the code that comes with an encoder of --estimator_model.")
     batch_size: int = option(32, "Rows in the batch.")
     seed: int = option(0, "Draws the batch.")
-    query: int | None = option(
-        None, "Row of the batch, from 0, whose negatives are shown. Default: where the weights differ most."
-    )
+    query: int | None = option(None, "Row of the batch, from 0, to show. Default: where the weights differ most.")
     negatives: int = option(8, "Negatives shown.")
     output: str = option("weights.png", "The picture; none draws none.")

@@ -20,15 +20,11 @@ class PretrainedOptions:
         UserError: a value that an option does not take.
     """
 
-    trust_remote_code: bool = option(
-        False, "Run the code that comes with an encoder, of --estimator_model too.", results=False
-    )
+    trust_remote_code: bool = option(False, "Run an encoder's own code, --estimator_model's too.", results=False)
     attn_implementation: str | None = unset(
         "Attention of the encoder: eager, sdpa or flash_attention_2. Default: transformers chooses.", results=False
     )
-    dtype: str | None = unset(
-        f"Precision of the weights: {', '.join(DTYPES)}. Default: float32, see --bf16 for speed.", choices=DTYPES
-    )
+    dtype: str | None = unset(f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.", choices=DTYPES)
 
     def __post_init__(self):
         check_values(self)
@@ -65,9 +61,7 @@ class LoraOptions:
 class ModelArguments(LoraOptions, PretrainedOptions):
     """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
-    model_name_or_path: str | None = unset(
-        "Encoder to fine-tune: a Hub name or a folder. Default: microsoft/unixcoder-base."
-    )
+    model_name_or_path: str | None = unset("Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.")
     model_revision: str | None = unset("Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED)
     from_scratch: str | None = unset(
         "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows."

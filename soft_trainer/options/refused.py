@@ -114,10 +114,7 @@ def _check_together(args) -> None:
     loggers = ("flyte", *get_available_reporting_integrations())  # the one that transformers does not list
     refuse(
         (not there.is_dir(), f"output_dir={args.output_dir}: {there} is a file, not a folder"),
-        (
-            args.output_dir and not os.access(there, os.W_OK),
-            f"output_dir={args.output_dir}: {there} cannot be written",
-        ),
+        (args.output_dir and not os.access(there, os.W_OK), f"output_dir={args.output_dir}: {there} is not writable"),
         (
             any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH),
             "parallelism_config: processes that share a batch (tensor, context or sequence parallelism) are not "

@@ -131,10 +131,7 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
     name = type(estimator).__name__
     refuse(
         (loss.temperature == 0 and not aware, "temperature=0: must be above 0"),
-        (
-            aware and not loss.uses_weights,
-            f"weighting=positive_aware: only loss=soft_info_nce has weights, not {loss.loss}",
-        ),
+        (aware and not loss.uses_weights, f"weighting=positive_aware: {loss.loss} has no weights, only soft_info_nce"),
         (
             loss.needs_similarity and estimator is None,
             f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "

@@ -61,8 +61,7 @@ def warnings_of(trainer) -> list[str]:
     warnings = [*ignored_options(trainer.args), *plan.unread(trainer.args, bool(trainer.guards.sets))]
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
-            "warning: cosine scores lie between -1 and 1, too close together for a softmax to learn from: set "
-            "score_scale (20 is usual)"
+            "warning: cosines are too close together for a softmax to learn from: set score_scale, 20 for example"
         )
     half = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.float16, torch.bfloat16}
     if half:

@@ -74,14 +74,8 @@ def check_before_loading(
     check_merging(args, bool(data_args.guard), "valid" in data)
     refuse(
         (new and scratch, "lora_r: an encoder from scratch has no weights worth freezing; leave it out"),
-        (
-            new and saved,
-            f"lora_r: {name} is an adapter, which is trained on as it is; leave the options of LoRA out",
-        ),
-        (
-            args.merge_lora and not (new or saved),
-            "merge_lora: there is no adapter to merge; set --lora_r, 16 for example",
-        ),
+        (new and saved, f"lora_r: {name} is an adapter, which is trained as it is; leave the options of LoRA out"),
+        (args.merge_lora and not (new or saved), "merge_lora: no adapter to merge; set --lora_r, 16 for example"),
         (
             data_args.early_stopping_patience is not None and args.eval_strategy == "no",
             "early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example",
@@ -138,13 +132,10 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     reads = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING
     larger, hint = name.endswith((*METRICS, *shorter_titles(measured))), f"use one of {', '.join(measured)}"
     refuse(
-        (
-            name == "loss" and reads,
-            f"metric_for_best_model='loss': evaluation measures retrieval, use {measured[0]!r}",
-        ),
+        (name == "loss" and reads, f"metric_for_best_model='loss': evaluation has none, use {measured[0]!r}"),
         (
             name not in ("loss", *measured),
-            f"metric_for_best_model={metric!r}: evaluation does not measure it{nearest(name, measured, hint)}",
+            f"metric_for_best_model={metric!r}: is not measured{nearest(name, measured, hint)}",
         ),
         (larger and not args.greater_is_better, f"greater_is_better=False: {name} is better when larger"),
     )
@@ -207,10 +198,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
             f"model: {unsaved} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
             "name its module in modules_to_save",
         ),
-        (
-            merge and (args.fsdp or args.deepspeed),
-            "merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training",
-        ),
+        (merge and (args.fsdp or args.deepspeed), "merge_lora: merge after training with FSDP or DeepSpeed"),
         (
             missing and not merge,
             f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
@@ -271,11 +259,8 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     # about the weights names both ranks.
     checked = ("lora_alpha", "lora_dropout", "use_rslora") if known.get("r") == own.get("r") else ()
     refuse(
-        (saved and not adapted, f"{checkpoint}: it holds an adapter; resume it with the same options of LoRA"),
-        (
-            adapted and not (saved or sharded),
-            f"{checkpoint}: it holds no adapter; resume it without the options of LoRA",
-        ),
+        (saved and not adapted, f"{checkpoint}: holds an adapter; resume it with the same options of LoRA"),
+        (adapted and not (saved or sharded), f"{checkpoint}: holds no adapter; resume it without options of LoRA"),
         *(
             (
                 name in known and known[name] != own.get(name),
@@ -304,10 +289,7 @@ def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -
         (no_model, "model: pass a PreTrainedModel encoder, or model_init= that makes one"),
         (not is_encoder, f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}"),
         (processing_class is None, "processing_class: SoftInfoNCETrainer needs the encoder's tokenizer"),
-        (
-            not isinstance(encoder, EncoderProfile | None),
-            f"encoder={encoder!r}: must be a profile, such as EncoderProfile(pooling='mean')",
-        ),
+        (not isinstance(encoder, EncoderProfile | None), f"encoder={encoder!r}: must be an EncoderProfile"),
         *(
             (arguments.get(name) is not None, f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
             for name, alternative in REFUSED_ARGUMENTS.items()

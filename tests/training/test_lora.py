@@ -188,12 +188,12 @@ def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model, b
 def test_a_checkpoint_of_another_kind_is_refused(train, trainer_of, adapted, model, tmp_path):
     trainer = train(max_steps=1, save_strategy="steps", save_steps=1)
     checkpoint = tmp_path / "out" / "checkpoint-1"
-    with pytest.raises(UserError, match="it holds an adapter"):
+    with pytest.raises(UserError, match="holds an adapter"):
         trainer_of().train(resume_from_checkpoint=str(checkpoint))
     with pytest.raises(UserError, match="does not fit the model: .*4 x 32, not 8 x 32"):
         train(adapted(lora_r=8), resume=str(checkpoint))
     (checkpoint / "adapter_model.safetensors").unlink()
-    with pytest.raises(UserError, match="it holds no adapter"):
+    with pytest.raises(UserError, match="holds no adapter"):
         train(resume=str(checkpoint))
     assert trainer.state.global_step == 1
 
@@ -226,7 +226,7 @@ def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, traine
 
 
 def test_a_profile_of_a_wrong_type(trainer_of):
-    with pytest.raises(UserError, match="encoder='mean': must be a profile"):
+    with pytest.raises(UserError, match="encoder='mean': must be an EncoderProfile"):
         trainer_of(arguments={"encoder": "mean"})
 
 
