@@ -125,10 +125,7 @@ class SoftInfoNCELoss(nn.Module):
         return losses.info_nce(self._scores(queries, codes), positives)
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Returns queries and codes in float32 or higher, the queries of each process, and this process's place.
-
-        The processes are those that share negatives; the codes are of all of them.
-        """
+        """Returns queries, the codes of all processes that share negatives, their batch sizes, and this place."""
         given, expected = len(embeddings), 2 + self.rows.negatives.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
             raise UserError(
