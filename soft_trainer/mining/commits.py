@@ -70,8 +70,7 @@ def clean(text: str) -> str:
 def query_of(message: str, body: bool = False) -> str:
     """Returns the query that a commit's message gives: its subject, with `body` its first paragraph too."""
     subject, paragraph = subject_and_body(message)
-    texts = [clean(subject), clean(paragraph) if body else ""]
-    return ". ".join(text for text in texts if text)
+    return ". ".join(filter(None, (clean(subject), clean(paragraph) if body else "")))
 
 
 def reason_against(message: str, author: str, committer: str) -> str:

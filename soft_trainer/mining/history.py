@@ -141,10 +141,7 @@ def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[
     return "".join(f"{part}/" for part in own.relative_to(root).parts)
 
 
-@cache
-def _reader(*options: Any) -> ChangeReader:
-    """Returns the reader of this process."""
-    return ChangeReader(*options)
+_reader = cache(ChangeReader)  # one in each process
 
 
 def _read_change(options: tuple, commit_id: str) -> Change:
@@ -183,7 +180,7 @@ class _Splitter:
         return min(map(judged, near[:: max(1, len(near) // _CANDIDATES)]), key=itemgetter(0, 1))[2:]
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
-        """Returns the urls of each commit's functions at the cut, and the paths there of files renamed since."""
+        """Returns the urls of each commit's functions at the cut, and the paths there of files renamed between them."""
         urls: list[list[str]] = [[]] * len(self.changes)
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # path -> its path at the cut

@@ -48,11 +48,9 @@ def _balanced(sizes: Counter[str]) -> bool:
     """True if packages of these sizes can be split into about 80, 10 and 10 per cent."""
     if len(sizes) < len(SPLITS):
         return False
-    pairs: Counter[str] = Counter()
-    for package, split in assign_splits(sizes).items():
-        pairs[split] += sizes[package]
-    held_out = min(pairs["valid"], pairs["test"])
-    return pairs["train"] >= MIN_TRAIN_SHARE * sizes.total() and held_out >= MIN_HELD_OUT_SHARE * sizes.total()
+    splits = assign_splits(sizes)
+    train, *held_out = (sum(sizes[package] for package in sizes if splits[package] == split) for split in SPLITS)
+    return train >= MIN_TRAIN_SHARE * sizes.total() and min(held_out) >= MIN_HELD_OUT_SHARE * sizes.total()
 
 
 def assign_splits(sizes: Counter[str]) -> dict[str, str]:

@@ -23,8 +23,6 @@ from soft_trainer.studies.significance import (
 )
 from soft_trainer.terminal import print_on_main, table
 
-WIDTH = 100  # characters shown of a query or a code
-
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
     """Returns the ranks in a run's output folder, or in a file.
@@ -134,7 +132,7 @@ def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
     return "\n".join(lines)
 
 
-def shortened(text: str, width: int = WIDTH) -> str:
+def shortened(text: str, width: int = 100) -> str:
     """Shortens a text to one line of at most `width` characters. A url keeps its end, which tells it from others."""
     # `textwrap.shorten` leaves nothing of a text without spaces, such as a url or a Chinese docstring.
     text = " ".join(text.split())

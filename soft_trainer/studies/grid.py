@@ -111,8 +111,7 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
     once = {name: _entry({"name": name, **entry}, folder) for name, entry in (content.get("once") or {}).items()}
     runs = {}
     for name, entry in once.items():
-        own = {key: changes.pop(key) for key in list(changes) if key.startswith(f"{name}.")}
-        own = {key.removeprefix(f"{name}."): value for key, value in own.items()}
+        own = {key.removeprefix(f"{name}."): changes.pop(key) for key in [*changes] if key.startswith(f"{name}.")}
         options = _filled(entry["config"] | entry["options"] | own, {})
         runs[name] = PlannedRun(name, {}, options, entry["needs"], entry["module"])
     taken = min(set(changes) & set(axes), default=None)

@@ -25,7 +25,6 @@ from soft_trainer.terminal import table
 from soft_trainer.weights import checked_similarity, negative_weights, smallest_batch
 
 FLOOR = 0.1
-WRAP = 52  # characters in a line of a label, of which there are two
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,8 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
     return figure
 
 
-def _label(text: str, width: int = WRAP) -> str:
-    """Returns a text in at most two lines."""
+def _label(text: str, width: int = 52) -> str:
+    """Returns a text in at most two lines of `width` characters."""
     return "\n".join(textwrap.wrap(" ".join(text.split()), width, max_lines=2, placeholder=" …"))
 
 

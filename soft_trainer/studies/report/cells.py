@@ -32,7 +32,6 @@ ENCODERS = ("codebert", "graphcodebert", "unixcoder")
 LOSS_ORDER = ("info_nce", "bce", "weighted_info_nce", "kl_regularization", "soft_info_nce")  # of the paper's tables
 BASELINES = {"untrained": "none (zero-shot)", "lexical": "none (lexical BM25)"}
 LABELS = {"javascript": "JavaScript", "php": "PHP", "typescript": "TypeScript", "cpp": "C++", "c_sharp": "C#"}
-STATE = "trainer_state.json"
 # Entries of a record that seeds or languages of one setting may differ in.
 _NOT_SETTINGS = ("loss", "estimator", "name", "profile", "seed", "steps", "train runtime, s", "seconds a step")
 _ESTIMATOR_NAMES = {
@@ -68,8 +67,7 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[st
     """
     places: dict[Path, Path] = {}  # real path -> path as named: a folder that is named twice counts once
     for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder")
+        refuse((not folder.is_dir(), f"{folder}: no such folder"))
         found = {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in folder.rglob(name)}
         for place in sorted(found):
             places.setdefault(place.resolve(), place)
@@ -98,7 +96,7 @@ def read_run(folder: Path) -> ReportedRun:
         UserError: the run was measured, but not trained.
         OSError, ValueError, AttributeError, KeyError, TypeError: its record is not there or not that of a run.
     """
-    record, state = json.loads(record_path(folder).read_text(encoding="utf-8")), folder / STATE
+    record, state = json.loads(record_path(folder).read_text(encoding="utf-8")), folder / "trainer_state.json"
     if "results" in record and "loss" not in record:
         raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
     for metrics in (metrics for systems in record["results"].values() for metrics in systems.values()):
@@ -217,7 +215,9 @@ def method_labels(loss: str, estimator: str) -> tuple[str, str]:
 
 def value_text(value) -> str:
     """Formats a setting, None as an empty text."""
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
 
 
 def make_cells(runs: Iterable[ReportedRun]) -> tuple[list[Cell], dict[str, str]]:

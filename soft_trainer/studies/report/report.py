@@ -275,8 +275,7 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    for function in (markdown, escaped, html_entry, change_text):
-        environment.filters[function.__name__] = function
+    environment.filters |= {each.__name__: each for each in (markdown, escaped, html_entry, change_text)}
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before the pictures, which take time
         made = sections(report)
