@@ -403,7 +403,7 @@ class SoftInfoNCETrainer(Trainer):
         else:
             metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
         if own:
-            metrics |= {f"{metric_key_prefix}_guard_{name}_mrr": mrr for name, mrr in self.guards.measure().items()}
+            metrics |= {f"{metric_key_prefix}_guard_{name}_mrr": mrr for name, mrr in self.guards.mrr().items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -67,9 +67,8 @@ def overview() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     completed = os.environ.get("COMP_LINE", "").split()[1:2]
     for name, line in COMMANDS.items():
-        commands.add_parser(
-            name, help=line, add_help=False, parents=[command_parser(name)] if [name] == completed else []
-        )
+        parents = [command_parser(name)] if [name] == completed else []
+        commands.add_parser(name, help=line, add_help=False, parents=parents)
     return parser
 
 

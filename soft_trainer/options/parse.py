@@ -75,7 +75,7 @@ def parse(
     return tuple(parsed[: len(dataclass_types)])
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows the defaults other than None, and leaves the lines of a description as they are."""
 
     def _get_help_string(self, action):
@@ -101,9 +101,7 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
     It is for printing alone, and does not import `transformers`, which takes seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
-    parser = argparse.ArgumentParser(
-        usage=usage, description=description, formatter_class=_HelpFormatter, add_help=False
-    )
+    parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
     own, of_a_run = {}, {}
     for kind in dataclass_types:
         (of_a_run if kind in OF_A_RUN else own).update({field.name: field for field in dataclasses.fields(kind)})
@@ -135,7 +133,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
 
     parser = HfArgumentParser(
         tuple(map(whole, dataclass_types)),
-        formatter_class=_HelpFormatter,
+        formatter_class=_Formatter,
         allow_abbrev=False,
         exit_on_error=False,
         add_help=False,

@@ -54,15 +54,13 @@ FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that watch a metric, w
 # Ranges of options that `TrainingArguments` does not check, or not in time.
 ANY = Declared(least=0)
 COUNT = Declared(least=1)
-SEED = Declared(least=0, below=2**32)
 RANGES = {
     **dict.fromkeys(("learning_rate", "num_train_epochs", "weight_decay"), ANY),
     **dict.fromkeys(("max_grad_norm", "warmup_steps", "eval_delay", "dataloader_num_workers"), ANY),
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), COUNT),
     **dict.fromkeys(("gradient_accumulation_steps", "dataloader_prefetch_factor"), COUNT),
     "save_total_limit": COUNT,  # --save_strategy no keeps none
-    "seed": SEED,
-    "data_seed": SEED,
+    **dict.fromkeys(("seed", "data_seed"), Declared(least=0, below=2**32)),
     "dataloader_multiprocessing_context": Declared(choices=tuple(multiprocessing.get_all_start_methods())),
     "include_num_input_tokens_seen": Declared(choices=("no", "all", "non_padding")),
 }

@@ -96,14 +96,8 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
     """
     if arguments.from_scratch:
         return small_roberta(arguments.from_scratch, tokenizer, profile)
-    model = load_model(
-        model_name(arguments),
-        profile,
-        arguments.model_revision,
-        arguments.trust_remote_code,
-        arguments.attn_implementation,
-        arguments.dtype,
-    )
+    source = arguments.model_revision, arguments.trust_remote_code
+    model = load_model(model_name(arguments), profile, *source, arguments.attn_implementation, arguments.dtype)
     if arguments.lora_r is not None:
         add_lora(model, arguments, arguments.model_revision)
     return model

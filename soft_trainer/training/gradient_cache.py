@@ -16,8 +16,6 @@ from torch import Tensor
 from soft_trainer import distributed
 from soft_trainer.data.batches import Batch
 
-Encode = Callable[[dict], Tensor]
-
 
 class RandomState:
     """The state of the random numbers on the CPU and one device, to be replayed."""
@@ -39,7 +37,7 @@ class RandomState:
 
 
 def cached_backward(
-    encode: Encode,
+    encode: Callable[[dict], Tensor],
     batch: Batch,
     loss_of: Callable[[Tensor, Tensor, slice], Tensor],
     backward: Callable[[Tensor], None],

@@ -35,22 +35,18 @@ class GuardSets:
         self._predict = predict
         self._outputs: dict[str, dict[str, RetrievalOutput]] = {}
 
-    def measure(self) -> dict[str, float]:
-        """Returns the MRR of every set with the encoder as it is now."""
-        return {each.name: mrr_of(each, self._ranked(each)) for each in self.sets}
-
     def outputs(self, system: str) -> dict[str, RetrievalOutput]:
         """Returns the rankings of every set before ("untrained") or after ("trained") training.
 
         The first call for a system ranks with the encoder as it is then; `forget` allows another.
         """
         if system not in self._outputs:
-            self._outputs[system] = {each.name: self._ranked(each) for each in self.sets}
+            self._outputs[system] = self._ranked()
         return self._outputs[system]
 
-    def mrr(self, system: str) -> dict[str, float]:
-        """Returns the MRR of every set before or after training."""
-        outputs = self.outputs(system)
+    def mrr(self, system: str | None = None) -> dict[str, float]:
+        """Returns the MRR of every set before or after training, or with the encoder as it is now when None."""
+        outputs = self._ranked() if system is None else self.outputs(system)
         return {each.name: mrr_of(each, outputs[each.name]) for each in self.sets}
 
     def forget(self, system: str) -> None:
@@ -69,8 +65,8 @@ class GuardSets:
                     "auto, or --distill_weight 0.3 with --estimator initial_model, or a lower --learning_rate"
                 )
 
-    def _ranked(self, each: EvaluationSet) -> RetrievalOutput:
-        return self._predict(each.queries, each.codebase, each.name)
+    def _ranked(self) -> dict[str, RetrievalOutput]:
+        return {each.name: self._predict(each.queries, each.codebase, each.name) for each in self.sets}
 
 
 def mrr_of(evaluation_set: EvaluationSet, output: RetrievalOutput) -> float:

@@ -52,15 +52,14 @@ def prepare_rows(trainer) -> PreparedRows:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
     """
     plan, options, dataset, profile = trainer.plan, trainer.plan.options, trainer.train_dataset, trainer.encoder
-    estimator, similar = trainer.estimator, plan.train_sampling_strategy == "similar"
+    estimator = trainer.estimator
     negatives, own_negatives = read_negatives(options, dataset, profile), None
     rows, ids = with_codes(dataset, negatives.code_only if negatives is not None else (), profile)
     if plan.loss.needs_similarity:
         check_code_only(estimator, len(rows) - len(dataset))
-    mines = options.negatives_per_query > 0 and negatives is None
     if estimator is not None:
         trainer.estimator_callback.fit(rows)
-    if mines:
+    if options.negatives_per_query > 0 and negatives is None:
         count = max(options.negative_candidates, options.negatives_per_query, choice_of(options).ranks[1] or 0)
         negatives = mined_negatives(estimator, count, len(dataset), ids)
     if negatives is not None:
@@ -71,14 +70,9 @@ def prepare_rows(trainer) -> PreparedRows:
             f"own negatives: {counts.mean():.1f} candidates a row, {int((counts == 0).sum()):,} of {len(counts):,} "
             f"rows have none; up to {choice.number} are drawn for each query in each epoch"
         )
-        meet_all = options.negatives_meet == "all"
-        own_negatives = OwnNegatives(left, choice, data_seed(trainer.args), meet_all=meet_all)
-    return PreparedRows(
-        rows,
-        ids if options.duplicates != "ignore" else None,
-        own_negatives,
-        _similar(trainer, ids) if similar else None,
-    )
+        own_negatives = OwnNegatives(left, choice, data_seed(trainer.args), meet_all=options.negatives_meet == "all")
+    similar = _similar(trainer, ids) if plan.train_sampling_strategy == "similar" else None
+    return PreparedRows(rows, ids if options.duplicates != "ignore" else None, own_negatives, similar)
 
 
 def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: EncoderProfile) -> Negatives | None:

@@ -157,7 +157,7 @@ def set_merged(
 def _measured(trainer, model: PreTrainedModel, before: Mapping, after: Mapping, ratio: float) -> RatioResult:
     """Returns the figures of the encoder merged at a ratio."""
     set_merged(model, before, after, ratio)
-    guards = trainer.guards.measure() if ratio else trainer.guards.mrr("untrained")
+    guards = trainer.guards.mrr(None if ratio else "untrained")
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {None: trainer.eval_dataset}
     valid = [trainer.predict(rows, trainer.corpus_of(key), "valid").metrics["valid_mrr"] for key, rows in sets.items()]
     return RatioResult(ratio, sum(valid) / len(valid), guards)

@@ -108,9 +108,9 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
         estimator.check(train_dataset)
     mines = plan.options.negatives_per_query and plan.options.negatives is None
     message = (
-        "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a column"
+        "negatives_per_query: mining needs an estimator; or name a file with --negatives, or a column 'negatives'"
     )
-    refuse((mines and estimator is None and COLUMN_NAME not in train_dataset.column_names, f"{message} 'negatives'"))
+    refuse((mines and estimator is None and COLUMN_NAME not in train_dataset.column_names, message))
 
 
 def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
