@@ -180,7 +180,7 @@ class _Splitter:
         return min(map(judged, near[:: max(1, len(near) // _CANDIDATES)]), key=itemgetter(0, 1))[2:]
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
-        """Returns the urls of each commit's functions at the cut, and the paths there of files renamed between them."""
+        """Returns the urls of each commit's functions at the cut, and new paths of files renamed between the cuts."""
         urls: list[list[str]] = [[]] * len(self.changes)
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # path -> its path at the cut
