@@ -112,7 +112,9 @@ class DataArguments:
     )
     no_estimator_cache: bool = not_in_results(False, "Compute row embeddings in every run and keep none.")
     mixture_shares: str | None = unset("Share of each member of a mixture, by comma. Default: equal.", read_if=MIXTURE)
-    mixture_temperatures: str | None = unset("Their temperatures, by comma. Default: their own.", read_if=MIXTURE)
+    mixture_temperatures: str | None = unset(
+        "Temperature of each member, by comma. Default: its own.", read_if=MIXTURE
+    )
     bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25)
     bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25)
     bm25_document_column: str | None = unset("Score queries against this column, not other queries.", read_if=BM25)
@@ -159,7 +161,9 @@ estimator_default = functools.partial(unset, of_estimator=1.0)
 class LossOptions:
     """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
 
-    loss: str | None = unset(f"{', '.join(LOSSES)}. Default: the first; info_nce without estimator.", choices=LOSSES)
+    loss: str | None = unset(
+        f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.", choices=LOSSES
+    )
     alpha: float | None = estimator_default("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
     beta: float | None = estimator_default("Constant of Eq. 4.", above=0, read_if=EQ4)
     temperature: float | None = estimator_default(
@@ -179,7 +183,7 @@ class LossOptions:
     order_loss_weight: float = option(
         0.0, "Weight of a further loss: order negatives as the estimator does. 0: none.", least=0
     )
-    order_loss_scale: float = option(1.0, "Factor on differences of scores in that loss.", above=0, read_if=ORDER_LOSS)
+    order_loss_scale: float = option(1.0, "Factor on the differences of scores.", above=0, read_if=ORDER_LOSS)
     distill_weight: float = option(
         0.0,
         "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none.",
@@ -229,9 +233,11 @@ class SoftInfoNCEOptions(LossOptions):
         "own", "Queries that own negatives meet: own (the query they belong to) or all.", choices=("own", "all")
     )
     negative_candidates: int = own_negatives(64, "Candidates that are mined for each query.", least=1)
-    negative_ranks: str | None = own_negatives(None, "FIRST,LAST: ranks of the candidates to draw, LAST left out.")
+    negative_ranks: str | None = own_negatives(None, "FIRST,LAST: ranks to draw from, counted from 0, LAST left out.")
     negative_max_score: float | None = own_negatives(None, "Largest similarity of an own negative.")
-    negative_margin: float | None = own_negatives(None, "An own negative is so much less similar than the positive.")
+    negative_margin: float | None = own_negatives(
+        None, "An own negative is less similar than the positive by this much."
+    )
     negative_ratio: float | None = own_negatives(None, "Largest similarity, as a share of the positive's.")
     negative_temperature: float | None = own_negatives(
         None,
@@ -273,7 +279,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     save_strategy: str = not_in_results("epoch", "When to save a checkpoint: no, steps, epoch or best.")
     save_total_limit: int | None = not_in_results(2, "How many checkpoints to keep.")
     dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
-    dataloader_num_workers: int = not_in_results(-1, "Workers that prepare batches. -1: 4 on a GPU, none on a CPU.")
+    dataloader_num_workers: int = not_in_results(-1, "Processes for batches. -1: none on a CPU, up to 4 on a GPU.")
     remove_unused_columns: bool = not_in_results(False, "Not used: the columns of a pair are always kept.")
     ddp_broadcast_buffers: bool | None = not_in_results(False, "Broadcast buffers before every forward pass.")
     train_sampling_strategy: str = option(
