@@ -14,11 +14,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset, DatasetDict
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn

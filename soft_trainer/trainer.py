@@ -531,9 +531,8 @@ class SoftInfoNCETrainer(Trainer):
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint."""
-        checkpoint = self.state.best_model_checkpoint
         if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
-            self._load_adapter(checkpoint)
+            self._load_adapter(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
 

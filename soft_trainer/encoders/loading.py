@@ -11,13 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from transformers import (
-    AutoModel,
-    AutoModelForTextEncoding,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForTextEncoding, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
@@ -170,7 +164,7 @@ def _auto_class(config: PretrainedConfig) -> type:
     """Returns `AutoModel`; for models whose decoder it would load too, the class that loads only the encoder."""
     whole = MODEL_MAPPING.get(type(config), None)
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
-    return AutoModelForTextEncoding if whole and encoder and whole is not encoder else AutoModel
+    return AutoModelForTextEncoding if whole and encoder and whole is not encoder else transformers.AutoModel
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:

@@ -10,14 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import _CACHED_NO_EXIST, errors, hf_hub_download, try_to_load_from_cache
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError
@@ -54,11 +47,11 @@ def repository_file(
     with reading(name_or_path, revision):
         try:
             return Path(hf_hub_download(str(name_or_path), file, revision=revision))
-        except LocalEntryNotFoundError:
+        except errors.LocalEntryNotFoundError:
             cached = try_to_load_from_cache(str(name_or_path), file, revision=revision)
             if expected and cached is not _CACHED_NO_EXIST:
                 logger.warning("The Hub cannot be reached: assuming that %s has no %s.", name_or_path, file)
-        except EntryNotFoundError:
+        except errors.EntryNotFoundError:
             pass
     return None
 
@@ -125,9 +118,9 @@ def reading_base(name_or_path: str | Path) -> Iterator[None]:
 def _problem(error: Exception, folder: Path, revision: str | None) -> str:
     """Says in one line what is wrong and what to do."""
     causes = (error, error.__cause__)
-    if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
+    if any(isinstance(cause, errors.RevisionNotFoundError) for cause in causes):
         return f"no revision {revision!r} on the Hub"
-    if any(isinstance(cause, (RepositoryNotFoundError, HFValidationError)) for cause in causes):
+    if any(isinstance(cause, (errors.RepositoryNotFoundError, errors.HFValidationError)) for cause in causes):
         return (
             "neither a folder here nor a repository on the Hub that may be read; check the name, "
             "and for a private or gated one set HF_TOKEN"

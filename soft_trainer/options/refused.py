@@ -79,7 +79,12 @@ def check_options(args: TrainingArguments) -> None:
     for kind in ("logging", "eval", "save"):
         if getattr(args, f"{kind}_strategy") == "steps":
             Declared(above=0).check(f"{kind}_steps", getattr(args, f"{kind}_steps"))
-    refuse(*_without_meaning(args))
+    accelerator = getattr(args, "accelerator_config", None)
+    for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
+        for name, (default, reason) in options.items():
+            value = getattr(owner, name, default)
+            wrong = value != default and (value or default)
+            refuse((wrong, f"{prefix}{name}={value}: has no meaning for this training; {reason}"))
     _check_together(args)
     _check_optimizer(args)
 
@@ -91,16 +96,6 @@ def ignored_options(args: TrainingArguments) -> list[str]:
         for name, (default, reason) in IGNORED.items()
         if getattr(args, name, default) not in (default, None)
     ]
-
-
-def _without_meaning(args) -> Iterator[tuple[bool, str]]:
-    """Yields a case for each option of `REFUSED`."""
-    accelerator = getattr(args, "accelerator_config", None)
-    for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
-        for name, (default, reason) in options.items():
-            value = getattr(owner, name, default)
-            wrong = value != default and (value or default)
-            yield wrong, f"{prefix}{name}={value}: has no meaning for this training; {reason}"
 
 
 def _check_together(args) -> None:

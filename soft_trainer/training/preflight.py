@@ -12,14 +12,7 @@ from soft_trainer.data.codesearchnet import by_language, target_rows
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.data.negatives import limited
-from soft_trainer.encoders.adapters import (
-    active_adapter,
-    adapter_state,
-    base_name,
-    check_apart_from_base,
-    has_adapter,
-    import_peft,
-)
+from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -64,7 +57,7 @@ def check_before_loading(
     name = None if scratch else model_name(model_args)
     saved = saved_adapter(name, model_args.model_revision) if name else None
     if new:
-        import_peft()
+        adapters.import_peft()
     dims = plan.dims or profile.matryoshka_dims
     size = 0
     if dims:
@@ -176,12 +169,12 @@ def check_adapter(model: PreTrainedModel, args) -> None:
         UserError: what is wrong, and what to do.
     """
     merge = getattr(args, "merge_lora", False)
-    if not has_adapter(model):
+    if not adapters.has_adapter(model):
         refuse((merge, "merge_lora: the encoder has no adapter to merge; add one with model.add_adapter"))
         return
-    check_apart_from_base(model, args.output_dir, "output_dir=")
+    adapters.check_apart_from_base(model, args.output_dir, "output_dir=")
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    name, saved, base = active_adapter(model), adapter_state(model), base_name(model)
+    name, saved, base = adapters.active_adapter(model), adapters.adapter_state(model), adapters.base_name(model)
     own = ("", f".modules_to_save.{name}", f".{name}.weight", f".{name}")  # DoRA's magnitudes have no ".weight"
     unsaved = (each for each in trained if not any(part in each and each.replace(part, "") in saved for part in own))
     missing = (weight for weight in getattr(model, MISSING_WEIGHTS, ()) if weight not in saved)
@@ -252,8 +245,8 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     if checkpoint is None:
         return
     saved, sharded = (Path(checkpoint) / ADAPTER_WEIGHTS).is_file(), any(Path(checkpoint).glob("pytorch_model_fsdp*"))
-    adapted, config = has_adapter(model), Path(checkpoint) / ADAPTER_CONFIG
-    own = vars(model.peft_config[active_adapter(model)]) if adapted else {}
+    adapted, config = adapters.has_adapter(model), Path(checkpoint) / ADAPTER_CONFIG
+    own = vars(model.peft_config[adapters.active_adapter(model)]) if adapted else {}
     known = read_json(config) if adapted and config.is_file() else {}
     # Other settings leave the shapes of the weights as they are. With another rank, alpha differs too, and the message
     # about the weights names both ranks.
