@@ -73,11 +73,7 @@ def overview() -> argparse.ArgumentParser:
 
 
 def command_module(name: str) -> ModuleType:
-    """Returns the module of a command.
-
-    Raises:
-        UserError: an unknown command; names the nearest.
-    """
+    """Returns the module of a command; a UserError for an unknown one, which names the nearest."""
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
@@ -112,11 +108,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Runs the command that `argv` begins with and returns its exit code.
-
-    Raises:
-        UserError: that of `parse_command`, or of the command.
-    """
+    """Runs the command that `argv` begins with and returns its exit code; a UserError if it or its options fail."""
     if not argv or argv[0].startswith("-"):
         parser = overview()
         parser.parse_args(argv[:1])  # --help and --version end here

@@ -15,15 +15,12 @@ import sys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
-    parser.add_argument("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
-    parser.add_argument(
-        "--split", default="test", help="split to compare (default: test); for patterns several by comma"
-    )
-    parser.add_argument(
-        "--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)"
-    )
-    parser.add_argument("--number", type=int, default=10, help="changes to show (default: 10)")
+    add = parser.add_argument
+    add("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
+    add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
+    add("--split", default="test", help="split to compare (default: test); for patterns several by comma")
+    add("--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)")
+    add("--number", type=int, default=10, help="changes to show (default: 10)")
 
 
 def run(arguments: argparse.Namespace) -> None:

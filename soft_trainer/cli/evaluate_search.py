@@ -31,18 +31,17 @@ from soft_trainer.terminal import print_on_main, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
-    parser.add_argument("--trees", metavar="DIR", help="folder that holds each repo of --queries as a folder")
-    parser.add_argument("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
-    parser.add_argument(
-        "--history", metavar="REPOSITORY", help="git repository, whose newest commits give the queries"
-    )
-    parser.add_argument("--language", help="language of --history's functions (default: the one with most files)")
-    parser.add_argument("--model", help="folder or Hub name of an encoder (default: words alone)")
-    parser.add_argument("--truncate_dim", type=int, metavar="N", help="keep N dimensions of every embedding")
-    parser.add_argument("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
-    parser.add_argument("--max_queries", type=int, default=200, help="most queries of --folder (default: 200)")
-    parser.add_argument("--output", metavar="FILE", help="write what was found for each query as JSON lines")
+    add = parser.add_argument
+    add("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
+    add("--trees", metavar="DIR", help="folder that holds each repo of --queries as a folder")
+    add("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
+    add("--history", metavar="REPOSITORY", help="git repository, whose newest commits give the queries")
+    add("--language", help="language of --history's functions (default: the one with most files)")
+    add("--model", help="folder or Hub name of an encoder (default: words alone)")
+    add("--truncate_dim", type=int, metavar="N", help="keep N dimensions of every embedding")
+    add("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
+    add("--max_queries", type=int, default=200, help="most queries of --folder (default: 200)")
+    add("--output", metavar="FILE", help="write what was found for each query as JSON lines")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -97,18 +96,12 @@ def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dic
     names = {"words": True} | ({f"words and {arguments.model}": False} if arguments.model else {})
     with _index(arguments, f"{scratch}/tree", arguments.index_dir or f"{scratch}/index") as index:
         found = {name: evaluation.measure(index, queries, mined, lexical) for name, lexical in names.items()}
-    rows = [
-        [level, name, len(queries), *np.mean(own[level], axis=0)]
-        for level in ("files", "functions")
-        for name, own in found.items()
-    ]
+    rows = []
+    for level in ("files", "functions"):
+        rows += [[level, name, len(queries), *np.mean(own[level], axis=0)] for name, own in found.items()]
     headers = ["answers", "search by", "queries", "MRR", "nDCG@10", "recall@10"]
-    answers = [
-        {
-            "query": query.query,
-            "functions": sorted(query.targets),
-            "reciprocal_ranks": {name: own["functions"][place].mrr for name, own in found.items()},
-        }
-        for place, query in enumerate(queries)
-    ]
+    answers = []
+    for place, query in enumerate(queries):
+        ranks = {name: own["functions"][place].mrr for name, own in found.items()}
+        answers.append({"query": query.query, "functions": sorted(query.targets), "reciprocal_ranks": ranks})
     return f"{table(headers, rows, floats='.3f')}\n\ntree at {mined.cut[:10]}", answers

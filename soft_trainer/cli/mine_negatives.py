@@ -59,17 +59,13 @@ def run(arguments: argparse.Namespace) -> None:
     given = {kind: kind(**{name: getattr(arguments, name) for name in names}) for kind, names in SHARED.items()}
     data_args, options, model_args = given.values()
     estimator, codes = arguments.estimator, Path(arguments.codes or "").name
+    unfit = estimator in (None, "none") or "initial_model" in estimator.split("+")
+    fit = "bm25, or the encoder that shall mine: --estimator trained_model --estimator_model NAME"
+    known_ending = arguments.output.endswith((".jsonl", ".jsonl.gz"))
     refuse(
-        (
-            estimator in (None, "none") or "initial_model" in estimator.split("+"),
-            f"estimator={estimator}: use bm25, or the encoder that shall mine: --estimator trained_model "
-            "--estimator_model NAME",
-        ),
+        (unfit, f"estimator={estimator}: use {fit}"),
         (codes.startswith("codebase."), f"{codes}: a codebase holds the codes of test, which must not be trained on"),
-        (
-            not arguments.output.endswith((".jsonl", ".jsonl.gz")),
-            f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz",
-        ),
+        (not known_ending, f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz"),
     )
     check_values(options)
     choice = choice_of(dataclasses.replace(options, negatives_per_query=1))

@@ -38,28 +38,25 @@ _BOLD, _GREEN, _DIM, _RED, _END = "\x1b[1m", "\x1b[32m", "\x1b[2m", "\x1b[1;31m"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument("query", nargs="*", help="a name, words, or a sentence")
-    parser.add_argument(
-        "--folder", default=".", metavar="DIR", help="folder that was indexed, or one in it (default: .)"
-    )
-    parser.add_argument("--index_dir", help="place of the index, where it is not the default")
-    parser.add_argument("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
-    parser.add_argument("--language", help="only files in this language: python, rust, markdown")
-    parser.add_argument("--name", help="only functions and classes of this name; * stands for anything")
-    parser.add_argument("-n", "--limit", type=int, help="most results (default: 10)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--lexical", action="store_true", help="by words alone, though the index has embeddings")
-    parser.add_argument("--no_update", action="store_true", help="do not look for changed files first")
-    parser.add_argument("--serve", action="store_true", help="show a search page on this machine's loopback address")
-    parser.add_argument("--port", type=int, help="port of the page (default: any that is free)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("query", nargs="*", help="a name, words, or a sentence")
+    add("--folder", default=".", metavar="DIR", help="folder that was indexed, or one in it (default: .)")
+    add("--index_dir", help="place of the index, where it is not the default")
+    add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
+    add("--language", help="only files in this language: python, rust, markdown")
+    add("--name", help="only functions and classes of this name; * stands for anything")
+    add("-n", "--limit", type=int, help="most results (default: 10)")
+    add("--json", action="store_true", help="print one JSON object a line")
+    add("--lexical", action="store_true", help="by words alone, though the index has embeddings")
+    add("--no_update", action="store_true", help="do not look for changed files first")
+    add("--serve", action="store_true", help="show a search page on this machine's loopback address")
+    add("--port", type=int, help="port of the page (default: any that is free)")
+    add(
         "--editor",
         metavar="LINK",
         help="link of a result in the page, with {path} and {line} (default: vscode://file/{path}:{line})",
     )
-    parser.add_argument(
-        "--mcp", action="store_true", help="serve search and read to an agent over standard input and output"
-    )
+    add("--mcp", action="store_true", help="serve search and read to an agent over standard input and output")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,10 +15,11 @@ from soft_trainer.errors import refuse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
-    parser.add_argument("--dry_run", action="store_true", help="print the plan and run nothing")
-    parser.add_argument("--only", metavar="AXIS=NAME,...", help="choose these runs, and those that they need")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
+    add("--dry_run", action="store_true", help="print the plan and run nothing")
+    add("--only", metavar="AXIS=NAME,...", help="choose these runs, and those that they need")
+    add(
         "--set",
         action="extend",
         nargs="+",
@@ -26,14 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION=VALUE",
         help="an option of every run of the grid; NAME.OPTION=VALUE for a run of `once`",
     )
-    parser.add_argument("--output_dir", help="folder in which each run gets its folder")
-    parser.add_argument(
-        "--launcher", help="the command that starts a run, for example 'accelerate launch --num_processes 2'"
-    )
-    parser.add_argument("--redo", action="store_true", help="delete and repeat runs whose options changed")
-    parser.add_argument(
-        "--keep_checkpoints", action="store_true", default=None, help="keep the checkpoints of finished runs"
-    )
+    add("--output_dir", help="folder in which each run gets its folder")
+    add("--launcher", help="the command that starts a run, for example 'accelerate launch --num_processes 2'")
+    add("--redo", action="store_true", help="delete and repeat runs whose options changed")
+    add("--keep_checkpoints", action="store_true", default=None, help="keep the checkpoints of finished runs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,13 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     from soft_trainer.studies.execution import check, check_changes, plan, run_all
     from soft_trainer.studies.grid import read_study
 
-    study = read_study(
-        recipe_path(arguments.config),
-        dict(word.split("=", 1) for word in arguments.set),
-        output_dir=arguments.output_dir,
-        launcher=arguments.launcher,
-        keep_checkpoints=arguments.keep_checkpoints,
-    )
+    options = dict(word.split("=", 1) for word in arguments.set)
+    given = {name: getattr(arguments, name) for name in ("output_dir", "launcher", "keep_checkpoints")}
+    study = read_study(recipe_path(arguments.config), options, **given)
     chosen = study.chosen(arguments.only)
     for run in chosen:
         check(study, run)

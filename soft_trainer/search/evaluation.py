@@ -98,10 +98,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
     """Makes queries from the documentation of functions, and writes the tree without comments to `output_dir`.
 
     The first paragraph of a function's documentation is the query, its file the answer. In the copy every comment is
-    blank, or the query would find itself; lines keep their numbers.
-
-    Raises:
-        UserError: no documented function.
+    blank, or the query would find itself; lines keep their numbers. A UserError if no function has documentation.
     """
     queries = []
     for path in list_tree(folder).files:

@@ -302,9 +302,8 @@ def _disk_errors(index_dir: Path):
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise UserError(
-            f"{index_dir}: {error}; make room or choose another index_dir. What was committed before is still there"
-        ) from error
+        remedy = "make room or choose another index_dir. What was committed before is still there"
+        raise UserError(f"{index_dir}: {error}; {remedy}") from error
 
 
 class Snapshot:

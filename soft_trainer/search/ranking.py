@@ -68,10 +68,8 @@ def parse_query(text: str) -> Query:
     for size in (2, 3):
         for start in range(len(typed) - size + 1):
             weights.setdefault(stem("".join(whole(word) for word in typed[start : start + size])), JOINED_WORDS)
-    if len(typed) > 1 and not _SYMBOL.fullmatch(text.strip()):
-        small = any(word.lower() in _SMALL_WORDS for word in typed)
-        kind = "sentence" if small or len(typed) > 4 else "words"
-    else:
+    kind = "words" if len(typed) < 5 and _SMALL_WORDS.isdisjoint(map(str.lower, typed)) else "sentence"
+    if len(typed) < 2 or _SYMBOL.fullmatch(text.strip()):
         kind = "symbol"
     return Query(kind, tuple(dict.fromkeys(telling)), weights)
 
@@ -92,22 +90,17 @@ def score(query: Query, segments: Segments, similarity: np.ndarray | None = None
     gather = _Gathered(segments)
     for term, weight in query.terms.items():
         gather.add(term, weight)
-    member = _member(query, segments)
-    gather.add_defined(member, DEFINED_MEMBER)
+    member = np.zeros(0, np.int64)
+    if query.kind == "symbol" and len(query.words) > 1:  # `Parser.parse`: the last word, defined in the others
+        *around, name = query.words
+        named = [segments.postings(NAME + stem(part))[0] for word in around for part in identifier_words(word)]
+        member = reduce(np.intersect1d, named, segments.postings(DEFINED + whole(name))[0])
+        gather.add_defined(member, DEFINED_MEMBER)
     for word in query.words if not len(member) else ():
         is_symbol = query.kind == "symbol" or _NAME_ALONE.search(word)
         defining, _ = segments.postings(DEFINED + whole(word))
         gather.add_defined(defining, DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
     return gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
-
-
-def _member(query: Query, segments: Segments) -> np.ndarray:
-    """Finds the pieces that define the last word of a qualified name, such as `Parser.parse`, inside the others."""
-    if query.kind != "symbol" or len(query.words) < 2:
-        return np.zeros(0, np.int64)
-    *around, name = query.words
-    named = [segments.postings(NAME + stem(part))[0] for word in around for part in identifier_words(word)]
-    return reduce(np.intersect1d, named, segments.postings(DEFINED + whole(name))[0])
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:

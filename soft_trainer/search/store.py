@@ -102,8 +102,7 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """Opens the database; a UserError if it is missing, broken, somebody else's or from another version.
 
-    Args:
-        create: make the tables if there are none, or none of this format.
+    `create` makes the tables if there are none, or none of this format.
     """
     path = index_dir / DATABASE
     missing = not create and not path.is_file()
@@ -165,10 +164,8 @@ def set_meta(database: sqlite3.Connection, key: str, value) -> None:
 def insert_postings(database: sqlite3.Connection, segment: int, vocabulary: list[str], *entries: np.ndarray) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
-    Pieces are in ascending order. They are kept as differences, in as few bytes as the largest needs.
-
-    Args:
-        entries: `term`, `piece`, `count`.
+    `entries` are `term`, `piece` (ascending) and `count`. Differences of pieces are kept, in as few bytes as the
+    largest needs.
     """
     term, piece, count = entries
     if not len(term):

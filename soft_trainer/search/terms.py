@@ -52,11 +52,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     batch, numbers = Batch(), defaultdict(count().__next__)
     term: list[int] = []
     sizes: list[int] = []
-
-    @cache
-    def numbers_of(word: str) -> list[int]:
-        return [numbers[one] for one in terms(word)]
-
+    numbers_of = cache(lambda word: [numbers[one] for one in terms(word)])
     for path, as_indexed in known.items():
         source = read_text(root, path)
         if isinstance(source, str):

@@ -35,11 +35,8 @@ class SearchEncoder:
     """An encoder of `soft_trainer.encoders`, whose embeddings, float32[n, d], are compared by dot product.
 
     Args:
-        name: folder or Hub name.
+        name: folder or Hub name; a UserError if it cannot be loaded.
         truncate_dim: keep this many dimensions of every embedding; None keeps those that `load_encoder` keeps.
-
-    Raises:
-        UserError: the encoder cannot be loaded.
     """
 
     def __init__(self, name: str, truncate_dim: int | None = None):
@@ -82,7 +79,13 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchE
 
     Other processes and threads may change the index meanwhile, but only one may encode.
     """
-    state, slots = _state_for(database, encoder), _known_slots(database)
+    state = _state_for(database, encoder)
+    # The row of every encoded text by its digest, including texts of files that have changed or gone.
+    slots = {
+        digests[_DIGEST * place : _DIGEST * (place + 1)]: row
+        for digests, rows in database.execute("SELECT digests, slots FROM vectors")
+        for place, row in enumerate(np.frombuffer(rows, "<i4").tolist())
+    }
     size, total = FIRST_TEXTS, unencoded(database)
     with Progress("Encoding" if progress else None, total, "piece") as bar:
         while group := _pending(database, min(size, COMMIT_TEXTS)):
@@ -135,15 +138,6 @@ def vector_file(index_dir: Path, number: int) -> Path:
     return index_dir / f"vectors-{number:06d}.f16"
 
 
-def _known_slots(database: sqlite3.Connection) -> dict[bytes, int]:
-    """Maps the digest of every encoded text to its row, including texts of files that have changed or gone."""
-    slots = {}
-    for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
-        numbers = np.frombuffer(rows, "<i4").tolist()
-        slots.update((digests[_DIGEST * place : _DIGEST * (place + 1)], row) for place, row in enumerate(numbers))
-    return slots
-
-
 def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
     """Reads the next files without embeddings, up to `count` pieces: path, content, (digest, text, language)."""
     query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
@@ -181,9 +175,8 @@ def _commit(
         rows.append((b"".join(digests), numbers.tobytes(), path, content))
     with transaction(database):
         # A file that has changed or gone meanwhile has no such row any more.
-        database.executemany(
-            "INSERT OR REPLACE INTO vectors SELECT id, ?, ? FROM files WHERE path = ? AND digest = ?", rows
-        )
+        query = "INSERT OR REPLACE INTO vectors SELECT id, ?, ? FROM files WHERE path = ? AND digest = ?"
+        database.executemany(query, rows)
         set_meta(database, "vectors", state)
     return len(new)
 
@@ -223,9 +216,8 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
     try:
         return np.memmap(path, "<f2", "c", shape=shape)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: the embeddings are not whole ({error}); delete {index_dir} and index again"
-        ) from error
+        why = f"the embeddings are not whole ({error})"
+        raise UserError(f"{path}: {why}; delete {index_dir} and index again") from error
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
