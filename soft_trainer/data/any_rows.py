@@ -14,7 +14,7 @@ from huggingface_hub.errors import HTTPError
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.codesearchnet import SPLITS, corpus_of, load_folder, split_files
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
@@ -131,8 +131,7 @@ def _read(source: str) -> dict[str, Dataset]:
 def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
     """Reads each file with its format's reader. If no file is named after a split, all are joined."""
     files = [(path, SPLIT_NAMES.get(path.name.split(".")[0].lower())) for path in paths if _format(path)]
-    if not files:
-        raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
+    refuse((not files, f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv"))
     named, parts = any(split for _, split in files), {}
     for path, split in files:
         if split or not named:

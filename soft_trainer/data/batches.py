@@ -167,7 +167,6 @@ class TrainBatches(Dataset):
         ids = self.text_ids
         same = None if ids is None else same_texts(ids, rows, code_rows, positives, meets)
         negatives = meets if same is None else (~same if meets is None else meets & ~same)
-        duplicates = 0 if same is None else int(same.sum())
         return Batch(
             **self._sides(rows_of, codes_of),
             rows=rows,
@@ -177,7 +176,7 @@ class TrainBatches(Dataset):
             code_sizes=tuple(map(len, codes_of)),
             negatives=negatives,
             also=same if same is not None and self.duplicates == "positives" else None,
-            duplicates=duplicates,
+            duplicates=0 if same is None else int(same.sum()),
             loss_inputs=self.weigh(rows, code_rows, positives, negatives) if self.weigh and len(rows) else None,
         )
 

@@ -197,6 +197,5 @@ def _both_ways(near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = np.repeat(np.arange(len(near)), near.shape[1])
     rows, others = rows[near.ravel() >= 0], near.ravel()[near.ravel() >= 0]
     named = np.concatenate([rows, others])
-    order = np.argsort(named, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(named, minlength=len(near)))])
-    return np.concatenate([others, rows])[order], starts
+    return np.concatenate([others, rows])[np.argsort(named, kind="stable")], starts

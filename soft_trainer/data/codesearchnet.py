@@ -160,14 +160,12 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
         for split in [split for split in loaded if "language" in loaded[split].column_names]:
             others = ", ".join(sorted(set(loaded[split]["language"][:]) - {None, language}))
             loaded[split] = rows_in(loaded[split], language)
-            if not loaded[split]:
-                found = f"{split} has no row in {language}, only {others}"
-                raise UserError(f"{dataset_name}: {found}; choose with --language")
+            found = f"{split} has no row in {language}, only {others}"
+            refuse((not loaded[split], f"{dataset_name}: {found}; choose with --language"))
         return loaded
     splits = {}
     for split, name in HUB_SPLITS.items():
-        if name not in loaded:
-            raise UserError(f"{dataset_name} ({language}): no split {name}, only {', '.join(loaded)}")
+        refuse((name not in loaded, f"{dataset_name} ({language}): no split {name}, only {', '.join(loaded)}"))
         rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
         if missing := FEATURES.keys() - {*rows.column_names}:
             raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(sorted(missing))}")
@@ -218,8 +216,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
         UserError: a list is missing, or the rows have no column `url`.
     """
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
-    if "url" not in rows.column_names:
-        raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
+    refuse(("url" not in rows.column_names, "--split_urls selects rows by url, but no row has the column 'url'"))
     first = row_of_url(rows["url"][:])
     chosen = {}
     for split in SPLITS:
@@ -241,8 +238,7 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         UserError: a split is empty, a column is missing or empty (names the rows), or `target_rows` refuses queries.
     """
     for split, rows in data.items():
-        if len(rows) == 0:
-            raise UserError(f"{split}: no rows")
+        refuse((len(rows) == 0, f"{split}: no rows"))
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
         if profile.data_flow_length and "code" in SIDES_OF[split]:
             check_language_column(rows, split)
@@ -314,8 +310,7 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
-    if column not in rows.column_names:
-        raise UserError(f"{split}: no column {column!r}")
+    refuse((column not in rows.column_names, f"{split}: no column {column!r}"))
     if empty := _blank(rows, column):
         state = "missing" if rows.data.column(column).null_count == len(rows) else "missing or empty"
         hint = "" if column in ("url", "language") else "; --drop_unusable true leaves such rows out"

@@ -155,9 +155,8 @@ def _placed_apart(
             if common not in without:
                 without[common] = generator.permutation(with_room).tolist()
             # A batch never loses a text, so one that has the common text need not be looked at again.
-            candidates = [b for b in without[common] if room[b] and common not in texts_in[b]]
-            without[common] = candidates
-            batch = next((b for b in candidates if texts.isdisjoint(texts_in[b])), None)
+            without[common] = [b for b in without[common] if room[b] and common not in texts_in[b]]
+            batch = next((b for b in without[common] if texts.isdisjoint(texts_in[b])), None)
         if batch is None:
             continue
         batches[batch].append(row)

@@ -124,10 +124,7 @@ def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
     left = negatives.kept(keep)
     most = left.counts.max(initial=0)
     fewer = f"negatives_per_query={choice.number}: no row has more than {most} candidate negatives{loosen}"
-    refuse(
-        (not most, f"none of {len(owners):,} candidate negatives is left{loosen}"),
-        (most < choice.number, fewer),
-    )
+    refuse((not most, f"none of {len(owners):,} candidate negatives is left{loosen}"), (most < choice.number, fewer))
     return left
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
@@ -131,8 +131,7 @@ def cached_neighbours(
         except UserError as error:
             problem = str(error)
     problem = distributed.from_main(problem)
-    if problem is not None:
-        raise UserError(problem)
+    refuse((problem is not None, problem))
     kept = load_arrays(folder, key)
     if distributed.any_process(kept is None):
         return Neighbours(*distributed.from_main(neighbours and astuple(neighbours)))
@@ -214,8 +213,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     groups = width // GROUP
     if groups <= k:
         return scores.topk(min(k, width), dim=1)
-    grouped = scores[:, : groups * GROUP].unflatten(1, (groups, GROUP))
-    best = grouped.amax(2).topk(k, sorted=False).indices
+    best = scores[:, : groups * GROUP].unflatten(1, (groups, GROUP)).amax(2).topk(k, sorted=False).indices
     member = torch.arange(GROUP, device=scores.device)
     rest = torch.arange(groups * GROUP, width, device=scores.device)
     columns = torch.cat([(best[:, :, None] * GROUP + member).flatten(1), rest.expand(rows, -1)], dim=1)
@@ -228,8 +226,7 @@ def _through_index(queries, codes, k, text_ids, progress) -> Neighbours:
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
-    score = _dot_products(queries, codes, "cpu")
-    expected = exact_neighbours(score, sample, len(codes), SAMPLE_K, text_ids).rows
+    expected = exact_neighbours(_dot_products(queries, codes, "cpu"), sample, len(codes), SAMPLE_K, text_ids).rows
     search = partial(_search, index, queries, codes, text_ids)
     while True:
         recall = recall_of(search(sample, SAMPLE_K).rows, expected)
@@ -288,8 +285,7 @@ def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: 
 def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
     """Returns the share of the expected neighbours that were found."""
     pairs = zip(found.tolist(), expected.tolist(), strict=True)
-    common = sum(len(set(row) & set(best) - {-1}) for row, best in pairs)
-    return common / max(int((expected >= 0).sum()), 1)
+    return sum(len(set(row) & set(best) - {-1}) for row, best in pairs) / max(int((expected >= 0).sum()), 1)
 
 
 def _blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:

@@ -47,8 +47,7 @@ def check_sources(arguments: DataArguments) -> None:
     check_languages(arguments.languages, _reader(arguments))
     for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
         folder = getattr(arguments, name)
-        if folder and not Path(source_folder(folder)).is_dir():
-            raise UserError(f"{name}={folder}: no such folder")
+        refuse((folder and not Path(source_folder(folder)).is_dir(), f"{name}={folder}: no such folder"))
     for name, language in itertools.product(("data_dir", "eval_data_dir", "guard"), arguments.languages):
         for source in (getattr(arguments, name) or "").replace("{language}", language).split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
@@ -223,7 +222,6 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
 def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str, folder: Path) -> DatasetDict:
     """Adds the functions of `--extra_source_dir` to train, but no copy of a function in the other splits."""
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
-    mined = load_folder(_mined(extra, language, folder / "extra"), SPLITS[:3])
 
     def marks(rows: Dataset) -> Iterator[set]:
         """Yields the code of each row and the first words of its query, by which a copy with changes is known."""
@@ -233,7 +231,7 @@ def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str,
 
     held_out = set().union(*(mark for split in SPLITS[1:] for mark in marks(data[split])))
     parts = [data["train"]]
-    for rows in mined.values():
+    for rows in load_folder(_mined(extra, language, folder / "extra"), SPLITS[:3]).values():
         parts.append(rows.select([row for row, mark in enumerate(marks(rows)) if mark.isdisjoint(held_out)]))
     data["train"] = concatenate_datasets(parts)
     print_on_main(f"train: {len(parts[0]):,} rows and {len(data['train']) - len(parts[0]):,} of extra_source_dir")
@@ -266,7 +264,6 @@ def as_rows(rows, name: str) -> Dataset | None:
 def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:
     """Applies `as_rows` to one set of rows, or to every set in a dict."""
     if isinstance(rows, Mapping):
-        if not rows:
-            raise UserError(f"{name}: the dict has no data set")
+        refuse((not rows, f"{name}: the dict has no data set"))
         return {key: as_rows(part, f"{name}[{key!r}]") for key, part in rows.items()}
     return as_rows(rows, name)

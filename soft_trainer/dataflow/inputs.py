@@ -32,11 +32,7 @@ _MAX_IDS = 200_000
 
 
 def graph_features(
-    code: str,
-    language: str,
-    tokenizer: PreTrainedTokenizerBase,
-    code_length: int = 256,
-    data_flow_length: int = 64,
+    code: str, language: str, tokenizer: PreTrainedTokenizerBase, code_length: int = 256, data_flow_length: int = 64
 ) -> dict[str, list[int]]:
     """Returns one function as GraphCodeBERT reads it, truncated as published to `code_length + data_flow_length`.
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours
 from soft_trainer.data.term_neighbours import nearest_by_terms
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.mining.rules import identifier_words
 
@@ -82,8 +82,7 @@ class BM25Estimator(Estimator):
         cache_dir: str | Path | None = DEFAULT_FOLDER,
     ):
         for name, value, known in (("idf", idf, IDFS), ("scope", scope, SCOPES)):
-            if value not in known:
-                raise UserError(f"{name}={value!r}: use one of {', '.join(known)}")
+            refuse((value not in known, f"{name}={value!r}: use one of {', '.join(known)}"))
         self.column, self.document_column = column, document_column or column
         self.k1, self.b, self.idf, self.scope, self.average_length = k1, b, idf, scope, average_length
         self.cache_dir = cache_dir
@@ -112,8 +111,7 @@ class BM25Estimator(Estimator):
 
     def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
         """Finds the k rows whose documents score highest for each row's query, with the statistics of all rows."""
-        weights = bm25_weights(self._documents, "lucene", self.k1, self.b)
-        queries, documents = self._queries[:rows], weights[:codes]
+        queries, documents = self._queries[:rows], bm25_weights(self._documents, "lucene", self.k1, self.b)[:codes]
         build = partial(nearest_by_terms, queries, documents, k, text_ids=text_ids, progress=progress)
         return cached_neighbours(self.cache_dir, [queries, documents, *text_ids], k, build)
 
@@ -127,8 +125,7 @@ class BM25Estimator(Estimator):
 def _column(dataset, name: str) -> pa.ChunkedArray:
     """Returns a column of token lists, or the column of texts (named without `_tokens`) if there are no tokens."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
-    if column is None:
-        raise UserError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
+    refuse((column is None, f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}"))
     values = dataset.select_columns(column).with_format("arrow")[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1

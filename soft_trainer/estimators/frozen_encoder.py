@@ -87,8 +87,7 @@ class EncodedRowsEstimator(Estimator):
                 )
             return embeddings
 
-        identity = encoder.identity()
-        key = xxhash.xxh3_128(repr((identity, prompt, str(dtype))).encode())
+        key = xxhash.xxh3_128(repr((encoder.identity(), prompt, str(dtype))).encode())
         tokens.add_to(key)
         return cached_rows(self.cache_dir, key.hexdigest(), len(tokens), model.config.hidden_size, dtype, build)
 

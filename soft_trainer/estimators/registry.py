@@ -12,7 +12,7 @@ from typing import NamedTuple
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, MixtureEstimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
@@ -67,9 +67,7 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
 
 
 def choose_estimator(
-    arguments: DataArguments,
-    query_columns: Sequence[str] = ("docstring_tokens",),
-    trust_remote_code: bool = False,
+    arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
 ):
     """Makes the estimator for `--estimator`: a name of `ESTIMATORS`, a mixture `a+b`, or a user's `module:Class`.
 
@@ -93,14 +91,12 @@ def choose_estimator(
     if unused := list(left):
         taken = len(models) - len(unused)
         counts = f"{len(models)} encoders, but estimator={arguments.estimator} takes {taken or 'none'}"
-        if taken:
-            raise UserError(f"estimator_model={arguments.estimator_model}: {counts}")
+        refuse((taken, f"estimator_model={arguments.estimator_model}: {counts}"))
         print_on_main(f"warning: estimator_model={arguments.estimator_model} has no effect: {counts}")
     if len(members) == 1:
         return members[0]
-    return MixtureEstimator(
-        members, _numbers("mixture_shares", arguments), _numbers("mixture_temperatures", arguments)
-    )
+    shares, temperatures = (_numbers(option, arguments) for option in ("mixture_shares", "mixture_temperatures"))
+    return MixtureEstimator(members, shares, temperatures)
 
 
 def _make(name: str, arguments: DataArguments, models: Iterator[str], query_column: str, trust_remote_code: bool):
@@ -111,8 +107,7 @@ def _make(name: str, arguments: DataArguments, models: Iterator[str], query_colu
     options = entry.arguments(arguments, query_column)
     if entry.takes_model:
         model = next(models, entry.default_model)
-        if model is None:
-            raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
+        refuse((model is None, f"estimator={name}: name its folder or Hub name with --estimator_model"))
         base, _, revision = model.partition("@")
         # A missing encoder is refused now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision or None), revision or None, trust_remote_code)

@@ -140,8 +140,7 @@ class ChangeReader:
             if len(found) == 2 and found[0][0]["code_tokens"] == found[1][0]["code_tokens"]:
                 continue
             row, node = found[0]  # as it was before the commit, or as it was added
-            reason = "syntax error" if node.has_error else first_broken(row, RULES)
-            yield name, row, reason
+            yield name, row, "syntax error" if node.has_error else first_broken(row, RULES)
 
     def _lines(self, sides: Sequence[pygit2.DiffFile], update: Callable[[bytes], None]) -> tuple[list[range], ...]:
         """Returns the lines that are removed from the old file and added in the new one."""

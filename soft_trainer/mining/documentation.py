@@ -39,11 +39,6 @@ def strip_ruby(comment: str) -> str:
     return re.sub(r"(?ms)^--\s*$.*?(^\+\+\s*$|\Z)", "", strip_comment(comment, directive)).strip()
 
 
-def strip_python(literal: str) -> str:
-    """Returns the text of a Python docstring literal."""
-    return cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip()
-
-
 @dataclass(frozen=True)
 class DocStyle:
     """The markup of one ecosystem's documentation.
@@ -141,7 +136,7 @@ PYTHON = DocStyle(
         r"|\s*(Args|Arguments|Params|Parameters|Keyword Args|Keywords|Returns?|Yields|Raises|Throws|Examples?|Usage"
         r"|Notes?|See Also|Attributes|Warnings?)\s*:?\s*$"
     ),
-    strip=strip_python,
+    strip=lambda literal: cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip(),
 )
 RUBY = DocStyle(
     (

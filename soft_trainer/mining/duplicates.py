@@ -63,8 +63,7 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
     for place in np.flatnonzero(shared).tolist():
         own = signature(rows[place])
         buckets = [kept[key] for key in enumerate(keys[place].tolist())]
-        candidates = set().union(*buckets)
-        near[place] = any(np.mean(own == signature(other)) >= SIMILARITY for other in candidates)
+        near[place] = any(np.mean(own == signature(other)) >= SIMILARITY for other in set().union(*buckets))
         if not near[place]:
             for bucket in buckets:
                 bucket.append(rows[place])

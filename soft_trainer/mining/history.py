@@ -170,12 +170,11 @@ class _Splitter:
         # Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
         # of a commit on an old branch does not know what happened on other branches.
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
-        wanted = kept[-size:][0]
 
         def judged(place: int) -> tuple[int, int, int, set[str]]:
             known = {str(commit.id) for commit in self.repository.walk(self.changes[place].parent)}
             unknown = sum(self.changes[other].commit not in known for other in kept if other < place)
-            return unknown, abs(place - wanted), place, known
+            return unknown, abs(place - kept[-size:][0]), place, known
 
         return min(map(judged, near[:: max(1, len(near) // _CANDIDATES)]), key=itemgetter(0, 1))[2:]
 
@@ -212,9 +211,8 @@ class _Splitter:
         """
         rows: dict[str, dict[tuple[str, str], Row]] = {"train": {}, "valid": {}, "test": {}}
         # Queries in lower case and hashes of patches of all commits before the oldest of a split.
-        starts = {"valid": self.valid_start, "test": self.test_start}
         texts = [{change.query.casefold(), change.patch} - {""} for change in self.changes]
-        seen = {split: set().union(*texts[:start]) for split, start in starts.items()}
+        seen = {"valid": set().union(*texts[: self.valid_start]), "test": set().union(*texts[: self.test_start])}
         counts: Counter[str] = Counter()
         for place in reversed(range(len(self.changes))):
             change = self.changes[place]

@@ -66,8 +66,7 @@ def short_functions(code: str) -> bool:
 
 def tests(path: str, func_name: str, language: str) -> bool:
     """The function's name or its path contains the word `test` (in Ruby and JavaScript also `spec` in the path)."""
-    name = func_name.rsplit(".", 1)[-1]
-    return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(name))
+    return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(func_name.rsplit(".", 1)[-1]))
 
 
 def is_test_path(path: str, language: str) -> bool:
