@@ -157,8 +157,7 @@ class Run:
             print_on_main(f"{name}: no line of lexical BM25. {error}")
             return
         for system, ranking in rankings.items():
-            metrics = retrieval_metrics(ranking.ranks, len(corpus))
-            self._add(evaluation_set, system, RetrievalOutput(ranking, metrics))
+            self._add(evaluation_set, system, RetrievalOutput(ranking, retrieval_metrics(ranking.ranks, len(corpus))))
 
     def finish(self) -> None:
         """Writes the results and the model card, and prints the comparison and examples."""
@@ -183,8 +182,7 @@ class Run:
             print_on_main(f"{title}:\n\n{text}\n")
         print_on_main(f"Written to {self.folder}")
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
-            source = source_folder(source)
-            print_on_main(f"Search the same tree: soft-trainer index {source} --model {self.folder}")
+            print_on_main(f"Search the same tree: soft-trainer index {source_folder(source)} --model {self.folder}")
 
     def record(self) -> dict:
         """Returns the record, in the form that `hub.model_card` describes, from which card and report are made."""

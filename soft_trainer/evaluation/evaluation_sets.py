@@ -104,12 +104,10 @@ def load_evaluation_sets(
     taken = {*names, *SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
     for folder in (Path(name.strip()) for name in (getattr(arguments, option) or "").split(",") if name.strip()):
         parts = dict(_published_sets(folder, arguments.languages, codebase)) if folder.is_dir() else {}
-        if not parts:
-            parts = {"rows": _all_rows(folder, arguments, option, profile)}
+        parts = parts or {"rows": _all_rows(folder, arguments, option, profile)}
         for part, (queries, corpus) in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
-            if name in taken:
-                raise UserError(f"{option}={folder}: there are other results called {name}; rename the folder")
+            refuse((name in taken, f"{option}={folder}: there are other results called {name}; rename the folder"))
             try:
                 check_rows(DatasetDict(test=queries, codebase=corpus), profile)
             except UserError as error:
@@ -208,15 +206,13 @@ def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
         return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in languages else None
 
     rows = enumerate(_read(path, lambda file: list(csv.DictReader(file))), 1)
-    judgments = _parsed(((f"{path}, row {number}", row) for number, row in rows), read)
-    return [judgment for judgment in judgments if judgment]
+    return list(filter(None, _parsed(((f"{path}, row {number}", row) for number, row in rows), read)))
 
 
 def _judgments(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the lines of relevance.jsonl."""
-    return _parsed(
-        read_json_lines(path), lambda row: _judgment(languages[0], row["query"], row["url"], row["relevance"])
-    )
+    lines, language = read_json_lines(path), languages[0]
+    return _parsed(lines, lambda row: _judgment(language, row["query"], row["url"], row["relevance"]))
 
 
 def _judgment(language: str, query: str, url: str, relevance) -> Judgment:

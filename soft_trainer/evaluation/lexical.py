@@ -73,11 +73,9 @@ def _standardised(scores: np.ndarray) -> np.ndarray:
 
 def _rank(scores: np.ndarray, targets: np.ndarray, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Ranks, rows and scores of the top codes in order of score, then of row. `scores` is float64[B, C]."""
-    own = np.take_along_axis(scores, targets[:, None], 1)
-    ranks = np.count_nonzero(scores >= own, axis=1)
-    least = np.partition(scores, -top_k, axis=1)[:, -top_k]
+    ranks = np.count_nonzero(scores >= np.take_along_axis(scores, targets[:, None], 1), axis=1)
     top = np.empty((len(scores), top_k), dtype=np.int64)
-    for row, bound in enumerate(least):
+    for row, bound in enumerate(np.partition(scores, -top_k, axis=1)[:, -top_k]):
         best = np.flatnonzero(scores[row] >= bound)
         top[row] = best[np.argsort(-scores[row, best], kind="stable")[:top_k]]
     return tuple(torch.from_numpy(part) for part in (ranks, top, np.take_along_axis(scores, top, 1)))

@@ -102,8 +102,7 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
         UserError: there are no ranks.
     """
     ranks = torch.as_tensor(ranks)
-    if len(ranks) == 0:
-        raise UserError("There are no ranks to average: the evaluation set is empty.")
+    refuse((len(ranks) == 0, "There are no ranks to average: the evaluation set is empty."))
     counted = ranks <= (max_rank or pool_size)
     metrics = {"mrr": (counted / ranks.double()).mean().item()}
     metrics |= {f"recall@{k}": (counted & (ranks <= k)).double().mean().item() for k in (1, 5, 10)}
@@ -178,8 +177,7 @@ class _Corpus:
 
     def scores(self, centred: Tensor, codes: slice) -> Tensor:
         """Computes the scores of centred queries and some codes, float32[B, N]."""
-        rows = (self.rows[codes] - self.centre).float()
-        return torch.addmm(self.offsets[codes].float(), centred, rows.T)
+        return torch.addmm(self.offsets[codes].float(), centred, (self.rows[codes] - self.centre).float().T)
 
     def bounds(self, queries: Tensor, centred: Tensor, own_scores: Tensor) -> tuple[Tensor, Tensor]:
         """Returns bounds, float32[B, 1] each: scores outside them are certainly below or above the own code's.
@@ -196,9 +194,7 @@ class _Corpus:
         return (own - margin).float()[:, None], (own + margin).float()[:, None]
 
 
-def _rank_block(
-    corpus: _Corpus, top_k: int, size: int, queries: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _rank_block(corpus: _Corpus, top_k: int, size: int, queries: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Computes ranks, top rows and top scores of one block of queries."""
     own_scores = _pair_scores(queries, corpus.rows, torch.arange(len(queries), device=queries.device), targets)
     centred = (queries - corpus.query_centre).float()

@@ -102,12 +102,7 @@ def load_ranks(path: str | Path) -> RankedQueries:
 
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
     """Formats `{split: {system: metrics}}` as a Markdown table with a row for each system on each split."""
-    measured = [
-        (split, labels[system], systems[system])
-        for split, systems in results.items()
-        for system in labels
-        if system in systems
-    ]
+    measured = [(split, labels[key], found[key]) for split, found in results.items() for key in labels if key in found]
     graded = {name: title for name, title in GRADED.items() if any(name in metrics for *_, metrics in measured)}
     names = METRICS | graded | shorter_titles(name for *_, metrics in measured for name in metrics)
     rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]

@@ -80,8 +80,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     adapter = "merged" if (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file() else None
     adapter = "adapter" if (folder / ADAPTER_CONFIG).is_file() else adapter
     encoder_name, encoder_revision = base_of(folder)  # of an adapter its base, else the folder itself
-    path = repository_file(encoder_name, "config.json", encoder_revision)
-    config = read_json(path) if path else {}
+    config = read_json(path) if (path := repository_file(encoder_name, "config.json", encoder_revision)) else {}
     with_code = "auto_map" in config
     return ModelCard.from_template(
         card_data(record, name, adapter, bool(profile.matryoshka_dims)),
@@ -108,9 +107,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
     """Builds the YAML header. Names that are not on the Hub stay out of it, because the Hub links them."""
     base, dataset = _hub_name(record["base_model"]), _hub_name(record["dataset"])
-    of_adapter = {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
-    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce", *of_adapter]
-    tags += ["matryoshka"] if matryoshka else []
+    of_encoder = {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter] + ["matryoshka"] * matryoshka
+    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce", *of_encoder]
     license = None
     with suppress(ValueError):  # a card that cannot be read
         card = repository_file(record["base_model"], "README.md") if record["base_model"] else None
@@ -202,6 +200,5 @@ def card_header(card: str | Path) -> dict:
 
 def _identity(result: dict) -> tuple:
     """Identifies a measurement: a new result replaces an earlier one with the same identity."""
-    dataset = result["dataset"]
-    source = (result.get("source") or {}).get("name")
+    dataset, source = result["dataset"], (result.get("source") or {}).get("name")
     return (source, result["task"]["type"], *(dataset.get(name) for name in ("name", "config", "split")))

@@ -198,17 +198,11 @@ def write_result(measured: Measured, model: MtebEncoder, folder: str | Path) -> 
 
 def results_table(results: Sequence[Measured]) -> str:
     """Returns a Markdown table, a row for each subset of each task, and their mean if there are several tasks."""
-    rows = [
-        [
-            measured.result.task_name,
-            None if subset == "default" else subset,
-            *(scores.get(name) for name in RETRIEVAL),
-            scores["main_score"],
-            size,
-        ]
-        for measured in results
-        for subset, _, scores, size in measured.scores()
-    ]
+    rows = []
+    for measured in results:
+        for subset, _, scores, size in measured.scores():
+            place = [measured.result.task_name, None if subset == "default" else subset]
+            rows.append([*place, *map(scores.get, RETRIEVAL), scores["main_score"], size])
     if len(results) > 1:
         mean = fmean(measured.result.get_score() for measured in results)
         rows.append([f"mean of {len(results)} tasks", *[None] * (1 + len(RETRIEVAL)), mean, None])

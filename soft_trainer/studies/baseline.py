@@ -121,19 +121,15 @@ def check_baseline(model_args: ModelArguments, data_args: DataArguments, args: S
 def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: BaselineArguments, args) -> tuple:
     """Returns the trained model, the state of its trainer and the seconds of mining."""
     # Imported here, since a study reads these options without training.
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-        losses,
-    )
+    import sentence_transformers
+    from sentence_transformers import losses
 
     pairs = Dataset.from_dict({COLUMNS[side]: list(side_texts(rows, side, profile)) for side in SIDES})
     attention = {"attn_implementation": model.config._attn_implementation}
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
         export_encoder(model, tokenizer, profile, folder)
         student, guide = (
-            SentenceTransformer(name, device=str(args.device), model_kwargs=attention)
+            sentence_transformers.SentenceTransformer(name, device=str(args.device), model_kwargs=attention)
             for name in (folder, baseline.guide_model or folder)
         )
     start = time.monotonic()
@@ -148,9 +144,9 @@ def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: B
         settings = {"hardness_mode": baseline.hardness_mode, "hardness_strength": baseline.hardness_strength}
         loss = losses.MultipleNegativesRankingLoss(student, scale=profile.score_scale, **settings)
     prompts = {COLUMNS[side]: getattr(profile, f"{side}_prefix") for side in SIDES}
-    trainer = SentenceTransformerTrainer(
+    trainer = sentence_transformers.SentenceTransformerTrainer(
         student,
-        SentenceTransformerTrainingArguments(
+        sentence_transformers.SentenceTransformerTrainingArguments(
             args.output_dir,
             batch_sampler="no_duplicates",
             prompts={column: prompt for column, prompt in prompts.items() if prompt} or None,

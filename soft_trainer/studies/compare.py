@@ -75,8 +75,7 @@ class Pairing:
     def changes(self, number: int = 10, sign: int = 0) -> list[RankChange]:
         """Returns the queries that changed most, the largest change first; `sign` 1 takes only gains, -1 losses."""
         sizes = self.differences * sign if sign else np.abs(self.differences)
-        rows = np.argsort(-sizes, kind="stable")[:number]
-        return [self._change(row) for row in rows if sizes[row] > 0]
+        return [self._change(row) for row in np.argsort(-sizes, kind="stable")[:number] if sizes[row] > 0]
 
     def _change(self, row: int) -> RankChange:
         ranks = tuple(tuple(int(ranked.ranks[order[row]]) for ranked, order in side) for side in self.sides)
@@ -166,9 +165,8 @@ class PooledComparison:
     @property
     def means(self) -> tuple[float, float]:
         """The MRR of each method."""
-        return tuple(
-            float(np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]).mean()) for side in (0, 1)
-        )
+        methods = (np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]) for side in (0, 1))
+        return tuple(float(values.mean()) for values in methods)
 
     def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
         """Returns the bootstrap interval of the difference, over the seeds and the queries of each set."""

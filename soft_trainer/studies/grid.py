@@ -62,8 +62,7 @@ class Study:
         # By hand, since `graphlib` sorts by layers and would not keep the order of the grid.
         def add(name: str, waiting: tuple[str, ...] = ()) -> None:
             """Adds a run after the runs that it needs; `waiting` are those that need it."""
-            if name in waiting:
-                raise UserError(f"needs: {' needs '.join((*waiting, name))}: no order is possible")
+            refuse((name in waiting, f"needs: {' needs '.join((*waiting, name))}: no order is possible"))
             for needed in self.runs[name].needs:
                 add(needed, (*waiting, name))
             ordered.setdefault(name, self.runs[name])
@@ -173,8 +172,7 @@ def _filled(options: dict, place: dict[str, str]) -> dict:
     known = {**place, **{key: value for key, value in options.items() if value is not None}}
 
     def value_of(match: re.Match) -> str:
-        if match[1] not in known:
-            raise UserError(f"{match[0]}: no option {match[1]!r} is given: --set {match[1]}=...")
+        refuse((match[1] not in known, f"{match[0]}: no option {match[1]!r} is given: --set {match[1]}=..."))
         return _as_text(known[match[1]])
 
     def filled(value):

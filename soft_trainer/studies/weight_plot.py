@@ -58,8 +58,7 @@ def show_weights(arguments: WeightPlotArguments) -> tuple[str, Path | None]:
         query = most_varied_query(estimates) if query is None else query
         shown = negatives = chosen_negatives(estimates, query, arguments.negatives)
     path = save_png(draw_weights(estimates, queries, query, negatives), arguments.output) if drawn else None
-    text = negatives_table(estimates, queries, query, shown)
-    return f"Query: {' '.join(queries[query].split())}\n\n{text}", path
+    return f"Query: {' '.join(queries[query].split())}\n\n{negatives_table(estimates, queries, query, shown)}", path
 
 
 def estimate(name: str, estimator, rows: Dataset) -> Estimate:

@@ -34,9 +34,7 @@ BASELINES = {"untrained": "none (zero-shot)", "lexical": "none (lexical BM25)"}
 LABELS = {"javascript": "JavaScript", "php": "PHP", "typescript": "TypeScript", "cpp": "C++", "c_sharp": "C#"}
 # Entries of a record that seeds or languages of one setting may differ in.
 _NOT_SETTINGS = ("loss", "estimator", "name", "profile", "seed", "steps", "train runtime, s", "seconds a step")
-_ESTIMATOR_NAMES = {
-    entry.estimator_class.__name__: name for name, entry in ESTIMATORS.items() if entry.estimator_class
-}
+_ESTIMATOR_NAMES = {each.estimator_class.__name__: name for name, each in ESTIMATORS.items() if each.estimator_class}
 
 
 # ---- Runs ----
