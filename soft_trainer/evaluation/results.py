@@ -89,7 +89,7 @@ class RankedQueries:
 def load_ranks(path: str | Path) -> RankedQueries:
     """Reads a file written by `save_ranks`; raises UserError if there is none, or it is of another kind."""
     path = Path(path)
-    refuse((not path.is_file(), f"{path}: no such file"))
+    refuse((not path.is_file(), f"{path}: no such folder or file"))
     try:
         rows = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:

@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from soft_trainer import dataflow
-
 Row = dict[str, Any]
 
 MIN_CODE_LINES = 3
@@ -56,7 +54,9 @@ def identifier_words(text: str) -> list[str]:
 
 def unparseable(code: str, language: str) -> bool:
     """The code has a syntax error."""
-    return not dataflow.parses(code, language)
+    from soft_trainer.dataflow import parses  # loads tree-sitter, which a search by words does without
+
+    return not parses(code, language)
 
 
 def short_functions(code: str) -> bool:

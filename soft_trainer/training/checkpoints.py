@@ -73,6 +73,24 @@ def how_to_continue(args) -> str:
 
 
 @contextlib.contextmanager
+def explaining_interruption(trainer, in_training: bool = False) -> Iterator[None]:
+    """Gives a KeyboardInterrupt the line that says what is kept and how to continue.
+
+    Args:
+        in_training: name the step too.
+
+    Raises:
+        KeyboardInterrupt: with the line.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        when = f" at step {trainer.state.global_step}" if in_training else ""
+        line = str(interruption) or f"interrupted{when}: {how_to_continue(trainer.args)}"
+        raise KeyboardInterrupt(line) from None
+
+
+@contextlib.contextmanager
 def stoppable(trainer) -> Iterator[None]:
     """Lets SIGTERM end the training in the body after a checkpoint, and Ctrl-C with a line on how to continue.
 
@@ -83,10 +101,8 @@ def stoppable(trainer) -> Iterator[None]:
     termination = SaveOnTermination()
     trainer.add_callback(termination)
     try:
-        yield
-    except KeyboardInterrupt as interruption:
-        when = f"interrupted at step {trainer.state.global_step}"
-        raise KeyboardInterrupt(str(interruption) or f"{when}: {how_to_continue(trainer.args)}") from None
+        with explaining_interruption(trainer, in_training=True):
+            yield
     finally:
         trainer.remove_callback(termination)
         if termination.before is not None:

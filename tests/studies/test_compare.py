@@ -72,7 +72,7 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
         "pool.parquet": "the corpora differ: 60 and 70 codes",
         "ids.parquet": "the corpora differ: 60 codes in each, but not the same",
         "text.parquet": "cannot be read",
-        "nowhere": "no such file",
+        "nowhere": "no such folder or file",
     }.items():
         with refused(says):
             run_command(["compare", str(folder), str(tmp_path / name)])
