@@ -6,6 +6,7 @@ import logging
 import re
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -89,12 +90,7 @@ def push_folder(
     """
     api, folder = _client(hub_model_id, token, repo_type), Path(folder)
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
-    paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    paths = list(filter_repo_objects(paths, ignore_patterns=ignored))
-    refuse((not paths, f"{folder}: no files to push"))
-    for path in paths:
-        if not path.endswith(".safetensors") and api.token.encode() in (folder / path).read_bytes():
-            raise UserError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")
+    _check_files(folder, api.token, ignored)
     places = {"revision": revision, "path_in_repo": path_in_repo}
     weights = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" else []
     # The client repeats single requests of an upload, but not the commit: a 500 there, or a commit by someone else in
@@ -163,6 +159,16 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
         (not token, f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}"),
     )
     return HfApi(token=token)
+
+
+def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
+    """Refuses a folder with nothing to push, or with the token in one of its files."""
+    paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = list(filter_repo_objects(paths, ignore_patterns=ignored))
+    refuse((not paths, f"{folder}: no files to push"))
+    for path in paths:
+        if not path.endswith(".safetensors") and token.encode() in (folder / path).read_bytes():
+            raise UserError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")
 
 
 def reason(error: Exception) -> str:
