@@ -26,7 +26,7 @@ from measuring import machine
 from soft_trainer import load_encoder, merge_encoders
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
-from soft_trainer.files import write_json, write_rows
+from soft_trainer.files import write_json, write_rows, write_text
 from soft_trainer.mining.history import mine_history_to
 from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text
 from soft_trainer.terminal import table
@@ -37,7 +37,7 @@ TRAINING = {
     "score_function": "cosine", "score_scale": 20, "query_length": 48, "code_length": 96,
     "estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware",
     "duplicates": "positives", "learning_rate": 6e-5, "num_train_epochs": 2, "warmup_steps": 0.1,
-    "per_device_train_batch_size": 32, "bf16": "true", "use_cpu": "true", "do_train": "true", "eval_strategy": "no",
+    "per_device_train_batch_size": 32, "use_cpu": "true", "do_train": "true", "eval_strategy": "no",
     "save_strategy": "no", "lexical": "false", "model_card": "false", "overwrite": "true", "report_to": "none",
 }  # fmt: skip
 METHODS = ("before", "commits", "documentation", "both")
@@ -83,7 +83,8 @@ def train(arguments: argparse.Namespace, folder: Path, method: str) -> Path:
     if not (output / "model.safetensors").exists():
         given = {"data_dir": folder / method, "language": arguments.language}
         given |= {"model_name_or_path": arguments.model, "output_dir": output, "seed": arguments.seed}
-        words = (word for name, value in (given | TRAINING).items() for word in (f"--{name}", str(value)))
+        given |= TRAINING | {"bf16": arguments.bf16}
+        words = (word for name, value in given.items() for word in (f"--{name}", str(value)))
         run_command(["train", *words])
         merge_encoders(arguments.model, [output], 0.5, f"{output}-merged")
     return output
@@ -176,7 +177,7 @@ def collect(arguments: argparse.Namespace) -> None:
             found.setdefault(path.parent.name, {}).setdefault(system, []).append(
                 [round(1 / value) for value in values]
             )
-    write_json(RANKS, found)
+    write_text(RANKS, json.dumps(found) + "\n")
 
 
 def difference(found: dict[str, dict[str, np.ndarray]], system: str, other: str) -> dict[str, str]:
@@ -224,6 +225,7 @@ if __name__ == "__main__":
     for option in ("name", "language", "model", "work"):
         one.add_argument(f"--{option}", required=True)
     one.add_argument("--seed", type=int, default=1)
+    one.add_argument("--bf16", choices=("true", "false"), default="true", help="false where bfloat16 is emulated")
     one.add_argument("--methods", default=",".join(METHODS), help="by comma (default: all)")
     one.set_defaults(run=run)
     collected = commands.add_parser("collect")

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,6 @@ COMMON = {
     "score_function": "cosine",
     "score_scale": 20,
     "attn_implementation": "eager",
-    "bf16": "true",
     "use_cpu": "true",
     "num_train_epochs": 1,
     "per_device_train_batch_size": 32,
@@ -161,11 +161,11 @@ def guards(data: Path) -> dict[str, Set]:
 # ---- One cell ----
 
 
-def ranks(encoder, sets: dict[str, Set]) -> dict[str, list[int]]:
+def ranks(encoder, sets: dict[str, Set], bf16: bool) -> dict[str, list[int]]:
     """The rank of each query's best right code, for each set."""
     results = {}
     for name, each in sets.items():
-        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16), torch.no_grad():
             queries, codes = encoder.encode_queries(each.queries), encoder.encode_codes(each.codes)
         queries, codes = (torch.nn.functional.normalize(side.float()) for side in (queries, codes))
         pairs = [(query, place) for query, places in enumerate(each.right) for place in places]
@@ -201,7 +201,7 @@ def train(settings: dict, model: str, rows: Path, language: str, seed: int, work
     return folder, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def run_cell(name: str, settings: dict, model: str, data: Path, work: Path) -> dict:
+def run_cell(name: str, settings: dict | None, model: str, data: Path, work: Path, bf16: str) -> dict:
     """Trains, ranks the sets that choose at every ratio, and after the screen those that report at the chosen one."""
     phase, language, seed, _ = name.split("/")
     folder = data / "mined" / language
@@ -215,18 +215,19 @@ def run_cell(name: str, settings: dict, model: str, data: Path, work: Path) -> d
     sets = own | guards(data)
     choosing = {key: each for key, each in sets.items() if key == "valid" or key.endswith("choose")}
     reporting = {key: each for key, each in sets.items() if key not in choosing}
-    base = load(model)
+    base, rank = load(model), partial(ranks, bf16=bf16 == "true")
     weights = {key: tensor.clone() for key, tensor in base.model.state_dict().items()}
     if settings is None:
-        cell = {"ranks": {"0": ranks(base, choosing)}}
-        return cell | ({"report": {"0": ranks(base, reporting)}} if phase != "screen" else {})
+        cell = {"ranks": {"0": rank(base, choosing)}}
+        return cell | ({"report": {"0": rank(base, reporting)}} if phase != "screen" else {})
+    settings = settings | {"bf16": bf16}
     encoder_folder, seconds = train(settings, model, rows, language, int(seed), work)
     trained = load(encoder_folder)
     after = {key: tensor.clone() for key, tensor in trained.model.state_dict().items()}
 
     def at(ratio: float, which: dict) -> dict:
         trained.model.load_state_dict(interpolate(weights, [after], ratio))
-        return ranks(trained, which)
+        return rank(trained, which)
 
     cell = {"seconds": round(seconds), "settings": settings}
     cell["ranks"] = {f"{ratio:g}": at(ratio, choosing) for ratio in RATIOS if ratio}
@@ -316,7 +317,7 @@ def run(arguments: argparse.Namespace) -> None:
             print("time is up", flush=True)
             return
         start = time.monotonic()
-        cell = run_cell(name, settings, arguments.model, arguments.data, arguments.work)
+        cell = run_cell(name, settings, arguments.model, arguments.data, arguments.work, arguments.bf16)
         study = load_study()
         study["cells"][name] = cell
         save_study(study)
@@ -363,6 +364,7 @@ def main() -> None:
     running.add_argument("data", type=Path)
     running.add_argument("--work", type=Path, required=True, help="folder for rows and encoders")
     running.add_argument("--phase", choices=("screen", "confirm", "ablate", "repeat"), default="screen")
+    running.add_argument("--bf16", choices=("true", "false"), default="true", help="false where bfloat16 is emulated")
     running.add_argument("--until", help="HH:MM: begin no cell from then on")
     running.set_defaults(command=run)
     commands.add_parser("freeze", help="choose the settings by the screen").set_defaults(command=freeze)

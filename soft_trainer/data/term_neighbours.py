@@ -97,7 +97,7 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
         """Finds the neighbours of a block of rows."""
         found, query = rare[block] @ postings, np.zeros(queries.shape[1], np.float32)
         near, scores = np.full((len(block), k), -1), np.full((len(block), k), -np.inf, np.float32)
-        own = np.zeros(len(block), np.float32)
+        own = np.asarray(queries[block].multiply(documents[block]).sum(1)).ravel()
         for place, row in enumerate(block):
             entries = slice(*queries.indptr[row : row + 2])
             query[queries.indices[entries]] = queries.data[entries]
@@ -107,9 +107,9 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
                 allowed &= (columns >= len(ids)) | (ids[columns.clip(max=len(ids) - 1)] != ids[row])
             columns = columns[allowed]
             values = documents[columns] @ query
-            best = np.argsort(-values, kind="stable")[:k]
+            best = np.argpartition(-values, k)[:k] if len(values) > k else np.arange(len(values))
+            best = best[np.lexsort((columns[best], -values[best]))]
             near[place, : len(best)], scores[place, : len(best)] = columns[best], values[best]
-            own[place] = (documents[[row]] @ query)[0]
             query[queries.indices[entries]] = 0
         return Neighbours(near, scores, own)
 
