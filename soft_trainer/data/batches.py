@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import datasets
@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import scipy.sparse
 import torch
-import xxhash
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -19,7 +18,7 @@ from torch.utils.data import Dataset
 from soft_trainer import distributed
 from soft_trainer.data.collator import PairCollator, Side
 from soft_trainer.data.negatives import NegativeChoice, Negatives, draw, own_columns
-from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts
+from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 
 Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tensor]]
@@ -256,11 +255,3 @@ def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np
         groups = connected_components(links, directed=False)[1][texts]
         ids["code"] = pd.Series(ids["code"]).groupby(groups).transform("min").to_numpy()
     return ids
-
-
-def text_ids(texts: Iterable[str]) -> np.ndarray:
-    """Numbers the texts, equal for equal texts, uint64[rows].
-
-    The number is a hash. Among 250,000 texts, two different ones share a number with a probability of 2e-9.
-    """
-    return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from datasets import DatasetDict
 
-from soft_trainer.data.batches import text_ids
 from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS
-from soft_trainer.data.tokens import SIDES, side_texts, tokenized
+from soft_trainer.data.tokens import SIDES, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.terminal import table
 
@@ -33,12 +32,13 @@ def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> di
     for split, rows in data.items():
         statistics[split] = {"rows": len(rows)}
         for side in SIDES_OF[split]:
-            lengths = np.asarray(tokenized(rows, side, profile, tokenizer).with_format("numpy")["length"][:])
+            tokens = tokenized(rows, side, profile, tokenizer).with_format("numpy")
+            lengths = np.asarray(tokens["length"][:])
             statistics[split][side] = {
                 "mean": float(lengths.mean()),
                 "p95": float(np.percentile(lengths, 95)),
                 "cut": float((lengths > getattr(profile, f"{side}_length")).mean()),
-                "duplicates": len(rows) - len(np.unique(text_ids(side_texts(rows, side, profile)))),
+                "duplicates": len(rows) - len(np.unique(tokens["text"][:])),
             }
     return statistics
 

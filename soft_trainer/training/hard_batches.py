@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 
-from soft_trainer.data.batches import OwnNegatives, text_ids, text_ids_of
+from soft_trainer.data.batches import OwnNegatives, text_ids_of
 from soft_trainer.data.global_batches import data_seed
 from soft_trainer.data.negative_files import TrainingRows, column_negatives, load_negatives
 from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbours, limited
 from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, exact_neighbours
-from soft_trainer.data.tokens import SIDES, side_texts, text_column
+from soft_trainer.data.tokens import SIDES, side_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, MixtureEstimator, members_of

@@ -5,9 +5,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from soft_trainer.data.batches import TrainBatches, text_ids, text_ids_of
+from soft_trainer.data.batches import TrainBatches, text_ids_of
 from soft_trainer.data.collator import PairCollator
-from soft_trainer.data.tokens import TokenColumn
+from soft_trainer.data.tokens import TokenColumn, text_ids
 from soft_trainer.encoders.profiles import PROFILES
 
 ROWS = 10
