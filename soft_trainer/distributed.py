@@ -89,7 +89,7 @@ def from_main(value):
 
 def any_process(flag: bool) -> bool:
     """True if `flag` is true on any process."""
-    return any(gather_numbers(int(flag)))
+    return largest([int(flag)])[0] > 0
 
 
 def gather_numbers(number: int) -> list[int]:
