@@ -7,13 +7,13 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from soft_trainer import distributed
 from soft_trainer.dataflow import LANGUAGES
@@ -21,6 +21,9 @@ from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_g
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import Progress
+
+if TYPE_CHECKING:  # slow to import, and token ids need no model
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # ---- Texts to token ids ----
 
@@ -282,8 +285,9 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
         side: "query" or "code", which decides how many tokens at the start are left out of the pooling.
         progress: the label of a progress bar; None shows no bar.
     """
-    model, padding = encoder.model, encoder.tokenizer.pad_token_id
-    prompt, weights = prompt_length(encoder.tokenizer, encoder.profile, side), next(model.parameters())
+    model, tokenizer = encoder.model, encoder.tokenizer
+    weights = next(model.parameters())
+    prompt = prompt_length(tokenizer, encoder.profile, side)
     order = sorted(range(len(items)), key=lambda row: -token_count(items[row]))
     was_training = model.training
     model.eval()
@@ -292,7 +296,7 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
     with Progress(progress, len(order), "text") as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            inputs = pad([items[row] for row in rows], padding, prompt)
+            inputs = pad([items[row] for row in rows], tokenizer.pad_token_id, prompt)
             inputs = {name: tensor.to(weights.device) for name, tensor in inputs.items()}
             embeddings[rows] = encode(model, encoder.profile, inputs).to(dtype)
             bar.update(len(rows))
