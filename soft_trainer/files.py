@@ -95,8 +95,8 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
                 place = f"{path}, row {number}"
                 if line.strip():
                     value = json.loads(line)
-                    kind = type(value).__name__
-                    refuse((not isinstance(value, dict), f"{place}: expected a JSON object, not {kind}"))
+                    if not isinstance(value, dict):
+                        raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
                     yield place, value
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: not valid JSON: {error}") from None

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
@@ -63,11 +63,11 @@ def parse(
         )
     except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
-    word = rest[0].split("=")[0] if rest else ""
-    refuse(
-        (word.startswith("-"), f"unknown option {word}{nearest(word.lstrip('-'), actions)}"),
-        (rest, f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart"),
-    )
+    if rest:
+        word = rest[0].split("=")[0]
+        if not word.startswith("-"):
+            raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
+        raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), actions)}")
     # The parser takes --learning-rate for --learning_rate.
     given = frozenset(w.removeprefix("--").split("=")[0].replace("-", "_") for w in argv if w.startswith("--"))
     for instance in parsed:
