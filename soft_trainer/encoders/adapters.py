@@ -62,7 +62,10 @@ def base_name(model: PreTrainedModel) -> str:
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
     """Raises UserError if `folder` is that of the adapter's base, which saving would delete; `option` names it."""
     if folder and Path(folder).is_dir() and base_name(model) == str(Path(folder).resolve()):
-        raise UserError(f"{option}{folder}: it is the folder of the adapter's base, which saving would delete")
+        raise UserError(
+            f"{option}{folder}: it is the folder of the adapter's base, which saving would delete: write to another "
+            "folder"
+        )
 
 
 # ---- Adapters in a model ----

@@ -86,6 +86,7 @@ def check_options(args: TrainingArguments) -> None:
             wrong = value != default and (value or default)
             refuse((wrong, f"{prefix}{name}={value}: has no meaning for this training; {reason}"))
     _check_together(args)
+    _check_loggers(args)
     _check_optimizer(args)
 
 
@@ -99,12 +100,11 @@ def ignored_options(args: TrainingArguments) -> list[str]:
 
 
 def _check_together(args) -> None:
-    """Refuses options that contradict each other, the machine or what is installed."""
+    """Refuses options that contradict each other or the machine."""
     cached = getattr(args, "gradient_cache_chunk_size", None) is not None
-    parallelism, folder = getattr(args, "parallelism_config", None), Path(args.output_dir or ".").absolute()
+    parallelism = getattr(args, "parallelism_config", None)
+    folder = Path(args.output_dir or ".").absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    all_loggers = f"use {', '.join(INTEGRATION_TO_CALLBACK)} or none"
-    loggers = ("flyte", *get_available_reporting_integrations())  # the one that transformers does not list
     refuse(
         (not there.is_dir(), f"output_dir={args.output_dir}: {there} is a file, not a folder"),
         (args.output_dir and not os.access(there, os.W_OK), f"output_dir={args.output_dir}: {there} is not writable"),
@@ -143,15 +143,18 @@ def _check_together(args) -> None:
             args.mixed_precision == "fp16" and args.device.type == "cpu",  # also when the launcher chose it
             "fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU",
         ),
-        *(
-            (name not in known, f"report_to={name!r}: {problem}")
-            for name in args.report_to or ()
-            for known, problem in (
-                (INTEGRATION_TO_CALLBACK, f"unknown{nearest(name, INTEGRATION_TO_CALLBACK, all_loggers)}"),
-                (loggers, "its package is not installed; install it, or use --report_to none"),
-            )
-        ),
     )
+
+
+def _check_loggers(args) -> None:
+    """Refuses a logger that is unknown or not installed."""
+    installed = ("flyte", *get_available_reporting_integrations())  # the one that transformers does not list
+    for name in args.report_to or ():
+        if name not in INTEGRATION_TO_CALLBACK:
+            all_loggers = f"use {', '.join(INTEGRATION_TO_CALLBACK)} or none"
+            raise UserError(f"report_to={name!r}: unknown{nearest(name, INTEGRATION_TO_CALLBACK, all_loggers)}")
+        if name not in installed:
+            raise UserError(f"report_to={name!r}: its package is not installed; install it, or use --report_to none")
 
 
 def _check_optimizer(args) -> None:

@@ -26,10 +26,11 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
             value = getattr(self, name, None)
-            try:
-                json.loads(value if isinstance(value, str) and value.startswith("{") else "{}")
-            except ValueError as error:
-                raise UserError(f"{name}={value}: not valid JSON: {error}") from error
+            if isinstance(value, str) and value.startswith("{"):
+                try:
+                    json.loads(value)
+                except ValueError as error:
+                    raise UserError(f"{name}={value}: not valid JSON: {error}") from error
         folder = self.output_dir
         super().__post_init__()
         self.output_dir = folder  # stays None, so that the script can fill it in

@@ -18,7 +18,7 @@ from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, ch
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json, saved_adapter
 from soft_trainer.encoders.scratch import parse_size
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
@@ -53,7 +53,8 @@ def check_before_loading(
     Raises:
         UserError: the setting that cannot work, and values that do.
     """
-    plan, scratch, new = resolve(args, estimator), model_args.from_scratch, model_args.lora_r is not None
+    plan = resolve(args, estimator)
+    scratch, new = model_args.from_scratch, model_args.lora_r is not None
     name = None if scratch else model_name(model_args)
     saved = saved_adapter(name, model_args.model_revision) if name else None
     if new:
@@ -83,7 +84,7 @@ def check_before_loading(
         check_rows_of(plan, args, estimator, data["train"])
         negatives = read_negatives(plan.options, data["train"], profile)
         if negatives is not None:
-            limited(negatives, choice_of(plan.options))
+            limited(negatives, choice_of(plan.options))  # refuses limits that leave none
             check_code_only(estimator if plan.loss.needs_similarity else None, len(negatives.code_only))
 
 
@@ -94,16 +95,18 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
         UserError: names what is missing, and the size of a batch that works.
     """
     strategy, size = plan.train_sampling_strategy, plan.batch_size * plan.processes
-    languages, drop_last = languages_of(train_dataset) if strategy == "one_language" else (), args.dataloader_drop_last
+    languages = languages_of(train_dataset) if strategy == "one_language" else ()
+    drop_last = args.dataloader_drop_last
     GlobalBatchSampler(len(train_dataset), size, strategy=strategy, drop_last=drop_last, languages=languages)
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(train_dataset)
     mines = plan.options.negatives_per_query and plan.options.negatives is None
-    message = (
-        "negatives_per_query: mining needs an estimator; or name a file with --negatives, or a column 'negatives'"
-    )
-    refuse((mines and estimator is None and COLUMN_NAME not in train_dataset.column_names, message))
+    if mines and estimator is None and COLUMN_NAME not in train_dataset.column_names:
+        raise UserError(
+            "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a "
+            "column 'negatives'"
+        )
 
 
 def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
@@ -119,19 +122,19 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     metric = args.metric_for_best_model
     if metric is None or args.eval_strategy == "no":
         return
-    keys, name = eval_dataset if isinstance(eval_dataset, Mapping) else (), metric.removeprefix("eval_")
-    names, prefixes = [*METRICS, *map(shorter_metric, dims)], ["", *(f"{key}_" for key in keys)]
-    measured = [f"{prefix}{each}" for prefix in prefixes for each in names]
-    reads = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING
-    larger, hint = name.endswith((*METRICS, *shorter_titles(measured))), f"use one of {', '.join(measured)}"
-    refuse(
-        (name == "loss" and reads, f"metric_for_best_model='loss': evaluation has none, use {measured[0]!r}"),
-        (
-            name not in ("loss", *measured),
-            f"metric_for_best_model={metric!r}: is not measured{nearest(name, measured, hint)}",
-        ),
-        (larger and not args.greater_is_better, f"greater_is_better=False: {name} is better when larger"),
-    )
+    name = metric.removeprefix("eval_")
+    names = [*METRICS, *map(shorter_metric, dims)]
+    keys = eval_dataset if isinstance(eval_dataset, Mapping) else ()
+    measured = [f"{prefix}{each}" for prefix in ("", *(f"{key}_" for key in keys)) for each in names]
+    if name == "loss":
+        reads = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING
+        refuse((reads, f"metric_for_best_model='loss': evaluation has none, use {measured[0]!r}"))
+        return
+    if name not in measured:
+        hint = nearest(name, measured, f"use one of {', '.join(measured)}")
+        raise UserError(f"metric_for_best_model={metric!r}: is not measured{hint}")
+    larger = name.endswith((*METRICS, *shorter_titles(measured)))
+    refuse((larger and not args.greater_is_better, f"greater_is_better=False: {name} is better when larger"))
 
 
 def check_trainer(trainer) -> None:
@@ -177,8 +180,8 @@ def check_adapter(model: PreTrainedModel, args) -> None:
     name, saved, base = adapters.active_adapter(model), adapters.adapter_state(model), adapters.base_name(model)
     own = ("", f".modules_to_save.{name}", f".{name}.weight", f".{name}")  # DoRA's magnitudes have no ".weight"
     unsaved = (each for each in trained if not any(part in each and each.replace(part, "") in saved for part in own))
-    missing = (weight for weight in getattr(model, MISSING_WEIGHTS, ()) if weight not in saved)
-    unsaved, missing = next(unsaved, None), next(missing, None)
+    unsaved = next(unsaved, None)
+    missing = next((weight for weight in getattr(model, MISSING_WEIGHTS, ()) if weight not in saved), None)
     pooler = ", or --pooling mean" if missing and missing.startswith("pooler.") else ""
     refuse(
         (
@@ -191,7 +194,10 @@ def check_adapter(model: PreTrainedModel, args) -> None:
             f"model: {unsaved} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
             "name its module in modules_to_save",
         ),
-        (merge and (args.fsdp or args.deepspeed), "merge_lora: merge after training with FSDP or DeepSpeed"),
+        (
+            merge and (args.fsdp or args.deepspeed),
+            "merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training",
+        ),
         (
             missing and not merge,
             f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
@@ -244,8 +250,10 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     """
     if checkpoint is None:
         return
-    saved, sharded = (Path(checkpoint) / ADAPTER_WEIGHTS).is_file(), any(Path(checkpoint).glob("pytorch_model_fsdp*"))
-    adapted, config = adapters.has_adapter(model), Path(checkpoint) / ADAPTER_CONFIG
+    saved = (Path(checkpoint) / ADAPTER_WEIGHTS).is_file()
+    sharded = any(Path(checkpoint).glob("pytorch_model_fsdp*"))
+    adapted = adapters.has_adapter(model)
+    config = Path(checkpoint) / ADAPTER_CONFIG
     own = vars(model.peft_config[adapters.active_adapter(model)]) if adapted else {}
     known = read_json(config) if adapted and config.is_file() else {}
     # Other settings leave the shapes of the weights as they are. With another rank, alpha differs too, and the message
@@ -270,6 +278,7 @@ def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -
 
     Args:
         model: the encoder, None if `model_init` makes it.
+        encoder: the profile, None for the one that is known from the model.
         arguments: the keyword arguments that `Trainer` would get.
 
     Raises:
