@@ -148,11 +148,11 @@ class Run:
         # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
         columns = [column for column in ("code_tokens", "code", *profile.code_columns) if column != "original_string"]
         columns = columns if profile.data_flow_length else profile.code_columns
-        sides = (evaluation_set.queries, profile.query_columns, "query"), (corpus, columns, "code")
-        words = ([text.split() for text in column_texts(rows, text_column(rows, *side))] for rows, *side in sides)
+        queries = _words(evaluation_set.queries, profile.query_columns, "query")
+        words = _words(corpus, columns, "code")
         targets = target_rows(evaluation_set.queries, corpus, name)
         try:
-            rankings = lexical_rankings(*words, targets.tolist(), (embedded, codes))
+            rankings = lexical_rankings(queries, words, targets.tolist(), (embedded, codes))
         except UserError as error:
             print_on_main(f"{name}: no line of lexical BM25. {error}")
             return
@@ -173,8 +173,9 @@ class Run:
             print_on_main(f"\n{metrics_table(self.results)}\n")
         if self.rankings and self.data_args.examples:
             # The examples are those of test, if it was measured.
-            shown, profile = min(self.sets, key=lambda each: not each.name.startswith("test")), self.trainer.encoder
-            (queries, ranking), corpus = self.rankings[shown.name], shown.codebase
+            shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
+            queries, ranking = self.rankings[shown.name]
+            corpus, profile = shown.codebase, self.trainer.encoder
             query = text_column(queries, profile.query_columns, "query")
             code = text_column(corpus, ("code", *profile.code_columns), "code")
             text = examples(queries, corpus, ranking, self.data_args.examples, query, code)
@@ -276,3 +277,7 @@ def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages:
         for split in splits
         for language, corpus in corpora.items()
     ]
+
+
+def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
+    return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]

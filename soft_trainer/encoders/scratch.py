@@ -114,7 +114,9 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         initializer_range=0.02 if profile.pooling == "mean" else hidden**-0.5,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,
-        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")},
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
     if not layers:
         config.layer_norm_eps = 1.0  # so large an epsilon keeps the lengths of the vectors

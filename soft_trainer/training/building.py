@@ -123,10 +123,10 @@ def take_default_recipe(
     That is for a pretrained encoder with the files of sentence-transformers and cosine scores: it finds similar rows
     and weighs them before training. All other encoders, and runs that name their batches or weights, keep theirs.
     """
-    given, groups = getattr(data_args, "given", None), args.per_device_train_batch_size * args.world_size
+    given = getattr(data_args, "given", None)
     if given is None or given & CHOICES or model_args.from_scratch or not args.do_train:
         return
-    if profile.score_function != "cosine" or groups < 2 * args.group_size:
+    if profile.score_function != "cosine" or args.per_device_train_batch_size * args.world_size < 2 * args.group_size:
         return
     if repository_file(model_name(model_args), "modules.json", model_args.model_revision) is None:
         return

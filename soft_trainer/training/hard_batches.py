@@ -52,18 +52,18 @@ def prepare_rows(trainer) -> PreparedRows:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
     """
     plan, options, dataset, profile = trainer.plan, trainer.plan.options, trainer.train_dataset, trainer.encoder
-    estimator = trainer.estimator
-    negatives, own_negatives = read_negatives(options, dataset, profile), None
+    estimator, choice = trainer.estimator, choice_of(options)
+    negatives = read_negatives(options, dataset, profile)
     rows, ids = with_codes(dataset, negatives.code_only if negatives is not None else (), profile)
     if plan.loss.needs_similarity:
         check_code_only(estimator, len(rows) - len(dataset))
     if estimator is not None:
         trainer.estimator_callback.fit(rows)
     if options.negatives_per_query > 0 and negatives is None:
-        count = max(options.negative_candidates, options.negatives_per_query, choice_of(options).ranks[1] or 0)
+        count = max(options.negative_candidates, options.negatives_per_query, choice.ranks[1] or 0)
         negatives = mined_negatives(estimator, count, len(dataset), ids)
+    own_negatives = None
     if negatives is not None:
-        choice = choice_of(options)
         left = limited(negatives, choice)
         counts = left.counts
         print_on_main(
@@ -85,8 +85,10 @@ def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: Encod
     if not options.negatives_per_query or (source is None and not column):
         return None
     refuse((source == COLUMN and not column, f"negatives={source}: the training rows have no column {COLUMN_NAME!r}"))
-    texts, from_file = training_texts(dataset, profile), source not in (None, COLUMN)
-    return load_negatives(source, texts) if from_file else column_negatives(dataset[COLUMN_NAME][:], texts)
+    texts = training_texts(dataset, profile)
+    if source in (None, COLUMN):
+        return column_negatives(dataset[COLUMN_NAME][:], texts)
+    return load_negatives(source, texts)
 
 
 def check_code_only(estimator, number: int) -> None:
@@ -128,7 +130,8 @@ def with_codes(
     ids = text_ids_of(dataset, profile)
     if not len(code_only):
         return dataset, ids
-    empty, added = {"language": dataset[0].get("language"), "docstring": "", "docstring_tokens": []}, []
+    empty = {"language": dataset[0].get("language"), "docstring": "", "docstring_tokens": []}
+    added = []
     for row in code_only:
         values = empty | {"original_string": row["code"], "code_tokens": row["code"].split()} | dict(row)
         added.append({name: values.get(name) for name in dataset.column_names})

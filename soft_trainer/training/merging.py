@@ -131,8 +131,10 @@ def _merge(trainer, before: Mapping[str, Tensor]) -> dict:
         results = [_measured(trainer, model, before, after, each) for each in RATIOS]
         ratio = choose_ratio(results, args.guard_tolerance)
         record["ratios"] = [{"ratio": each.ratio, "valid": each.valid, **each.guards} for each in results]
-        chosen = {ratio: " (chosen)"}
-        rows = [(f"{r.ratio:g}{chosen.get(r.ratio, '')}", r.valid, *r.guards.values()) for r in results]
+        rows = [
+            (f"{each.ratio:g}{' (chosen)' if each.ratio == ratio else ''}", each.valid, *each.guards.values())
+            for each in results
+        ]
         guards = (f"guard {name}" for name in results[0].guards)
         print_on_main(table(["merge ratio", "valid MRR", *guards], rows, floats=".4f"))
     set_merged(model, before, after, ratio)
