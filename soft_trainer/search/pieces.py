@@ -80,8 +80,8 @@ def split(source: bytes, language: str) -> list[Piece]:
             continue
         if start - line < MIN_LINES and not (pieces and pieces[-1].name == span.name):
             start = line
-        before = spans[: bisect_right(spans, line, key=lambda span: span.start)][-50:]
-        around = next((span.name for span in reversed(before) if span.end >= line), "")
+        last = bisect_right(spans, line, key=lambda span: span.start)
+        around = next((span.name for span in reversed(spans[max(last - 50, 0) : last]) if span.end >= line), "")
         pieces += _blocks(lines, line, start - 1, Piece(line, start - 1, around), language)
         pieces += _blocks(lines, start, span.end, span, language)
         line = span.end + 1
