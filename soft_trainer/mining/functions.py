@@ -74,9 +74,11 @@ class FileFunctions:
             function = Function(".".join([*scope, found.name]), node, named, body)
             if body is not None and found.name and function.lines not in places:
                 places.add(function.lines)
-                seen[function.name] += 1
-                number = f"~{seen[function.name]}" if seen[function.name] > 1 else ""
-                self.functions[function.name + number] = function
+                name = function.name
+                while name in self.functions:  # also if another function has the very name `total~2`
+                    seen[function.name] += 1
+                    name = f"{function.name}~{1 + seen[function.name]}"
+                self.functions[name] = function
 
     def row(self, function: Function, path: str) -> Row:
         """Returns the row of a function; see `functions`."""

@@ -7,7 +7,7 @@ import pytest
 from soft_trainer.dataflow import LANGUAGES, parses
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.documentation import document_tokens, summary
-from soft_trainer.mining.functions import functions
+from soft_trainer.mining.functions import FileFunctions, functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 
@@ -214,6 +214,14 @@ def test_a_documented_function_of_a_language_without_data_flow(language):
     assert (row["func_name"], row["docstring_tokens"]) == (name, document_tokens(query))
     assert query not in row["code"] and row["code_tokens"]
     assert first_broken(row, [*CODE_RULES, *DOCUMENT_RULES]) == "short_functions" or language == "c"
+
+
+def test_functions_of_one_name_are_all_rows_whatever_the_others_are_called():
+    names = ["x", "x", '"x~2"', "x", '"x~2"']
+    source = "var a = {\n" + "".join(f"  {name}: function () {{ return 1 }},\n" for name in names) + "}\n"
+    file = FileFunctions(parse(source.encode(), "javascript"), source.encode(), "javascript")
+    assert list(file.functions) == ["x", "x~2", "x~2~2", "x~3", "x~2~3"]
+    assert [row["func_name"] for row in rows_of(source, "javascript")] == ["x", "x", "x~2", "x", "x~2"]
 
 
 @pytest.mark.parametrize(
