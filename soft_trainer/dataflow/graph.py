@@ -63,11 +63,13 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
     flow = _Flow(source)
     walks = [iter([source.root])]
     while walks:
-        node = next(walks[-1], None)
-        if node is None:
-            walks.pop()
+        for node in walks[-1]:
+            below = flow.walk(node)
+            if below is not None:
+                walks.append(below)
+                break
         else:
-            walks.append(flow.walk(node))
+            walks.pop()
     connected = {token for target, _, sources in flow.edges if sources for token in (target, *sources)}
     edges = [Edge(*edge) for edge in sorted(flow.edges, key=itemgetter(0)) if edge[0] in connected]
     return DataFlow(source.tokens, edges)
@@ -83,14 +85,14 @@ class _Flow:
         self._merged: dict[tuple[int, str], tuple | set] = {}  # edges of the outermost open loop
         self._loops = self._work = self._pairs = 0
 
-    def walk(self, node: Node) -> Iterator[Node]:
-        """Reads a token, or returns the nodes below `node` in the order of the data flow."""
+    def walk(self, node: Node) -> Iterator[Node] | None:
+        """Reads a token, or returns the nodes below another node in the order of the data flow."""
         source, kind = self._source, node.type
         if kind in source.rules.atoms or not node.child_count:
             token = source.at.get(node.start_byte)
             if token is not None and source.value[token]:
                 self._use(token, source.name[token])
-            return iter(())
+            return None
         rule = source.rules.nodes.get(kind)
         return _WALKS[type(rule)](self, rule, node) if rule else iter(node.children)
 
