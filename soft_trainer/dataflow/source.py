@@ -10,7 +10,7 @@ from functools import cache
 from tree_sitter import Language, Node, Parser
 
 from soft_trainer.dataflow.rules import RULES, Rules
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 
 LANGUAGES = tuple(RULES)  # whose data flow is extracted
 # Language -> the package of its grammar, and the function in it that returns the grammar.
@@ -52,7 +52,8 @@ def parser(language: str) -> Parser:
 
 
 def _check(language: str, known: tuple[str, ...]) -> None:
-    refuse((language not in known, f"language={language!r}: use one of {', '.join(known)}"))
+    if language not in known:  # this runs for every code, so the message waits until it is needed
+        raise UserError(f"language={language!r}: use one of {', '.join(known)}")
 
 
 class Source:

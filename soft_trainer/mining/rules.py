@@ -54,7 +54,7 @@ def identifier_words(text: str) -> list[str]:
 
 def unparseable(code: str, language: str) -> bool:
     """The code has a syntax error."""
-    from soft_trainer.dataflow import parses  # loads tree-sitter, which a search by words does without
+    from soft_trainer.dataflow import parses  # loads tree-sitter, which the command line does without
 
     return not parses(code, language)
 
