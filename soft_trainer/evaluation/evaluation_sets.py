@@ -168,8 +168,7 @@ def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, 
         return
     missing = "cosqa-retrieval-dev*.json or -test*.json" if codes else "code_idx_map.txt (or .json)"
     refuse((not (found and codes), f"{folder}: CoSQA needs {missing} as well, plain or as .gz"))
-    (corpus,) = _parsed([(codes, _read(codes))], lambda content: [_code_row(*pair) for pair in content.items()])
-    corpus = Dataset.from_list(corpus)
+    corpus = Dataset.from_list([_code_row(code, number) for code, number in _read_json(codes, dict).items()])
     for match in found:
         both = [other[0] for other in found if other[1] == match[1]]
         refuse((len(both) > 1, f"{folder}: {' and '.join(both)} are both the {match[1]} queries of CoSQA: keep one"))
@@ -193,7 +192,13 @@ def _cosqa_plus_set(folder: Path, files: Mapping[str, Path]) -> Rows:
 
 def _numbered(path: Path, name: str) -> dict[int, str]:
     """Maps numbers to texts, from a list of {"NAME-idx": number, NAME: text}."""
-    texts = dict(pairs := _parsed_list(path, lambda row: (int(row[f"{name}-idx"]), row[name])))
+
+    def read(row: dict) -> tuple[int, str]:
+        refuse((not isinstance(row[name], str), f"{name} is {row[name]!r}, a text is expected"))
+        return int(row[f"{name}-idx"]), row[name]
+
+    pairs = _parsed_list(path, read)
+    texts = dict(pairs)
     refuse((len(texts) < len(pairs), f"{path}: two entries have the same {name}-idx"))
     return texts
 
@@ -262,8 +267,20 @@ def _read(path: Path, parse: Callable = json.load):
         raise UserError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
 
 
+def _read_json(path: Path, kind: type):
+    """Reads a JSON file that must hold a `kind`, `list` or `dict`, with entries."""
+    content = _read(path)
+    found = type(content).__name__
+    refuse(
+        (not isinstance(content, kind), f"{path}: not as published: a {kind.__name__} is expected, not {found}"),
+        (not content, f"{path}: no rows"),
+    )
+    return content
+
+
 def _parsed_list(path: Path, read: Callable) -> list:
-    return _parsed(((f"{path}, entry {number}", entry) for number, entry in enumerate(_read(path), 1)), read)
+    entries = enumerate(_read_json(path, list), 1)
+    return _parsed(((f"{path}, entry {number}", entry) for number, entry in entries), read)
 
 
 def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
