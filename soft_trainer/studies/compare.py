@@ -86,24 +86,27 @@ class Pairing:
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """Returns the rows of `ranked` in the order of `reference`, int64[Q]; both need the same queries and corpus."""
-    both = (reference, ranked)
-    sizes, unnamed = [side.pool_size for side in both], [side.path for side in both if side.corpus is None]
-    places = {url: row for row, url in enumerate(ranked.urls)}
-    same = len(places) == len(ranked.urls) and sorted(places) == sorted(reference.urls)
-    counts = f"{len(reference.urls)} and {len(ranked.urls)}, {len(places.keys() & set(reference.urls))} in both"
-    different_codes = not unnamed and reference.corpus != ranked.corpus
     files = f"{reference.path} and {ranked.path}"
+    sizes = reference.pool_size, ranked.pool_size
+    unnamed = [side.path for side in (reference, ranked) if side.corpus is None]
+    different_codes = not unnamed and reference.corpus != ranked.corpus
     refuse(
         (len({*sizes} - {None}) > 1, f"{files}: the corpora differ: {sizes[0]} and {sizes[1]} codes"),
         (different_codes, f"{files}: the corpora differ: {sizes[0]} codes in each, but not the same"),
-        (not same and ranked.urls != reference.urls, f"{files}: the queries differ ({counts})"),
     )
     if unnamed:
         print_on_main(
             f"warning: {unnamed[0]} does not say which codes it ranked, as its version did not record them: only the "
             "sizes of the two corpora were compared"
         )
-    return np.array([places[url] for url in reference.urls]) if same else np.arange(len(ranked.urls))
+    if ranked.urls == reference.urls:
+        return np.arange(len(ranked.urls))
+    places = {url: row for row, url in enumerate(ranked.urls)}
+    if len(places) < len(ranked.urls) or sorted(places) != sorted(reference.urls):
+        shared = len(places.keys() & set(reference.urls))
+        counts = f"{len(reference.urls)} and {len(ranked.urls)}, {shared} in both"
+        raise UserError(f"{files}: the queries differ ({counts})")
+    return np.array([places[url] for url in reference.urls])
 
 
 def describe(comparison: Comparison) -> str:
