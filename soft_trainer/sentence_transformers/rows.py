@@ -98,12 +98,15 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
             f"train_dataset: columns {', '.join(dataset.column_names)}: two columns of texts are expected, the query "
             "and then the code, and further ones with negatives"
         )
+    columns = []
     for name in names:
         if getattr(dataset.features[name], "dtype", None) not in ("string", "large_string"):
             raise UserError(f"train_dataset: column {name!r} does not hold texts; remove it, or turn it into texts")
-        if None in (texts := dataset[name][:]):
+        texts = dataset[name][:]
+        if None in texts:
             raise UserError(f"train_dataset: column {name!r} has no text in row {texts.index(None) + 1}")
-    return [dataset[name][:] for name in names]
+        columns.append(texts)
+    return columns
 
 
 @dataclass(frozen=True)
