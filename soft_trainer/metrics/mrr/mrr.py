@@ -64,16 +64,18 @@ class MRR(evaluate.Metric):
     def _compute(self, predictions, references, max_rank=None, pool_size=None):
         pairs, pools = list(zip(predictions, references, strict=True)), references
         if isinstance(references[0], str):
-            ranks = [list(ids).index(right) + 1 if right in list(ids) else np.inf for ids, right in pairs]
+            found = [(list(ids), right) for ids, right in pairs]
+            ranks = [ids.index(right) + 1 if right in ids else np.inf for ids, right in found]
             pools = [pool_size]
         elif np.ndim(predictions[0]):
             ranks, pools = [], [len(scores) for scores in predictions]
-            for row, (scores, right) in enumerate(pairs):
+            for row, (given, right) in enumerate(pairs):
+                scores = np.asarray(given)
                 if not 0 <= right < len(scores):
                     raise ValueError(f"references[{row}] is {right}, but predictions[{row}] has {len(scores)} scores.")
                 if np.isnan(scores).any():
                     raise ValueError(f"predictions[{row}] holds NaN: its codes cannot be ranked.")
-                ranks.append((np.asarray(scores) >= scores[right]).sum())  # others with the same score come first
+                ranks.append((scores >= scores[right]).sum())  # others with the same score come first
         else:
             ranks = predictions
             for row, (rank, pool) in enumerate(pairs):
