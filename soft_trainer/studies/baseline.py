@@ -14,7 +14,7 @@ from soft_trainer import distributed
 from soft_trainer.data.sources import load_data, load_local, needed_splits
 from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.commands import BASELINES, BaselineArguments
@@ -112,10 +112,10 @@ def check_baseline(model_args: ModelArguments, data_args: DataArguments, args: S
         *(name for name in ("train_sampling_strategy", "lora_r") if values[name] not in ("random", None)),
         *(name for name in sorted(given) if values[name] not in (*NOTHING, defaults.get(name))),
     ]
-    refuse(
-        (ignored, f"{''.join(ignored[:1])}: an option of our trainer, which the baseline ignores; leave it out"),
-        (model_args.from_scratch or args.world_size > 1, "the baseline trains a pretrained encoder in one process"),
-    )
+    if ignored:
+        raise UserError(f"{ignored[0]}: an option of our trainer, which the baseline ignores; leave it out")
+    several = args.world_size > 1
+    refuse((model_args.from_scratch or several, "the baseline trains a pretrained encoder in one process"))
 
 
 def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: BaselineArguments, args) -> tuple:
