@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import yaml
 
+from soft_trainer.encoders.repository import read_json
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import ESTIMATORS
@@ -130,10 +132,9 @@ def _trained(results: dict | None) -> bool:
 
 
 def _read_json(path: Path) -> dict | None:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, UserError):
+        return read_json(path)
+    return None
 
 
 # ---- The process of a run ----
