@@ -17,7 +17,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def is_local_main() -> bool:
-    """True on one process of each machine."""
+    """Returns True on one process of each machine."""
     return not _is_distributed() or int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
@@ -88,7 +88,7 @@ def from_main(value):
 
 
 def any_process(flag: bool) -> bool:
-    """True if `flag` is true on any process."""
+    """Returns True if `flag` is true on any process."""
     return largest([int(flag)])[0] > 0
 
 

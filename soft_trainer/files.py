@@ -147,7 +147,7 @@ def mark_complete(folder: str | Path) -> None:
 
 
 def is_complete(folder: str | Path) -> bool:
-    """True if every file has the size that was recorded."""
+    """Returns True if every file has the size that was recorded."""
     folder = Path(folder)
     try:
         sizes = json.loads((folder / MARKER).read_text())

@@ -18,7 +18,7 @@ LINE_SECONDS = 10  # between two lines that stand for a progress bar
 
 
 def shows_bars() -> bool:
-    """True if a progress bar is readable here: standard error is a terminal, or a notebook shows it."""
+    """Returns True if a progress bar is readable here: standard error is a terminal, or a notebook shows it."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

@@ -86,7 +86,7 @@ def _column(rows: Dataset, names: Sequence[str]) -> str | None:
 
 
 def _is_codesearchnet(folder: Path) -> bool:
-    """True if a folder has JSON lines by split whose first row has no other query column than CodeSearchNet's."""
+    """Returns True if a folder has JSON lines by split whose first row has no query column but CodeSearchNet's."""
     if not folder.is_dir():
         return False
     files = list(split_files(folder).values())

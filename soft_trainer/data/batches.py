@@ -151,7 +151,7 @@ class TrainBatches(Dataset):
         return {"row": row} | {f"{side}_ids": self.tokens[side][row] for side in SIDES}
 
     def lengths(self) -> np.ndarray:
-        """The number of tokens of every row, both sides together, int64[rows]."""
+        """Returns the number of tokens of every row, both sides together, int64[rows]."""
         return sum(self.tokens[side].lengths.astype(np.int64) for side in SIDES)
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:

@@ -100,7 +100,7 @@ class _Plan:
         return self.apart_from[self.apart_starts[row] : self.apart_starts[row + 1]]
 
     def fits(self, row: int, batch: int) -> bool:
-        """True if no text and no row of the batch excludes the row."""
+        """Returns True if no text and no row of the batch excludes the row."""
         if not self.texts_in[batch].isdisjoint(self.texts_of.get(row, ())):
             return False
         return not self.apart or not (self.batch_of[self.enemies_of(row)] == batch).any()

@@ -203,7 +203,7 @@ def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dic
 
 
 def row_of_url(urls: Sequence[str]) -> dict[str, int]:
-    """url -> the first row with that url."""
+    """Maps each url to the first row that has it."""
     return {url: row for row, url in zip(range(len(urls) - 1, -1, -1), reversed(urls), strict=True)}
 
 

@@ -134,7 +134,7 @@ def code_tokens(code: str, language: str) -> list[str]:
 
 
 def parses(code: str, language: str) -> bool:
-    """True if `code` is a file, a function or a bare method without a syntax error.
+    """Returns True if `code` is a file, a function or a bare method without a syntax error.
 
     Raises:
         UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.

@@ -72,7 +72,7 @@ def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, opt
 
 
 def has_adapter(model) -> bool:
-    """True if the model has an adapter inside."""
+    """Returns True if the model has an adapter inside."""
     return getattr(model, "_hf_peft_config_loaded", False)
 
 

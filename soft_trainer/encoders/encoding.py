@@ -305,7 +305,7 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
 
 
 def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
-    """Like `embed`, but each process encodes its shard, and every process gets the whole Tensor[n, d].
+    """Encodes like `embed`, but each process takes its shard, and every process gets the whole Tensor[n, d].
 
     Args:
         tokens: token ids (or features with data flow) by row, and `lengths`, int64[n], each row's number of tokens.

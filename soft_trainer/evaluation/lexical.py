@@ -72,7 +72,7 @@ def _standardised(scores: np.ndarray) -> np.ndarray:
 
 
 def _rank(scores: np.ndarray, targets: np.ndarray, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranks, rows and scores of the top codes in order of score, then of row. `scores` is float64[B, C]."""
+    """Returns ranks, and rows and scores of the top codes by score, then by row. `scores` is float64[B, C]."""
     ranks = np.count_nonzero(scores >= np.take_along_axis(scores, targets[:, None], 1), axis=1)
     top = np.empty((len(scores), top_k), dtype=np.int64)
     for row, bound in enumerate(np.partition(scores, -top_k, axis=1)[:, -top_k]):

@@ -121,7 +121,7 @@ def push_folder(
 
 
 def _is_retryable(error: BaseException) -> bool:
-    """True if a retry may succeed: after no response, too many requests, a conflict or a server error."""
+    """Returns True if a retry may succeed: after no response, too many requests, a conflict or a server error."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500 or error.response.status_code in (408, 409, 412, 429)
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))

@@ -96,7 +96,7 @@ class ChangeReader:
         return deltas
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
-        """True for files of the language that mining reads, by both names of a renamed one."""
+        """Returns True for a file of the language that mining reads; a renamed one must pass under both names."""
         return all(
             file.mode in REGULAR_FILES and is_mined_path(decoded(file.raw_path) or "", self.language)
             for file in (delta.old_file, delta.new_file)
@@ -169,7 +169,7 @@ def function_url(path: str, name: str) -> str:
 
 
 def is_mined_path(path: str, language: str) -> bool:
-    """True for a source file of the language outside tests, hidden folders and folders of foreign code."""
+    """Returns True for a source file of the language outside tests, hidden folders and vendored code."""
     *folders, name = path.split("/")
     if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
         return False

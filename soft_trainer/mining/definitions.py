@@ -127,7 +127,7 @@ def _text(source: bytes, node: Node) -> str:
 
 @cache
 def queries(language: str) -> tuple[Query, Query]:
-    """Queries that capture every function, class, type and what may stand around a function, and every comment."""
+    """Returns two queries: one captures functions, classes, types and what may enclose them, one comments."""
     table = SOURCE_LANGUAGES[language]
     wrappers = [*table.wrappers, *(["decorated_definition"] if language == "python" else [])]
     kinds = {"function": table.functions, "container": table.containers, "type": table.types, "wrapper": wrappers}

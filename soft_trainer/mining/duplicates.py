@@ -40,12 +40,12 @@ def minhash(tokens: Sequence[str]) -> np.ndarray:
 
 
 def exact_duplicates(fingerprints: Iterable[int]) -> np.ndarray:
-    """True where an earlier fingerprint is the same, bool[n]."""
+    """Returns True where an earlier fingerprint is the same, bool[n]."""
     return pd.Series(np.fromiter(fingerprints, np.uint64)).duplicated().to_numpy()
 
 
 def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray]) -> np.ndarray:
-    """True where an earlier code is nearly the same and not a near duplicate itself, bool[n].
+    """Returns True where an earlier code is nearly the same and not a near duplicate itself, bool[n].
 
     Args:
         rows: numbers of the codes, in order.

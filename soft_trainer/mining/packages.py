@@ -45,7 +45,7 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
 
 
 def _balanced(sizes: Counter[str]) -> bool:
-    """True if packages of these sizes can be split into about 80, 10 and 10 per cent."""
+    """Returns True if packages of these sizes can be split into about 80, 10 and 10 per cent."""
     if len(sizes) < len(SPLITS):
         return False
     splits = assign_splits(sizes)

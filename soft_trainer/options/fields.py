@@ -29,7 +29,7 @@ def _estimators(o: Values) -> list[str]:
 
 
 def _reads_estimator(o: Values) -> bool:
-    """True if the loss, the batches or own negatives may come from the estimator."""
+    """Returns True if the loss, the batches or own negatives may come from the estimator."""
     loss = o.loss != "info_nce" or o.cancel != "none" or o.order_loss_weight > 0 or o.distill_weight > 0
     similar = o.train_sampling_strategy == "similar" and o.similar_by == "estimator"
     return loss or similar or o.negatives_per_query > 0

@@ -140,7 +140,7 @@ def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list
 
 
 def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
-    """Rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms): all queries first, then each group."""
+    """Returns rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms): all queries first, then each group."""
     rows = []
     for name in ("all", *sorted({group for outcome in outcomes for group in outcome.judged.groups})):
         own = [outcome for outcome in outcomes if name in ("all", *outcome.judged.groups)]

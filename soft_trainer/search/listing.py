@@ -182,7 +182,7 @@ class _Walk:
         return self.against or kind or ("ignored" if self._ignored(path) else "")
 
     def _ignored(self, path: str) -> bool:
-        """True if the innermost ignore file that mentions the path ignores it; `!` takes a path back."""
+        """Returns True if the innermost ignore file that mentions the path ignores it; `!` takes a path back."""
         for prefix in reversed(self.ignoring):
             if prefix not in self.rules:
                 self.rules[prefix] = _read_rules(os.path.join(self.root, prefix, IGNORE_FILE))
@@ -208,7 +208,7 @@ def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:
 
 
 def maybe_vendored(path: str) -> bool:
-    """True if a folder of the path has a name such as `external`, which often means other people's code."""
+    """Returns True if a folder of the path has a name such as `external`, which often means other people's code."""
     return not _MAYBE_VENDORED.isdisjoint(path.lower().split("/")[:-1])
 
 

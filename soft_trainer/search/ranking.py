@@ -234,7 +234,7 @@ def order_pieces(
 
 @lru_cache(maxsize=2)
 def _norms(segments: Segments) -> list[np.ndarray]:
-    """BM25's length normalisation of pieces and files. It takes a third of a query's time, so it is cached."""
+    """Computes BM25's length normalisation of pieces and files, a third of a query's time, so it is cached."""
     pieces = segments.lengths.astype(np.float32)
     files = np.add.reduceat(pieces, segments.firsts[:-1])
     means = [max(float(lengths.sum()) / len(lengths), 1e-9) for lengths in (pieces, files)]
@@ -246,5 +246,5 @@ def _saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
 
 
 def _rarity(count: int, total: int) -> float:
-    """BM25's inverse document frequency, never negative."""
+    """Computes BM25's inverse document frequency, never negative."""
     return float(np.log1p((total - count + 0.5) / (count + 0.5)))

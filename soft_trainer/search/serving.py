@@ -71,7 +71,7 @@ class Watch:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def changed(self) -> bool:
-        """True if something may have changed since the last call."""
+        """Returns True if something may have changed since the last call."""
         due = self.dirty if self.watching else time.monotonic() - self.asked > CHECK_SECONDS
         if due:
             self.dirty, self.asked = False, time.monotonic()

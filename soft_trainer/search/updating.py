@@ -103,7 +103,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
 
 
 def _may_fork() -> bool:
-    """True if a forked process cannot inherit a lock held by another thread, such as one of torch's."""
+    """Returns True if a forked process cannot inherit a lock held by another thread, such as one of torch's."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 

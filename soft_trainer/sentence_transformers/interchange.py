@@ -194,7 +194,7 @@ def _documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, flo
 
 
 def _is_pairs(dataset: Dataset, labels: Sequence[str]) -> bool:
-    """True if all rows are right pairs: no labels or scores, or labels that are row numbers."""
+    """Returns True if all rows are right pairs: no labels or scores, or labels that are row numbers."""
     if list(labels) != [LABEL]:
         return not labels
     values = dataset[LABEL][:]

@@ -126,7 +126,7 @@ def _text(value) -> str:
 
 
 def _trained(results: dict | None) -> bool:
-    """True if a record is that of a run that has trained."""
+    """Returns True if a record is that of a run that has trained."""
     splits = (results or {}).get("results", {})
     return bool(results) and ("train" in results or any("trained" in systems for systems in splits.values()))
 

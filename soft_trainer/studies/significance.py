@@ -98,7 +98,7 @@ def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES, see
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """Holm's correction for many comparisons: it bounds the chance of any false finding among them.
+    """Applies Holm's correction for many comparisons, which bounds the chance of any false finding among them.
 
     The smallest p is multiplied by the number of comparisons, the next by one less, and so on; no p falls below the
     one before it. SciPy has only `false_discovery_control`, which allows a share of errors.

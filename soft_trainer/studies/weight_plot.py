@@ -121,7 +121,7 @@ def most_varied_query(estimates: Sequence[Estimate]) -> int:
 
 
 def chosen_negatives(estimates: Sequence[Estimate], query: int, number: int) -> list[int]:
-    """Columns of the negatives that some estimator has among its most similar, the most similar over all first."""
+    """Returns the columns of the negatives that some estimator finds most similar, the most similar first."""
     similarity = np.stack([estimate.similarity[query].double().numpy() for estimate in estimates])
     places = (-similarity).argsort(1, kind="stable").argsort(1)
     others = [column for column in range(similarity.shape[1]) if column != query]

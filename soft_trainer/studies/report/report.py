@@ -172,7 +172,7 @@ def _mrr_entry(cell: Cell, cells: Sequence[Cell]) -> str:
 
 
 def differences_table(cells: Sequence[Cell]) -> DataFrame:
-    """Cells against InfoNCE: difference, interval, p, and the queries won and lost."""
+    """Compares cells with InfoNCE: difference, interval, p, and the queries won and lost."""
     labels = column_labels(cells)
     return as_table(
         {
