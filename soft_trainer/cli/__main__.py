@@ -26,11 +26,11 @@ from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 COMMANDS = {
     "train": "fine-tune an encoder and measure it before and after",
     "evaluate": "measure an encoder on a data set, without training",
-    "mine": "mine documented functions from a source tree",
+    "mine": "mine training rows from a source tree or from commits",
     "merge": "merge trained encoders with the encoder before training",
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",
-    "evaluate-search": "measure the search with judged queries",
+    "evaluate-search": "measure the search of source trees",
     "mine-negatives": "mine hard negatives of training rows, for train --negatives",
     "baseline": "train with sentence-transformers' own losses, for a comparison",
     "simcse": "train the sentence encoder of the SimCSE estimator",

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         action="append",
         metavar="NAMES",
-        help="Measure with mteb (pip install 'soft-trainer[mteb]'): names of its tasks and benchmarks, by comma, such "
+        help="Measure with mteb (pip install 'soft-trainer[mteb]'): its tasks and benchmarks, comma-separated, such "
         "as CosQA or 'MTEB(Code, v1)'. The rows of --data_dir and the like become a task, too; without NAMES they are "
         "the only one. If MODEL is a folder of ours, its card gets the results. BM25 (--lexical) is not measured, and "
         "--matryoshka_dims is refused.",

@@ -1,8 +1,8 @@
 """Measure the search of indexed trees: nDCG@10, MRR, times and memory.
 
-The queries are judged ones over several trees (--queries, --trees); or the documentation of one tree's own functions,
-put to a copy of the tree without comments (--folder); or the subjects of a repository's newest commits, which should
-find the functions that they changed in the tree before them (--history).
+The queries are judged ones over several trees (--queries, --trees); or the documentation of one tree's functions,
+which should find them in a copy of the tree without comments (--folder); or the subjects of a repository's newest
+commits, which should find the functions that the commits changed, in the tree before them (--history).
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
@@ -33,14 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     add = parser.add_argument
     add("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
-    add("--trees", metavar="DIR", help="folder that holds each repo of --queries as a folder")
+    add("--trees", metavar="DIR", help="folder with a subfolder for each repo of --queries")
     add("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
     add("--history", metavar="REPOSITORY", help="git repository, whose newest commits give the queries")
-    add("--language", help="language of --history's functions (default: the one with most files)")
+    add("--language", help="language of --history's functions (default: the one with the most files)")
     add("--model", help="folder or Hub name of an encoder (default: words alone)")
-    add("--truncate_dim", type=int, metavar="N", help="keep N dimensions of every embedding")
+    add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of every embedding")
     add("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
-    add("--max_queries", type=int, default=200, help="most queries of --folder (default: 200)")
+    add("--max_queries", type=int, default=200, help="maximum number of queries of --folder (default: 200)")
     add("--output", metavar="FILE", help="write what was found for each query as JSON lines")
 
 

@@ -19,29 +19,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
-        "--model", help="folder or Hub name of an encoder: searches go by meaning too; without one, by words alone"
+        "--model", help="folder or Hub name of an encoder, to search by meaning too (default: by words alone)"
     )
     parser.add_argument(
         "--truncate_dim",
         type=int,
         metavar="N",
-        help="keep the first N dimensions of every embedding, of an encoder trained with --matryoshka_dims; searches "
-        "do the same, and another N encodes everything again (default: as the index has them, or all)",
+        help="keep the first N dimensions of every embedding, for an encoder trained with --matryoshka_dims; searches "
+        "do the same, and another N encodes everything again (default: what the index uses, or all)",
     )
     parser.add_argument(
         "--exclude",
         metavar="GLOB",
         action="append",
-        help="leave out files and folders that match, such as 'docs/**'; may be given again, and the index remembers "
-        "it until the next --exclude ('' for none)",
+        help="leave out files and folders that match, such as 'docs/**'; can be repeated, and the index remembers it "
+        "until the next --exclude ('' for none)",
     )
     parser.add_argument(
         "--include",
         metavar="GLOB",
         action="append",
-        help="index files that match although an ignore file, their folder or their kind speaks against them",
+        help="index files that match even if an ignore file, their folder or their kind would exclude them",
     )
-    parser.add_argument("--index_dir", help="place of the index (default: in the user's cache directory)")
+    parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
 def run(arguments: argparse.Namespace) -> int | None:

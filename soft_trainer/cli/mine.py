@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--history", metavar="REPOSITORY", help="git repository whose commits give the rows")
     parser.add_argument("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
     parser.add_argument("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
-    parser.add_argument("--num_workers", type=int, help="processes (default: one a CPU core)")
-    functions = "--history: leave out commits that change more functions (default: 5)"
+    parser.add_argument("--num_workers", type=int, help="processes (default: one per CPU core)")
+    functions = "--history: leave out commits that change more functions than this (default: 5)"
     parser.add_argument("--max_functions", type=int, help=functions)
-    body = "--history: the first paragraph of a commit's body joins its subject in the query (default: false)"
+    body = "--history: add the first paragraph of a commit's body to the query (default: false)"
     parser.add_argument("--body", type=to_bool, help=body)
     parser.add_argument("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}")
     parser.add_argument("--max_file_bytes", type=int, help=f"skip larger files (default: {MAX_FILE_BYTES:,})")

@@ -41,16 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("query", nargs="*", help="a name, words, or a sentence")
     add("--folder", default=".", metavar="DIR", help="folder that was indexed, or one in it (default: .)")
-    add("--index_dir", help="place of the index, where it is not the default")
+    add("--index_dir", help="location of the index (default: in the user's cache directory)")
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
-    add("--name", help="only functions and classes of this name; * stands for anything")
-    add("-n", "--limit", type=int, help="most results (default: 10)")
-    add("--json", action="store_true", help="print one JSON object a line")
-    add("--lexical", action="store_true", help="by words alone, though the index has embeddings")
+    add("--name", help="only functions and classes with this name; * matches anything")
+    add("-n", "--limit", type=int, help="maximum number of results (default: 10)")
+    add("--json", action="store_true", help="print one JSON object per line")
+    add("--lexical", action="store_true", help="search by words alone, even if the index has embeddings")
     add("--no_update", action="store_true", help="do not look for changed files first")
     add("--serve", action="store_true", help="show a search page on this machine's loopback address")
-    add("--port", type=int, help="port of the page (default: any that is free)")
+    add("--port", type=int, help="port of the page (default: any free port)")
     add(
         "--editor",
         metavar="LINK",

@@ -1,4 +1,4 @@
-"""Executes a grid of runs, each in a separate process, in the order of their needs. Skips finished runs.
+"""Run a grid of runs, each in a separate process and after the runs that it needs. Finished runs are skipped.
 
 soft-trainer study --config paper/overall --dry_run
 soft-trainer study --config paper/overall --only language=ruby,seed=1234
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION=VALUE",
         help="an option of every run of the grid; NAME.OPTION=VALUE for a run of `once`",
     )
-    add("--output_dir", help="folder in which each run gets its folder")
+    add("--output_dir", help="folder that holds a folder for each run")
     add("--launcher", help="the command that starts a run, for example 'accelerate launch --num_processes 2'")
     add("--redo", action="store_true", help="delete and repeat runs whose options changed")
     add("--keep_checkpoints", action="store_true", default=None, help="keep the checkpoints of finished runs")

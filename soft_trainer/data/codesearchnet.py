@@ -60,7 +60,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     for name in languages:
         known = f"{reader} knows only {', '.join(LANGUAGES)}{hint}"
         refuse(
-            (not name or languages.count(name) > 1, f"language={name!r}: name every language once, several by comma"),
+            (not name or languages.count(name) > 1, f"language={name!r}: name every language once, comma-separated"),
             (reader and name not in LANGUAGES, f"language={name!r}: {known}"),
         )
 

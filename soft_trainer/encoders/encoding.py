@@ -164,7 +164,7 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
         dims = [0]
     if min(dims, default=1) < 1 or len(set(dims)) < len(dims):
         raise UserError(
-            f"matryoshka_dims={value}: must be different whole numbers above 0, by comma, such as 768,256,64"
+            f"matryoshka_dims={value}: must be different whole numbers above 0, comma-separated, such as 768,256,64"
         )
     return tuple(sorted(dims, reverse=True))
 

@@ -23,7 +23,7 @@ class BaselineArguments:
         "mnrl", f"Loss: {', '.join(f'{key} ({name})' for key, name in BASELINES.items())}.", choices=tuple(BASELINES)
     )
     hardness_mode: str | None = option(
-        None, f"mnrl: negatives that weigh more if similar: {', '.join(HARDNESS_MODES)}.", choices=HARDNESS_MODES
+        None, f"mnrl: which negatives weigh more if similar: {', '.join(HARDNESS_MODES)}.", choices=HARDNESS_MODES
     )
     hardness_strength: float = option(0.0, "mnrl: factor on the cosine of those negatives; 9 and 5 are published.")
     guide_model: str | None = option(None, "Encoder that mines and guides. Default: the encoder before training.")
@@ -45,12 +45,14 @@ class SimCSEArguments(PretrainedOptions):
 
     model_name_or_path: str = option(PAPER_MODEL, "Encoder to start from: a Hub name or a folder.")
     model_revision: str | None = option(None, "Branch, tag or commit of the encoder on the Hub.")
-    query_length: int = option(128, "Tokens kept of a query, special tokens included.")
+    query_length: int = option(128, "Maximum tokens of a query, special tokens included.")
     data_dirs: list[str] | None = option(None, "Folders with train and valid .jsonl[.gz]. Default: CodeSearchNet.")
     languages: list[str] | None = option(None, f"Languages to take from the Hub. Default: {' '.join(LANGUAGES)}.")
     dataset_name: str = option(CODESEARCHNET, "Data set on the Hub, in CodeSearchNet's columns.")
-    query_columns: str | None = option(None, "Columns to read the query from, by comma; the first that exists.")
-    max_train_rows: int | None = option(None, "Train on so many distinct queries only, drawn by --seed.")
+    query_columns: str | None = option(
+        None, "Columns that may hold the query, comma-separated; the first there is read."
+    )
+    max_train_rows: int | None = option(None, "Train on this many distinct queries only, drawn by --seed.")
     max_eval_rows: int = option(2048, "Held-out queries that alignment and uniformity are measured on.")
 
 
@@ -83,13 +85,13 @@ class WeightPlotArguments:
 
     data_dir: str | None = option(None, "Folder with train.jsonl or train.jsonl.gz to draw a batch from.")
     pairs: str | None = option(None, "Instead: JSON lines with docstring and code, one batch. The first is the query.")
-    estimators: str = option("bm25", "Estimators by comma, as --estimator of a training run takes them; a+b is one.")
+    estimators: str = option("bm25", "Estimators, comma-separated, as in --estimator of a training run; a+b is one.")
     estimator_model: str | None = option(
-        None, "Encoders of simcse and trained_model by comma, in the order in which --estimators needs them."
+        None, "Comma-separated encoders of simcse and trained_model, in the order in which --estimators needs them."
     )
     trust_remote_code: bool = option(False, "Run the code that comes with an encoder of --estimator_model.")
     batch_size: int = option(32, "Rows in the batch.")
     seed: int = option(0, "Draws the batch.")
     query: int | None = option(None, "Row of the batch, from 0, to show. Default: where the weights differ most.")
-    negatives: int = option(8, "Negatives shown.")
-    output: str = option("weights.png", "The picture; none draws none.")
+    negatives: int = option(8, "Number of negatives to show.")
+    output: str = option("weights.png", "File of the picture; none draws no picture.")

@@ -51,7 +51,9 @@ MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no sou
 class DataArguments:
     """The rows to train and evaluate on, and the estimator of the weights."""
 
-    language: str = option("ruby", f"Programming languages, by comma: {', '.join(LANGUAGES)}.")
+    language: str = option(
+        "ruby", f"Programming languages, comma-separated: {', '.join(LANGUAGES)}. Rows of --data_dir may be in others."
+    )
     dataset_name: str = option(
         CODESEARCHNET,
         "Data set on the Hub: CodeSearchNet's, or one that --push_data_to_hub pushed; none, with --do_predict: "
@@ -65,13 +67,13 @@ class DataArguments:
     code_column: str | None = unset("Column of --data_dir that holds the code.", read_if=OWN_ROWS)
     drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.")
     eval_data_dir: str | None = unset(
-        "Further evaluation sets, folders by comma: files of CoSQA or CoSQA+, annotationStore.csv, relevance.jsonl, "
-        "or rows as --data_dir takes them, all of which are measured (soft_trainer.evaluation.evaluation_sets). "
-        "--data_dir may then hold train alone."
+        "Further evaluation sets, comma-separated folders: files of CoSQA or CoSQA+, annotationStore.csv, "
+        "relevance.jsonl, or rows as --data_dir takes them, all of which are measured "
+        "(soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone."
     )
     guard: str | None = unset(
-        "Queries that must not get worse, folders by comma as for --eval_data_dir: measured before, during and after "
-        "training."
+        "Queries that must not get worse, comma-separated folders as for --eval_data_dir: measured before, during and "
+        "after training."
     )
     source_dir: str | None = unset("Source tree to mine documented functions from; 'stdlib' is Python's own.")
     extra_source_dir: str | None = unset(
@@ -85,15 +87,15 @@ class DataArguments:
     )
     max_functions: int = option(5, "Leave out commits that change more functions.", least=1, read_if=HISTORY)
     body: bool = option(False, "Add the first paragraph of a commit's body to the query.", read_if=HISTORY)
-    mining_keep: str | None = unset("Rules of mining not to apply, by comma, such as short_functions.", read_if=MINED)
+    mining_keep: str | None = unset("Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED)
     filters: str | None = unset(
-        "Rules that drop rows, by comma: names of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet."
+        "Rules that drop rows, comma-separated: of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet."
     )
     split_urls: str | None = unset("Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
     push_data_to_hub: str | None = not_in_results(
         None, "USER/NAME: push the rows of --source_dir, --history or --data_dir, as trained on, as a data set."
     )
-    max_train_rows: int | None = unset("Train on this many rows only, the first ones.", least=1)
+    max_train_rows: int | None = unset("Train on the first rows only, this many.", least=1)
     lexical: bool = not_in_results(True, "Also rank by lexical BM25, a baseline that needs no training.")
     model_card: bool = not_in_results(True, "Write README.md, the model card, into the output folder.")
     examples: int = not_in_results(5, "Test queries to show with their top functions at the end.", least=0)
@@ -105,15 +107,15 @@ class DataArguments:
         read_if=ESTIMATOR,
     )
     estimator_model: str | None = unset(
-        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; by comma."
+        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; comma-separated."
     )
     estimator_cache_dir: str | None = not_in_results(
-        None, "Where row embeddings are kept. Default: in the Hugging Face home."
+        None, "Where to keep row embeddings. Default: in the Hugging Face home."
     )
-    no_estimator_cache: bool = not_in_results(False, "Compute row embeddings in every run and keep none.")
-    mixture_shares: str | None = unset("Share of each member of a mixture, by comma. Default: equal.", read_if=MIXTURE)
+    no_estimator_cache: bool = not_in_results(False, "Compute row embeddings in every run and keep none of them.")
+    mixture_shares: str | None = unset("Shares of a mixture, comma-separated. Default: equal.", read_if=MIXTURE)
     mixture_temperatures: str | None = unset(
-        "Temperature of each member, by comma. Default: its own.", read_if=MIXTURE
+        "Temperatures of its members, comma-separated. Default: their own.", read_if=MIXTURE
     )
     bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25)
     bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25)
@@ -241,7 +243,7 @@ class SoftInfoNCEOptions(LossOptions):
     negative_ratio: float | None = own_negatives(None, "Largest similarity, as a share of the positive's.")
     negative_temperature: float | None = own_negatives(
         None,
-        "Own negatives are drawn with the softmax of similarity / temperature; 0 takes the most similar ones. "
+        "Own negatives are drawn by the softmax of similarity / temperature; 0 takes the most similar ones. "
         "Default: all candidates are equally likely.",
         least=0,
     )
@@ -251,7 +253,7 @@ class SoftInfoNCEOptions(LossOptions):
         least=1,
     )
     chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
-    matryoshka_dims: str | None = unset("Train these first dimensions as embeddings too, such as 768,256,64.")
+    matryoshka_dims: str | None = unset("Use these leading dimensions as embeddings too, such as 768,256,64.")
 
 
 @dataclass
@@ -267,7 +269,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     overwrite: bool = not_in_results(False, "Write into an output folder that holds the results of another run.")
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
     per_device_eval_batch_size: int = not_in_results(64, "Texts encoded at once in evaluation, per process.")
-    seed: int = option(42, "Seed of everything that is drawn: rows, batches, dropout, new weights.")
+    seed: int = option(42, "Seed of everything random: rows, batches, dropout, new weights.")
     bf16: bool = option(False, "Train and encode in bfloat16.")
     use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.")
     push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.")
@@ -284,8 +286,8 @@ class TrainingOptions(SoftInfoNCEOptions):
     ddp_broadcast_buffers: bool | None = not_in_results(False, "Broadcast buffers before every forward pass.")
     train_sampling_strategy: str = option(
         "random",
-        "How rows are put into batches: random, sequential, no_duplicates (of a query or a code), group_by_length, "
-        "one_language, or similar (groups of rows that an estimator finds similar).",
+        "How rows are put into batches: random, sequential, no_duplicates (no repeated query or code), "
+        "group_by_length, one_language, or similar (groups of rows that an estimator finds similar).",
         choices=STRATEGIES,
     )
     restore_callback_states_from_checkpoint: bool = not_in_results(True, "Resume early stopping where it was.")
@@ -296,5 +298,9 @@ class TrainingOptions(SoftInfoNCEOptions):
         "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training."
     )
     guard_tolerance: float = option(
-        0.005, "How far the MRR of a guard may fall for merge_ratio auto.", least=0, most=1, read_if=GUARDED
+        0.005,
+        "How far a guard's MRR may fall: for merge_ratio auto, and for a warning.",
+        least=0,
+        most=1,
+        read_if=GUARDED,
     )

@@ -39,15 +39,15 @@ class LoraOptions:
     """
 
     lora_r: int | None = unset(
-        "Train a LoRA adapter of this rank, 16 for example, instead of all weights. It wants a larger learning rate, "
+        "Train a LoRA adapter of this rank, 16 for example, instead of all weights. It needs a larger learning rate, "
         "about 1e-4.",
         least=1,
     )
     lora_alpha: int | None = unset("LoRA's factor alpha / r. Default: 2 x lora_r.", least=1)
     lora_dropout: float | None = unset("Dropout before LoRA. Default: 0.05.", least=0, below=1)
     lora_target_modules: str | None = unset(
-        "Modules that get LoRA: names by comma, or all-linear. Default: the usual ones of the architecture, as peft "
-        "knows them, else all-linear."
+        "Modules that get LoRA: comma-separated names, or all-linear. Default: peft's choice for the "
+        "architecture, else all-linear."
     )
 
     def __post_init__(self):
@@ -79,13 +79,13 @@ class ModelArguments(LoraOptions, PretrainedOptions):
     query_prompt: str | None = unset("Text before every query, after special tokens that the encoder needs.")
     code_prompt: str | None = unset("Text before every code, after special tokens that the encoder needs.")
     include_prompt: bool | None = unset("Pool the tokens of prompts and prefixes too. Default: yes.")
-    query_length: int | None = unset("Tokens kept of a query, special tokens included.")
-    code_length: int | None = unset("Tokens kept of a code, special tokens included.")
+    query_length: int | None = unset("Maximum tokens of a query, special tokens included.")
+    code_length: int | None = unset("Maximum tokens of a code, special tokens included.")
     data_flow_length: int | None = unset("Data-flow nodes after the code tokens (GraphCodeBERT).")
     score_function: str | None = unset(f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
     score_scale: float | None = unset("Factor on every score; 20 is usual with cosine.")
-    query_columns: str | None = unset("Columns to read the query from, by comma; the first that exists.")
-    code_columns: str | None = unset("Columns to read the code from, by comma; the first that exists.")
+    query_columns: str | None = unset("Columns that may hold the query, comma-separated; the first there is read.")
+    code_columns: str | None = unset("Columns that may hold the code, comma-separated; the first there is read.")
 
     def __post_init__(self):
         LoraOptions.__post_init__(self)  # checks the values of all options

@@ -169,7 +169,7 @@ def _check_optimizer(args) -> None:
     name, settings = SchedulerType(args.lr_scheduler_type).value, args.lr_scheduler_kwargs
     mode, better = ("max", "larger") if args.greater_is_better else ("min", "smaller")
     if not isinstance(settings, dict | None):
-        raise UserError(f"lr_scheduler_kwargs={settings!r}: expected is a mapping such as '{{\"num_cycles\": 2}}'")
+        raise UserError(f"lr_scheduler_kwargs={settings!r}: a mapping is expected, such as '{{\"num_cycles\": 2}}'")
     if name in FALLING and (settings or {}).get("mode", "min") != mode:
         raise UserError(
             f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when {better}; set "
