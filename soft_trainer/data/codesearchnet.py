@@ -318,12 +318,14 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
 
 
 def _blank(rows: Dataset, column: str) -> list[int]:
-    """Finds the rows whose value in a column is missing, blank or an empty list."""
+    """Finds the rows whose value in a column is missing, blank or an empty list; a UserError for other values."""
     values = rows.select_columns(column).with_format("arrow")[:][column]
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         lengths = pc.list_value_length(values)
-    else:
+    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
         lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
+    else:
+        raise UserError(f"column {column!r} holds {values.type}, text is expected")
     return pc.indices_nonzero(pc.equal(lengths.fill_null(0), 0)).to_pylist()
 
 

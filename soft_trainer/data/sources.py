@@ -252,13 +252,13 @@ def as_rows(rows, name: str) -> Dataset | None:
     """
     if rows is None or isinstance(rows, Dataset):
         return rows
-    if isinstance(rows, list) and rows and all(isinstance(row, Mapping) for row in rows):
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+        refuse((not rows, f"{name}: there are no rows"))
         return Dataset.from_list(rows)
-    expected = (
-        f"a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and masks know a "
-        "row by its number, so rows of a stream must be collected first"
+    raise UserError(
+        f"{name}: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and "
+        "masks know a row by its number, so rows of a stream must be collected first"
     )
-    raise UserError(f"{name}: {'there are no rows' if rows == [] else expected}")
 
 
 def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:

@@ -294,6 +294,14 @@ def test_what_would_not_work_is_named_by_split_column_and_row(data, split, spoil
         check_rows(data, EncoderProfile(**options))
 
 
+@pytest.mark.parametrize("column, profile", [("url", {}), ("code", {"code_columns": ("code",)})])
+def test_values_that_are_no_text_are_refused(data, column, profile):
+    values = [{"text": str(row)} for row in range(len(data["codebase"]))]
+    data["codebase"] = data["codebase"].remove_columns(column).add_column(column, values)
+    with refused(f"column {column!r} holds struct<text: string>, text is expected"):
+        check_rows(data, EncoderProfile(**profile))
+
+
 def test_queries_are_matched_with_the_corpus(data):
     assert target_rows(data["valid"], data["codebase"]).tolist() == [0, 1]
     assert target_rows(data["test"], data["codebase"].select([3, 1, 2])).tolist() == [2, 0]

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 from git_repositories import grown
 from refusals import refused
@@ -235,6 +237,14 @@ def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
     usual = {"do_train": True, "do_eval": True, "do_predict": True, "eval_strategy": "no"}
     arguments = DataArguments(eval_data_dir=eval_data_dir)
     assert sources.needed_splits(arguments, SimpleNamespace(**usual | training)) == needed
+
+
+@pytest.mark.parametrize("rows", [pd.DataFrame({"code": ["x"]}), np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
+def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
+    with refused(f"rows: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; "):
+        sources.as_rows(rows, "rows")
+    with refused("rows: there are no rows"):
+        sources.as_rows([], "rows")
 
 
 def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_path):
