@@ -8,7 +8,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ class TrainingRows:
     @cached_property
     def row_of_url(self) -> dict[str, int]:
         """The first row that has each url."""
-        return row_of_url(self.urls)
+        return {url: row for url, row in row_of_url(self.urls).items() if url}
 
 
 class _FirstRows:
@@ -113,9 +113,10 @@ class _Codes:
     def named(self, lines: Iterable[tuple], place: str) -> Iterator[tuple[dict[int, float], float]]:
         """Yields the candidates that lines of names, their scores or None, and the own code's score stand for."""
         for number, (names, scores, own) in enumerate(lines, 1):
+            row = f"{place}, row {number}"
             if scores and len(scores) != len(names):
-                raise UserError(f"{place}, row {number}: {len(names)} negatives and {len(scores)} scores")
-            codes = (self._number(name, f"{place}, row {number}") for name in names)
+                raise UserError(f"{row}: {len(names)} negatives and {len(scores)} scores")
+            codes = (self._number(name, row) for name in names)
             yield dict(zip(codes, map(_score, scores or [None] * len(names)), strict=True)), _score(own)
 
     def negatives(self, candidates: Iterable[tuple[Mapping[int, float], float]]) -> Negatives:
@@ -224,8 +225,9 @@ def column_negatives(
     Raises:
         UserError: a url that no training row has, or a wrong number of scores (names the row).
     """
+    codes, unknown = _Codes(rows), [None] * len(values)
     names = ([value] if isinstance(value, str) else value or () for value in values)
-    codes, lines = _Codes(rows), zip(names, scores or repeat(None), own or repeat(None), strict=False)
+    lines = zip(names, scores or unknown, own or unknown, strict=True)
     return codes.negatives(codes.named(lines, place))
 
 
@@ -294,15 +296,16 @@ def tuple_texts(row: Mapping, place: str) -> tuple[str, list[str], list[float]]:
     """
     names = list(row)
     texts = [*names[:2], *(name for name in names[2:] if name == "negative" or name.startswith("negative_"))]
-    expected = (
-        "expected a query, a document and then negative, or negative_1 and on; "
-        "soft_trainer.sentence_transformers.from_sentence_transformers turns other layouts into training rows"
-    )
-    refuse((len(texts) < 3, f"{place}: columns {', '.join(names)}: {expected}"))
+    if len(texts) < 3:
+        raise UserError(
+            f"{place}: columns {', '.join(names)}: expected a query, a document and then negative, or negative_1 and "
+            "on; soft_trainer.sentence_transformers.from_sentence_transformers turns other layouts into training rows"
+        )
     query, *documents = (row[name] for name in texts)
     check_texts([query, *documents], place)
     scores = row.get("scores") or [None] * len(documents)
-    refuse((len(scores) != len(documents), f"{place}: {len(documents)} documents and {len(scores)} scores"))
+    if len(scores) != len(documents):
+        raise UserError(f"{place}: {len(documents)} documents and {len(scores)} scores")
     return query, documents, list(map(_score, scores))
 
 

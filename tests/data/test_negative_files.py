@@ -106,6 +106,9 @@ def test_a_column_names_codes_by_url_or_text():
 
 
 def test_a_url_that_is_no_code_is_named_with_its_row():
+    without = TrainingRows(*TEXTS[:2], ["u/0", "u/1", "", "u/3", "u/0"])
+    with refused("rows, row 1: the negative '' is neither the url of a training row"):
+        column_negatives([[""], None, None, None, None], without, place="rows")
     with refused("train.jsonl, row 2: the negative 'u/17' is neither the url of a training row"):
         column_negatives([None, ["u/1", "u/17"], None, None, None], ROWS, place="train.jsonl")
 
