@@ -147,7 +147,8 @@ class MixtureEstimator(Estimator):
 
     def neighbours(self, *args, **options) -> Neighbours:
         """Finds neighbours with the first member that can."""
-        return next(member for member in self._own if member.finds_neighbours).neighbours(*args, **options)
+        finder = next((member for member in self._own if member.finds_neighbours), super())
+        return finder.neighbours(*args, **options)
 
     def fit(self, dataset) -> None:
         """Fits every member."""

@@ -123,11 +123,12 @@ def _users_own(name: str):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         estimator = getattr(importlib.import_module(module), attribute)()
-        for method in ("fit", "similarity"):
-            getattr(estimator, method)
-        return estimator
     except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
         raise UserError(f"estimator={name!r}: {error}") from error
+    for method in ("fit", "similarity"):
+        if not callable(getattr(estimator, method, None)):
+            raise UserError(f"estimator={name!r}: it has no method {method}; an estimator has fit and similarity")
+    return estimator
 
 
 def _numbers(option: str, arguments: DataArguments) -> Sequence[float] | None:

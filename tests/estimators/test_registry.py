@@ -42,7 +42,7 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
         ({"estimator": "trained_model"}, "--estimator_model"),
         ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"estimator": "json:Mine"}, "Mine"),
-        ({"estimator": "os:getcwd"}, "has no attribute 'fit'"),
+        ({"estimator": "os:getcwd"}, "it has no method fit; an estimator has fit and similarity"),
         ({"estimator": "bm25+none"}, "'none'"),
         ({"estimator": "bm25+bm25", "mixture_shares": "a,b"}, "numbers separated by commas"),
         ({"estimator": "bm25", "bm25_idf": "plus"}, "okapi, robertson, lucene"),
