@@ -121,7 +121,8 @@ def cached_neighbours(
     Raises:
         UserError: `build` raised one; it is raised on every process.
     """
-    neighbours, problem, key = None, None, neighbours_key(inputs, k)
+    key = neighbours_key(inputs, k)
+    neighbours = problem = None
     if distributed.rank_and_world_size()[0] == 0:
         try:
             stored = load_arrays(folder, key)
@@ -182,7 +183,7 @@ def exact_neighbours(
         return _padded(columns, values, own, k)
 
     with ThreadPoolExecutor(threads) as pool:
-        return Neighbours.joined(pool.map(nearest, _blocks(rows, codes, entries)), progress, len(rows))
+        return Neighbours.joined(pool.map(nearest, blocks(rows, codes, entries)), progress, len(rows))
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
@@ -234,7 +235,7 @@ def _through_index(queries, codes, k, text_ids, progress) -> Neighbours:
             break
         index.nprobe *= 2
     print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} rows")
-    parts = (search(block, k) for block in _blocks(np.arange(len(queries)), 1, SEARCHED_AT_ONCE))
+    parts = (search(block, k) for block in blocks(np.arange(len(queries)), 1, SEARCHED_AT_ONCE))
     return Neighbours.joined(parts, progress, len(queries))
 
 
@@ -261,7 +262,7 @@ def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: 
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
     parts = []
-    for places in _blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
+    for places in blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
         block, near = rows[places], found[places]
         vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
         scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
@@ -288,7 +289,7 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
     return sum(len(set(row) & set(best) - {-1}) for row, best in pairs) / max(int((expected >= 0).sum()), 1)
 
 
-def _blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
+def blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
     """Splits `rows` into parts small enough for a matrix of `entries` with `width` columns per row."""
     size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))

@@ -10,7 +10,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.neighbours import Neighbours, exact_neighbours, recall_of
+from soft_trainer.data.neighbours import Neighbours, blocks, exact_neighbours, recall_of
 from soft_trainer.terminal import print_on_main
 
 EXACT_ROWS = 1 << 17  # documents up to which every query is compared with all of them
@@ -113,6 +113,5 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
             query[queries.indices[entries]] = 0
         return Neighbours(near, scores, own)
 
-    blocks = (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return Neighbours.joined(pool.map(nearest, blocks), progress, len(rows))
+        return Neighbours.joined(pool.map(nearest, blocks(rows, 1, BLOCK)), progress, len(rows))
