@@ -157,11 +157,14 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
         ) from error
     if folder is not None:
         loaded = load_folder(folder, needed=())
-        for split in [split for split in loaded if "language" in loaded[split].column_names]:
-            others = ", ".join(sorted(set(loaded[split]["language"][:]) - {None, language}))
-            loaded[split] = rows_in(loaded[split], language)
-            found = f"{split} has no row in {language}, only {others}"
-            refuse((not loaded[split], f"{dataset_name}: {found}; choose with --language"))
+        for split, rows in loaded.items():
+            if "language" not in rows.column_names:
+                continue
+            loaded[split] = rows_in(rows, language)
+            if not loaded[split]:
+                others = ", ".join(sorted(set(rows["language"][:]) - {None}))
+                found = f"{split} has no row in {language}, only {others}"
+                raise UserError(f"{dataset_name}: {found}; choose with --language")
         return loaded
     splits = {}
     for split, name in HUB_SPLITS.items():
