@@ -132,7 +132,8 @@ def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
     """Reads each file with its format's reader. If no file is named after a split, all are joined."""
     files = [(path, SPLIT_NAMES.get(path.name.split(".")[0].lower())) for path in paths if _format(path)]
     refuse((not files, f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv"))
-    named, parts = any(split for _, split in files), {}
+    named = any(split for _, split in files)
+    parts: dict[str, list[Dataset]] = {}
     for path, split in files:
         if split or not named:
             rows = load_dataset(_format(path), data_files=str(path), split="train")

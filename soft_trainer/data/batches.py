@@ -194,14 +194,17 @@ class TrainBatches(Dataset):
             # Includes other processes' draws, because the number of their forward passes depends on them.
             added, masks = zip(*(self.own_negatives.columns(rows, epoch) for rows in rows_of), strict=True)
             columns = [(rows_of[self.rank], masks[self.rank])]
-        masks = [mask for rows, own in columns for mask in (np.ones((len(own), len(rows)), dtype=bool), own)]
-        codes_of = [np.concatenate(parts) for parts in zip(rows_of, added, strict=True)]
-        return codes_of, torch.from_numpy(np.concatenate(masks, 1))
+        parts = []
+        for rows, own in columns:
+            parts += [np.ones((len(own), len(rows)), dtype=bool), own]
+        codes_of = [np.concatenate(both) for both in zip(rows_of, added, strict=True)]
+        return codes_of, torch.from_numpy(np.concatenate(parts, 1))
 
     def _sides(self, rows_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]) -> dict[str, Side]:
         """Collates the model inputs of both sides, in the same number of chunks on every process."""
         # A process without rows encodes a row of another process and uses none of its embeddings.
-        spare, sides = rows_of[0][:1], {}
+        spare = rows_of[0][:1]
+        sides = {}
         if not isinstance(self.collator, PairCollator):
             rows = rows_of[self.rank] if len(rows_of[self.rank]) else spare
             features = self.collator([self[int(row)] for row in rows])

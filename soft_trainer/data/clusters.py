@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -64,14 +63,13 @@ def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
     free = np.zeros(len(plan.neighbours) + 1, dtype=bool)  # The last entry stands for the neighbour -1.
     free[order] = True
     banned_by = np.full(len(free), -1)  # The last group that contains a row to keep apart.
-    near, full, small = plan.neighbours[:, plan.apart :], [], []
+    full, small = [], []
     for number, seed in enumerate(order.tolist()):
         if not free[seed]:
             continue
         group: list[int] = []
         texts: set = set()
-        # The group grows while its members' neighbours are looked at.
-        for row in chain([seed], (row for member in group for row in near[member][free[near[member]]].tolist())):
+        for row in _candidates(seed, group, free, plan):
             # A list of neighbours may contain a row twice.
             if free[row] and banned_by[row] != number and texts.isdisjoint(plan.texts_of.get(row, ())):
                 group.append(row)
@@ -82,6 +80,14 @@ def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
                 break
         (full if len(group) == size else small).append(group)
     return full, small
+
+
+def _candidates(seed: int, group: list[int], free: np.ndarray, plan: _Plan) -> Iterator[int]:
+    """Yields the seed, then the free neighbours of each member of the growing group."""
+    yield seed
+    for member in group:
+        near = plan.neighbours[member, plan.apart :]
+        yield from near[free[near]].tolist()
 
 
 class _Plan:

@@ -86,10 +86,11 @@ def _without_comments(batch: dict[str, list]) -> dict[str, list]:
 def _judge(batch: dict[str, list], rules: Sequence[str]) -> dict[str, Sequence]:
     """Returns the rule that drops each row, and the hashes by which duplicates are found, None if they are not."""
     rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-    none, exact, near = [None] * len(rows), "duplicates" in rules, "near_duplicates" in rules
-    return {
-        "dropped_by": [first_broken(row, [rule for rule in ROW_RULES if rule in rules]) for row in rows],
-        # As a list, Arrow would refuse numbers above 2^63.
-        "fingerprint": np.array([fingerprint(row["code_tokens"]) for row in rows], np.uint64) if exact else none,
-        "minhash": [minhash(row["code_tokens"]) for row in rows] if near else none,
-    }
+    row_rules = [rule for rule in ROW_RULES if rule in rules]
+    fingerprints = minhashes = [None] * len(rows)
+    if "duplicates" in rules:  # as a list, Arrow would refuse numbers above 2^63
+        fingerprints = np.fromiter(map(fingerprint, batch["code_tokens"]), np.uint64)
+    if "near_duplicates" in rules:
+        minhashes = [minhash(tokens) for tokens in batch["code_tokens"]]
+    reasons = [first_broken(row, row_rules) for row in rows]
+    return {"dropped_by": reasons, "fingerprint": fingerprints, "minhash": minhashes}

@@ -63,13 +63,13 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
     Raises:
         UserError: rows cannot be read, or a query's url is not in the corpus.
     """
-    columns, loaded = (arguments.query_column, arguments.code_column), {}
     sources = {name: (arguments.data_dir or "").replace("{language}", name) for name in arguments.languages}
     elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(arguments.languages)
     if elsewhere or not all(source and Path(source).exists() for source in sources.values()):
         return None  # `load_data` reads them, or says what is wrong
+    loaded = {}
     for language, source in sources.items():
-        loaded[language] = load_rows(source, *columns, needed)
+        loaded[language] = load_rows(source, arguments.query_column, arguments.code_column, needed)
         if not (arguments.split_urls or arguments.filters or arguments.drop_unusable):  # they choose the rows first
             check_urls(loaded[language])
     return loaded

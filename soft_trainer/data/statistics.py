@@ -46,7 +46,7 @@ def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> di
 def statistics_table(statistics: dict[str, dict], paper_language: str | None = None) -> str:
     """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given."""
     paper = {} if paper_language is None else dict(zip(SPLITS, PAPER_ROWS[paper_language], strict=True))
-    headers = ["split", "rows", *["rows in the paper"][: len(paper)]]
+    headers = ["split", "rows", *(["rows in the paper"] if paper else [])]
     for side in SIDES:
         headers += [f"{side} tokens: mean", "95 %", "truncated", f"repeated {side}"]
     rows = []

@@ -86,9 +86,10 @@ class GraphColumn:
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """Returns the first of `columns` that the rows have; a UserError if there is none, or it holds no text."""
-    column, names = next((name for name in columns if name in dataset.column_names), None), dataset.column_names
-    expected = f"expected {' or '.join(columns)} (--{side}_columns names others)"
-    refuse((column is None, f"no column for the {side}: the rows have {', '.join(names)}; {expected}"))
+    column = next((name for name in columns if name in dataset.column_names), None)
+    if column is None:
+        expected = f"expected {' or '.join(columns)} (--{side}_columns names others)"
+        raise UserError(f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; {expected}")
     feature = dataset.features[column]
     if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
         raise UserError(f"column {column!r} holds {feature.dtype}, text is expected for the {side}")
