@@ -216,7 +216,7 @@ def order_pieces(
         files, pieces = np.where(keep, files, 0), np.where(allowed, pieces, -1)
     taken = np.flatnonzero(files > 0)
     if len(taken) > limit:  # to sort all takes twenty times as long
-        taken = np.argpartition(-files, min(limit, len(files) - 1))[: limit + 1]
+        taken = taken[files[taken] >= np.partition(files[taken], -limit)[-limit]]
     ranked = []
     for file in sorted(taken.tolist(), key=lambda file: (-files[file], file))[:limit]:
         first, last = int(segments.firsts[file]), int(segments.firsts[file + 1])

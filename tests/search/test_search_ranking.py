@@ -56,6 +56,17 @@ def test_the_piece_that_answers_is_shown(tmp_path, query, name):
     assert CodeIndex.build(tree).search(query)[0].name == name
 
 
+def test_of_files_that_score_the_same_the_first_are_shown(tmp_path):
+    files = {f"f{number:02}.py": "def upload(path):\n    return path\n" for number in range(40)}
+    files["g.py"] = "def upload(path, path_of_upload):\n    return upload\n"
+    index = CodeIndex.build(write_tree(tmp_path / "tree", files))
+    whole = [result.path for result in index.search("upload", limit=100)]
+    tied = [path for path in whole if path != "g.py"]
+    assert tied == sorted(files)[:40]
+    for limit in (1, 2, 7, 30):
+        assert [result.path for result in index.search("upload", limit=limit)] == whole[:limit]
+
+
 @pytest.mark.parametrize("folder", ["third_party", "src/3rdparty", "vendored", "node_modules", "a/_vendor"])
 def test_code_of_others_is_left_out_and_counted(tmp_path, folder):
     tree = write_tree(tmp_path / "tree", {"src/a.py": "def a(): pass\n", f"{folder}/zlib/inflate.py": UPLOADS})
