@@ -107,8 +107,10 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
                 allowed &= (columns >= len(ids)) | (ids[columns.clip(max=len(ids) - 1)] != ids[row])
             columns = columns[allowed]
             values = documents[columns] @ query
-            best = np.argpartition(-values, k)[:k] if len(values) > k else np.arange(len(values))
-            best = best[np.lexsort((columns[best], -values[best]))]
+            best = np.arange(len(values))
+            if len(values) > k:
+                best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all that score like the last
+            best = best[np.lexsort((columns[best], -values[best]))][:k]
             near[place, : len(best)], scores[place, : len(best)] = columns[best], values[best]
             query[queries.indices[entries]] = 0
         return Neighbours(near, scores, own)
