@@ -1,4 +1,4 @@
-"""Where a profile comes from: published names, our file, the files of sentence-transformers; and what is refused."""
+"""Profiles from published names, our file or the files of sentence-transformers, and those that are refused."""
 
 import dataclasses
 import json
