@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -17,6 +18,7 @@ from soft_trainer.hub.push import UNMERGED
 from soft_trainer.merging import RATIOS, RatioResult, check_ratio, choose_ratio, interpolate, scale_adapter
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.checkpoints import save_encoder
+from soft_trainer.training.guard_sets import DIFFERENCE, difference
 
 AUTO = "auto"
 
@@ -128,15 +130,10 @@ def _merge(trainer, before: Mapping[str, Tensor]) -> dict:
     after = weights_of(model)
     record = {"base": model.config._name_or_path or "the start", "models": [UNMERGED]}
     if ratio == AUTO:
-        results = [_measured(trainer, model, before, after, each) for each in RATIOS]
+        results = _measure_ratios(trainer, model, before, after)
         ratio = choose_ratio(results, args.guard_tolerance)
+        print_on_main(f"{ratio:g} has the best valid MRR with guards that fell by at most {args.guard_tolerance:g}")
         record["ratios"] = [{"ratio": each.ratio, "valid": each.valid, **each.guards} for each in results]
-        rows = [
-            (f"{each.ratio:g}{' (chosen)' if each.ratio == ratio else ''}", each.valid, *each.guards.values())
-            for each in results
-        ]
-        guards = (f"guard {name}" for name in results[0].guards)
-        print_on_main(table(["merge ratio", "valid MRR", *guards], rows, floats=".4f"))
     set_merged(model, before, after, ratio)
     print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
     if ratio == 0:
@@ -156,10 +153,17 @@ def set_merged(
         model.load_state_dict(interpolate(before, [after], ratio))
 
 
-def _measured(trainer, model: PreTrainedModel, before: Mapping, after: Mapping, ratio: float) -> RatioResult:
-    """Returns the figures of the encoder merged at a ratio."""
-    set_merged(model, before, after, ratio)
-    guards = trainer.guards.mrr(None if ratio else "untrained")
+def _measure_ratios(trainer, model: PreTrainedModel, before: Mapping, after: Mapping) -> list[RatioResult]:
+    """Measures the encoder merged at each ratio, and prints the table."""
+    start, results, rows = trainer.guards.reciprocal_ranks("untrained"), [], []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {None: trainer.eval_dataset}
-    valid = [trainer.predict(rows, trainer.corpus_of(key), "valid").metrics["valid_mrr"] for key, rows in sets.items()]
-    return RatioResult(ratio, sum(valid) / len(valid), guards)
+    for ratio in RATIOS:
+        set_merged(model, before, after, ratio)
+        guards = trainer.guards.reciprocal_ranks() if ratio else start
+        outputs = (trainer.predict(queries, trainer.corpus_of(key), "valid") for key, queries in sets.items())
+        valid = float(np.mean([output.metrics["valid_mrr"] for output in outputs]))
+        results.append(RatioResult(ratio, valid, {name: float(ranks.mean()) for name, ranks in guards.items()}))
+        rows.append((f"{ratio:g}", valid, *(difference(start[name], guards[name]) for name in start)))
+    titles = (f"guard {name}, {DIFFERENCE}" for name in start)
+    print_on_main(table(["merge ratio", "valid MRR", *titles], rows, floats=".4f"))
+    return results

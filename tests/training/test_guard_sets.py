@@ -6,7 +6,8 @@ from datasets import Dataset
 
 from soft_trainer import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
-from soft_trainer.training.guard_sets import mrr_of, sampled
+from soft_trainer.studies.significance import paired_bootstrap
+from soft_trainer.training.guard_sets import difference, reciprocal_ranks, sampled
 
 
 def guards_of(dataset):
@@ -31,10 +32,22 @@ def test_guards_are_measured_before_in_each_evaluation_and_at_the_end(trainer_of
 @pytest.mark.parametrize("tolerance, warns", [(0.1, True), (0.2, False)])
 def test_a_line_warns_of_a_guard_that_fell(trainer_of, dataset, capsys, monkeypatch, tolerance, warns):
     trainer = trainer_of(arguments={"guards": guards_of(dataset)})
-    figures = {"untrained": {"human": 0.5, "old": 0.5}, "trained": {"human": 0.35, "old": 0.6}}
-    monkeypatch.setattr(trainer.guards, "mrr", figures.get)
+    before = {"human": np.full(4, 0.5), "old": np.full(1, 0.5)}
+    after = {"human": np.array([0.5, 0.5, 0.2, 0.2]), "old": np.full(1, 0.6)}
+    monkeypatch.setattr(trainer.guards, "reciprocal_ranks", {"untrained": before, "trained": after}.get)
     trainer.guards.report(tolerance)
-    assert ("warning: the guard human fell from 0.5000 to 0.3500" in capsys.readouterr().err) == warns
+    printed = capsys.readouterr().err
+    assert ("warning: the guard human fell from 0.5000 to 0.3500" in printed) == warns
+    assert "-0.1500 ± 0.1697" in printed and "+0.1000 ± inf" in printed
+
+
+def test_a_difference_has_the_interval_that_a_bootstrap_finds():
+    generator = np.random.default_rng(0)
+    before, after = generator.random(400), generator.random(400)
+    mean, half = map(float, difference(before, after).split(" ± "))
+    low, high = paired_bootstrap(after - before)
+    assert mean == pytest.approx((after - before).mean(), abs=1e-4)
+    assert half == pytest.approx((high - low) / 2, rel=0.05)
 
 
 def test_a_large_guard_is_sampled_with_its_own_codes_and_says_so(capsys):
@@ -71,7 +84,7 @@ def test_of_several_right_codes_the_best_counts(trainer_of, dataset):
     judged = EvaluationSet("judged", Dataset.from_list(rows), dataset)
     output = trainer.predict(judged.queries, dataset, "judged")
     places = sorted(output.ranks.tolist())
-    assert mrr_of(judged, output) == pytest.approx(1 / places[0])
+    assert reciprocal_ranks(judged, output) == pytest.approx([1 / places[0]])
 
 
 def test_a_guard_whose_query_has_no_code_is_refused_before_training(trainer_of, dataset):

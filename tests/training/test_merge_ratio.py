@@ -82,7 +82,8 @@ def test_auto_takes_the_ratio_that_the_rule_takes(train, model, dataset, capsys)
     trainer.model.load_state_dict(start)
     assert trainer.evaluate()["eval_mrr"] == pytest.approx(valid[0.0])
     printed = capsys.readouterr().err
-    assert "guard human" in printed and "(chosen)" in printed
+    assert "guard human, difference" in printed and "+0.0000 ± 0.0000" in printed
+    assert f"{record['ratio']:g} has the best valid MRR" in printed
 
 
 def test_an_adapter_is_scaled(train, model, tokenizer, profile, tmp_path):
