@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, List, Value, concatenate_datasets, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.errors import HTTPError
 from xxhash import xxh3_128_hexdigest
@@ -27,7 +28,10 @@ SPLIT_NAMES = {
 }  # fmt: skip
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
 QUERIES, CODES = ("docstring", "docstring_tokens"), ("code", "code_tokens")  # CodeSearchNet's
+SIDES = {"query": QUERIES, "code": CODES}
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are words of a text
+SHARD = re.compile(r"-\d+-of-\d+$")  # in the names of the Hub's files, `train-00000-of-00002.parquet`
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -41,33 +45,35 @@ def load_rows(
     """Loads pairs of a query and its code as the splits train, valid, test and codebase, in CodeSearchNet's columns.
 
     Column names in `PAIRS` are recognised. Without `valid`, `test` and `codebase`, the rows are split: by repository
-    if there is such a column, otherwise at random, with equal queries and equal codes on the same side. A row without
-    a `url` gets one made from its code.
+    if there is such a column, otherwise at random, with equal queries and equal codes on the same side. Rows without
+    `url` get one made from their code, and without `codebase` the corpus is made of valid and test.
 
     Args:
         source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, or a name on the Hub.
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
-        split: False takes all rows as `test`.
+        split: False takes the rows of `test` as they are, or else those of `valid`, or else all rows.
 
     Raises:
         UserError: rows cannot be read, a column is missing, or a column does not hold text.
     """
     source = str(source)
     if not (query_column or code_column) and split and _is_codesearchnet(Path(source)):
-        alone = list(split_files(Path(source))) == ["train"]
-        data = load_folder(source, needed=("train",) if alone else needed)
-        if not alone:
-            return data
+        alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
+        data = load_folder(source, needed=("train",) if alone else [name for name in needed if name != "codebase"])
     else:
         data = _renamed(_read(source), query_column, code_column, source)
     for name, rows in data.items():
-        if "url" not in rows.column_names and _column(rows, CODES):  # equal codes are one code of the corpus
+        trained_on = name == "train" and len(data) > 1  # needs no url
+        if "url" not in rows.column_names and _column(rows, CODES) and not trained_on:
+            # Equal codes are one code of the corpus.
             urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
             data[name] = rows.add_column("url", urls)
     pairs = {name: rows for name, rows in data.items() if _column(rows, QUERIES) and name != "codebase"}
     if not split:
-        chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(list(pairs.values()))
+        parts = list(pairs.values()) or list(data.values())
+        chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(parts)
+        _check_sides(chosen, ["query"] if "codebase" in data or "url" in chosen.column_names else SIDES)
         return DatasetDict(test=chosen, codebase=data.get("codebase") or corpus_of([chosen]))
     if list(data) == ["train"] and set(needed) - {"train"}:
         data = _split(data["train"])
@@ -86,14 +92,16 @@ def _column(rows: Dataset, names: Sequence[str]) -> str | None:
 
 
 def _is_codesearchnet(folder: Path) -> bool:
-    """Returns True if a folder has JSON lines by split whose first row has no query column but CodeSearchNet's."""
+    """Returns True if all splits of a folder are JSON lines, and the first row has no query column but ours."""
     if not folder.is_dir():
         return False
-    files = list(split_files(folder).values())
+    files = split_files(folder)
     if not files:
         return not _is_saved(folder) and not any(_format(path) for path in folder.iterdir())
+    if not {_split_of(path) for path in folder.iterdir()} <= {None, *files}:
+        return False  # another split has another name or format, such as `dev.jsonl` or `test.csv`
     try:
-        _, row = next(read_json_lines(files[0]), (None, {}))
+        _, row = next(read_json_lines(next(iter(files.values()))), (None, {}))
     except UserError:
         return True  # whose reader names the row
     return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
@@ -106,6 +114,11 @@ def _is_saved(folder: Path) -> bool:
 def _format(path: Path) -> str | None:
     """Returns the format of a file of rows, None for another file."""
     return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower()) if path.is_file() else None
+
+
+def _split_of(path: Path) -> str | None:
+    """Returns the split that a file of rows is named after, None for any other file."""
+    return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower())) if _format(path) else None
 
 
 def _read(source: str) -> dict[str, Dataset]:
@@ -124,20 +137,30 @@ def _read(source: str) -> dict[str, Dataset]:
         reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
         raise UserError(f"{source}: cannot be read: {reason}") from error
     loaded = loaded if isinstance(loaded, dict) else {"train": loaded}
+    loaded = {name: _with_plain_text(rows) for name, rows in loaded.items()}
     named = {SPLIT_NAMES[name]: rows for name, rows in loaded.items() if name in SPLIT_NAMES}
     return named or {"train": concatenate_datasets(list(loaded.values()))}
 
 
+def _with_plain_text(rows: Dataset) -> Dataset:
+    """Casts texts with 64-bit offsets, as pandas and polars write them, which cannot be joined with other texts."""
+    large, plain = Value("large_string"), Value("string")
+    changed = {name: plain for name, feature in rows.features.items() if feature == large}
+    changed |= {name: List(plain) for name, feature in rows.features.items() if feature == List(large)}
+    return rows.cast(Features({**rows.features, **changed})) if changed else rows
+
+
 def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
     """Reads each file with its format's reader. If no file is named after a split, all are joined."""
-    files = [(path, SPLIT_NAMES.get(path.name.split(".")[0].lower())) for path in paths if _format(path)]
+    files = [(path, _split_of(path)) for path in paths if _format(path)]
     refuse((not files, f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv"))
     named = any(split for _, split in files)
     parts: dict[str, list[Dataset]] = {}
     for path, split in files:
         if split or not named:
-            rows = load_dataset(_format(path), data_files=str(path), split="train")
-            parts.setdefault(split or "train", []).append(rows)
+            reader = _format(path)
+            rows = load_dataset(reader, data_files=glob.escape(str(path)), split="train", **READ_AS.get(reader, {}))
+            parts.setdefault(split or "train", []).append(_with_plain_text(rows))
     return {split: concatenate_datasets(rows) for split, rows in parts.items()}
 
 
@@ -180,12 +203,17 @@ def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
 # ---- Splits ----
 
 
-def _split(rows: Dataset) -> dict[str, Dataset]:
-    """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has."""
-    for side, columns in (("query", QUERIES), ("code", CODES)):
-        if not _column(rows, columns):
+def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
+    """Raises UserError if the rows have no column for one of the sides."""
+    for side in sides:
+        if not _column(rows, SIDES[side]):
             known = ", ".join(rows.column_names)
             raise UserError(f"no column for the {side}: the rows have {known}; name it with --{side}_column")
+
+
+def _split(rows: Dataset) -> dict[str, Dataset]:
+    """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has."""
+    _check_sides(rows, SIDES)
     column = _column(rows, REPOSITORIES)
     groups, reason = [str(name) for name in rows[column]] if column else [], f"by {column}"
     if len(set(groups)) < len(SPLITS):
@@ -208,7 +236,7 @@ def _groups_of_equals(rows: Dataset) -> list[str]:
             parent[row] = row = parent[parent[row]]
         return row
 
-    for side in (QUERIES, CODES):
+    for side in SIDES.values():
         first: dict[Hashable, int] = {}
         for row, text in enumerate(_texts(rows, side)):
             if text:

@@ -78,6 +78,38 @@ def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pai
         assert sizes == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
 
 
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (("docstring", "code"), ("train.jsonl", "valid.jsonl", "test.jsonl")),
+        (("docstring", "code"), ("train.jsonl", "dev.jsonl", "test.csv")),
+        (("query", "code"), ("train.jsonl", "validation.jsonl", "test.jsonl")),
+        (("query", "code"), tuple(f"{name}-00000-of-00001.parquet" for name in ("train", "validation", "test"))),
+    ],
+)
+def test_named_files_are_splits_without_urls_and_corpus(pairs, tmp_path, columns, names):
+    rows = pairs.rename_columns(dict(zip(("question", "answer"), columns, strict=True)))
+    for name, part in zip(names, (range(20), range(20, 30), range(30, 40)), strict=True):
+        write(rows.select(part), tmp_path / "folder" / name)
+    data = load(tmp_path / "folder")
+    assert {split: len(part) for split, part in data.items()} == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
+    assert data["test"]["docstring"][:] == pairs["question"][30:]
+    assert data["codebase"]["url"][10:] == data["test"]["url"][:]
+
+
+def test_a_path_may_hold_signs_of_a_pattern(pairs, tmp_path):
+    path = write(pairs, tmp_path / "rows [v2] *" / "a.csv")
+    for source in (path, path.parent):
+        assert len(load(source)["train"]) == 32
+
+
+def test_words_of_a_table_that_pandas_would_drop_are_texts(pairs, tmp_path):
+    words = ["null", "None", "NA", "nan"]
+    rows = Dataset.from_dict({"query": [*words, *pairs["question"]], "code": [*words, *pairs["answer"]]})
+    data = load(write(rows, tmp_path / "a.csv"))
+    assert {*words} < {text for split in ("train", "valid", "test") for text in data[split]["docstring"]}
+
+
 def test_equal_queries_equal_codes_and_a_repository_are_on_one_side(pairs, tmp_path):
     codes = [f"code {(n + 1) // 2 if n % 8 else n}" for n in range(SIZE)]
     equal = Dataset.from_dict({"query": [f"query {n // 2}" for n in range(SIZE)], "code": codes})
@@ -105,6 +137,20 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
     path = write(pairs, tmp_path / "people.csv")
     (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
     assert len(one.queries) == len(one.codebase) == SIZE
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "message"),
+    [
+        ("a.csv", ("q", "c"), "no column for the query: the rows have q, c; name it with --query_column"),
+        ("a.csv", ("docstring", "c"), "no column for the code: the rows have docstring, c; name it"),
+        ("codebase.csv", ("code", "url"), "no column for the query: the rows have code, url"),
+    ],
+)
+def test_an_evaluation_set_without_a_side_is_refused(pairs, tmp_path, name, columns, message):
+    path = write(pairs.rename_columns(dict(zip(("question", "answer"), columns, strict=True))), tmp_path / name)
+    with refused(message):
+        load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
 
 
 @pytest.mark.parametrize(

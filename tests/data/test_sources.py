@@ -133,8 +133,8 @@ def test_training_rows_need_no_url(write_folder, rows, tmp_path):
         (tmp_path / f"{split}.txt").write_text("\n".join(urls))
     with pytest.raises(UserError, match="valid: no rows"):
         load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
-    others = dict.fromkeys(("valid", "test", "codebase"), '{"code": "x"}')
-    folder = write_folder(train=without(rows[:8], "url"), **others)
+    others = dict.fromkeys(("train", "valid", "test", "codebase"), '{"original_string": "x"}')
+    folder = write_folder(**others)
     with pytest.raises(UserError, match="--split_urls selects rows by url, but no row has the column 'url'"):
         load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
 
@@ -256,6 +256,9 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     split = load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase"))
     assert sum(len(split[name]) for name in ("train", "valid", "test")) == 16 and min(map(len, split.values())) > 0
     shutil.copy(data_dir / "test.jsonl", folder)
+    made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
+    assert made["codebase"]["url"][:] == made["test"]["url"][:]
+    (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
     with pytest.raises(UserError, match="test: no corpus .* add codebase.jsonl"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
 
