@@ -62,7 +62,7 @@ def load_rows(
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
         data = load_folder(source, needed=("train",) if alone else [name for name in needed if name != "codebase"])
     else:
-        data = _renamed(_read(source), query_column, code_column, source)
+        data = _renamed(read_splits(source), query_column, code_column, source)
     for name, rows in data.items():
         trained_on = name == "train" and len(data) > 1  # needs no url
         if "url" not in rows.column_names and _column(rows, CODES) and not trained_on:
@@ -121,8 +121,14 @@ def _split_of(path: Path) -> str | None:
     return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower())) if _format(path) else None
 
 
-def _read(source: str) -> dict[str, Dataset]:
-    """Reads the splits under our names; rows without a split are `train`."""
+def read_splits(source: str) -> dict[str, Dataset]:
+    """Reads the splits of a file, a folder, a saved data set or a name on the Hub under our names.
+
+    Rows without a split are `train`.
+
+    Raises:
+        UserError: they cannot be read.
+    """
     path = Path(source)
     if not path.exists() and not HUB_NAME.fullmatch(source):
         raise UserError(f"{source}: no such folder or file, and no name on the Hub (USER/NAME)")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from datasets import Dataset, load_from_disk
 
+from soft_trainer.data.any_rows import read_splits
 from soft_trainer.data.codesearchnet import row_of_url
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.errors import UserError, refuse
@@ -141,7 +141,7 @@ def load_negatives(path: str | Path, rows: TrainingRows) -> Negatives:
     """Reads the negatives of a file or folder.
 
     It is one that `write_negatives` wrote, or a table of n-tuples (see `tuple_negatives`) as JSON lines, Parquet or a
-    folder of `Dataset.save_to_disk`.
+    folder of `save_to_disk`, with one split if it has any.
 
     Raises:
         UserError: there is no such file, it has another format, or its negatives are those of other rows.
@@ -149,8 +149,9 @@ def load_negatives(path: str | Path, rows: TrainingRows) -> Negatives:
     path = Path(path)
     refuse((not path.exists(), f"{path}: no such file"))
     if path.is_dir() or path.suffix == ".parquet":
-        read = load_from_disk if path.is_dir() else Dataset.from_parquet
-        return tuple_negatives(read(str(path)), rows, str(path))
+        splits = read_splits(str(path))
+        refuse((len(splits) > 1, f"{path}: one table of negatives is expected, not {', '.join(splits)}"))
+        return tuple_negatives(*splits.values(), rows, str(path))
     lines = (row for _, row in read_json_lines(path))
     first = next(lines, None)
     refuse((first is None, f"{path}: no rows"))
@@ -292,7 +293,7 @@ def tuple_texts(row: Mapping, place: str) -> tuple[str, list[str], list[float]]:
         place: the name of the row, for a message.
 
     Raises:
-        UserError: other columns, a missing text, or a wrong number of scores.
+        UserError: other columns, a missing text, a value that is not text, or a wrong number of scores.
     """
     names = list(row)
     texts = [*names[:2], *(name for name in names[2:] if name == "negative" or name.startswith("negative_"))]
@@ -310,9 +311,11 @@ def tuple_texts(row: Mapping, place: str) -> tuple[str, list[str], list[float]]:
 
 
 def check_texts(texts: Sequence[str | None], place: str) -> None:
-    """Raises UserError if a query or document is missing; `place` names its row."""
-    if None in texts:
-        raise UserError(f"{place}: the {'document' if texts.index(None) else 'query'} has no text")
+    """Raises UserError if a query or document is missing or is not text; `place` names its row."""
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            found = "has no text" if text is None else f"is {type(text).__name__}, text is expected"
+            raise UserError(f"{place}: the {'document' if number else 'query'} {found}")
 
 
 def _score(value: float | None) -> float:

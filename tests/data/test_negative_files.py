@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from refusals import refused
 
 from soft_trainer.data.negative_files import (
@@ -94,6 +94,22 @@ def test_files_that_hold_no_negatives_are_named(tmp_path, content, words):
         load_negatives(path, ROWS)
     with pytest.raises(UserError, match="other.jsonl: no such file"):
         load_negatives(tmp_path / "other.jsonl", ROWS)
+
+
+def test_tables_that_hold_no_negatives_are_named(tmp_path):
+    table = Dataset.from_dict({"query": ["sort a list"], "code": ["x"], "negative": [["y y"]]})
+    table.to_parquet(str(tmp_path / "lists.parquet"))
+    (tmp_path / "broken.parquet").write_text("x")
+    (tmp_path / "empty").mkdir()
+    DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "two"))
+    for name, words in (
+        ("lists.parquet", "row 1: the document is list, text is expected"),
+        ("broken.parquet", "cannot be read"),
+        ("empty", "no rows"),
+        ("two", "one table of negatives is expected, not train, test"),
+    ):
+        with refused(f"{name}", words):
+            load_negatives(tmp_path / name, ROWS)
 
 
 def test_a_column_names_codes_by_url_or_text():
