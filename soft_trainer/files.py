@@ -95,6 +95,8 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
                 place = f"{path}, row {number}"
                 if line.strip():
                     value = json.loads(line)
+                    if "\\ud" in line.lower():  # half of a pair, left by a text that was cut, is not a character
+                        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
                     if not isinstance(value, dict):
                         raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
                     yield place, value

@@ -58,6 +58,9 @@ def test_other_columns_and_blank_lines_are_left_out_and_token_text_is_split(writ
     codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]  # separators of lines to some, but not in a file of JSON lines
     lines = [json.dumps(row | {"code": code}, ensure_ascii=False) for code in codes]
     assert load_folder(write_folder(train="\n\n".join(lines) + "\n\n"))["train"]["code"][:] == codes
+    lines = [json.dumps(row | {"code": code}) for code in ("cut \ud83d", "whole \U0001f600", r"\ud83d")]
+    codes = ["cut ?", "whole \U0001f600", r"\ud83d"]
+    assert load_folder(write_folder(train="\n".join(lines)))["train"]["code"][:] == codes
 
 
 def test_negatives_are_one_text_or_several_and_the_column_is_there_only_with_values(write_folder, rows):
