@@ -44,6 +44,8 @@ def filter_rows(
             row = values.is_null().index(True).as_py() + 1
             raise UserError(f"{name}: row {row} has no {column!r}, which the filter {needed} needs")
     counts = dict.fromkeys((rule for rule in RULES if rule in rules), 0)
+    if not len(dataset):
+        return dataset, counts  # `map` would add no column
     num_proc = num_proc or processes_for(len(dataset), PARSED_AT_ONCE)
     if "comments" in rules:
         dataset = dataset.map(_without_comments, batched=True, num_proc=num_proc, desc="comments")

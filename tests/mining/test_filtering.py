@@ -109,6 +109,12 @@ def test_a_column_that_a_rule_needs_is_named_with_the_rule(rule):
     filter_rows(Dataset.from_list(rows).select_columns([*COLUMNS[rule]]), [rule])
 
 
+def test_no_rows_stay_no_rows():
+    rows = Dataset.from_list([row()]).select([])
+    kept, counts = filter_rows(rows, list(RULES))
+    assert len(kept) == 0 and kept.column_names == rows.column_names and counts == dict.fromkeys(RULES, 0)
+
+
 def test_processes_change_nothing():
     rows = Dataset.from_list([row(query="w " * number, name=f"f{number % 3}") for number in range(1, 8)])
     one, two = (filter_rows(rows, ["document_length", "near_duplicates"], num_proc=n) for n in (None, 2))
