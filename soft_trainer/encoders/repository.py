@@ -30,6 +30,12 @@ def published_name(name_or_path: str | Path) -> str:
     return snapshot[1].replace("--", "/") if snapshot else name
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Splits `NAME@REVISION` into name and revision; a folder, whose path may hold an `@`, has no revision."""
+    base, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    return base, revision or None
+
+
 def repository_file(
     name_or_path: str | Path, file: str, revision: str | None = None, expected: bool = True
 ) -> Path | None:

@@ -18,6 +18,7 @@ from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, prompt_length
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 
@@ -44,8 +45,7 @@ class EncodedRowsEstimator(Estimator):
     ):
         self.model_name_or_path, self.cache_dir, self.batch_size = str(model_name_or_path), cache_dir, batch_size
         self.trust_remote_code = trust_remote_code
-        self._name, _, revision = self.model_name_or_path.partition("@")
-        self._revision = revision or None
+        self._name, self._revision = split_revision(self.model_name_or_path)
 
     def __getstate__(self) -> dict:
         """Returns the state with memory-mapped rows replaced by their paths, so that a worker maps them too."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, MixtureEstimator
 from soft_trainer.estimators.bm25 import BM25Estimator
@@ -108,9 +109,9 @@ def _make(name: str, arguments: DataArguments, models: Iterator[str], query_colu
     if entry.takes_model:
         model = next(models, entry.default_model)
         refuse((model is None, f"estimator={name}: name its folder or Hub name with --estimator_model"))
-        base, _, revision = model.partition("@")
+        base, revision = split_revision(model)
         # A missing encoder is refused now rather than when the estimator is fitted.
-        load_tokenizer(base, resolve_profile(base, revision=revision or None), revision or None, trust_remote_code)
+        load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)
         options |= {"model_name_or_path": model, "trust_remote_code": trust_remote_code}
     return entry.estimator_class and entry.estimator_class(**options)
 

@@ -1,7 +1,9 @@
+import shutil
 import sys
 
 import pytest
 
+from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.options.fields import DataArguments
@@ -25,6 +27,13 @@ def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):
     )
     assert [type(member).__name__ for member in mixture.members] == ["BM25Estimator", "SimCSEEstimator"]
     assert mixture.shares == pytest.approx([0.3, 0.7]) and mixture.members[1].cache_dir is None
+
+
+def test_a_folder_may_have_an_at_sign_in_its_path(encoder_dir, tmp_path):
+    folder = tmp_path / "ann@example.org" / "encoder"
+    shutil.copytree(encoder_dir, folder)
+    estimator = choose_estimator(DataArguments(estimator="trained_model", estimator_model=str(folder)))
+    assert estimator.load().profile == load_encoder(encoder_dir).profile
 
 
 def test_an_own_class_is_imported(tmp_path, monkeypatch):
