@@ -50,7 +50,8 @@ def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray])
         write_json(Path(folder) / f"{key}.json", {name: _checksum(values) for name, values in arrays.items()})
         return True
     except OSError as error:
-        logger.warning(f"cannot write to {folder} ({error.strerror}): the next run computes it again")
+        reason = error.strerror or error  # NumPy's own message for a full disk has no number
+        logger.warning(f"cannot write to {folder} ({reason}): the next run computes it again")
         return False
 
 

@@ -128,14 +128,19 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder
     assert count_encodings == []
 
 
-def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(dataset, encoder_dir, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [(28, "No space left on device"), ("64 requested and 0 written",)])
+def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(dataset, encoder_dir, tmp_path, monkeypatch,
+                                                                       error):  # fmt: skip
     def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+        raise OSError(*error)
 
+    warned = []
+    monkeypatch.setattr(array_cache.logger, "warning", warned.append)
     monkeypatch.setattr(array_cache.np, "save", full)
     estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
     estimator.fit(dataset)
     assert estimator.similarity([0], [0]).item() == pytest.approx(1, abs=1e-5)
+    assert f"cannot write to {tmp_path} ({error[-1]})" in warned[0]
 
 
 def test_a_missing_model_is_named(dataset, tmp_path):
