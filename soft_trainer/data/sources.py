@@ -49,7 +49,8 @@ def check_sources(arguments: DataArguments) -> None:
         folder = getattr(arguments, name)
         refuse((folder and not Path(source_folder(folder)).is_dir(), f"{name}={folder}: no such folder"))
     for name, language in itertools.product(("data_dir", "eval_data_dir", "guard"), arguments.languages):
-        for source in (getattr(arguments, name) or "").replace("{language}", language).split(","):
+        sources = (getattr(arguments, name) or "").replace("{language}", language)
+        for source in [sources] if name == "data_dir" else sources.split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
                 raise UserError(f"{name}={source.strip()}: no such folder or file")
 
@@ -245,16 +246,20 @@ def source_folder(source_dir: str) -> str:
 
 
 def as_rows(rows, name: str) -> Dataset | None:
-    """Converts `rows`, a list of dicts or a `datasets.Dataset`, to a `datasets.Dataset`.
+    """Converts `rows`, a list of dicts or a `datasets.Dataset`, to a `datasets.Dataset` without a format.
 
     Raises:
         UserError: an empty list, or anything else, such as an `IterableDataset`, whose rows have no numbers.
     """
+    if isinstance(rows, Dataset) and rows.format["type"]:
+        return rows.with_format(None)  # whose columns are lists
     if rows is None or isinstance(rows, Dataset):
         return rows
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         refuse((not rows, f"{name}: there are no rows"))
-        return Dataset.from_list(rows)
+        # `from_list` would drop the columns that the first row lacks.
+        names = dict.fromkeys(column for row in rows for column in row)
+        return Dataset.from_dict({column: [row.get(column) for row in rows] for column in names})
     raise UserError(
         f"{name}: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and "
         "masks know a row by its number, so rows of a stream must be collected first"

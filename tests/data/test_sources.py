@@ -247,6 +247,20 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
         sources.as_rows([], "rows")
 
 
+def test_rows_keep_columns_that_the_first_lacks_and_lose_their_format():
+    rows = sources.as_rows([{"code": "x"}, {"code": "y", "negatives": ["z z"]}], "rows")
+    assert rows["negatives"][:] == [None, ["z z"]]
+    for kind in ("numpy", "arrow", "pandas"):
+        assert sources.as_rows(rows.with_format(kind, columns=["negatives"]), "rows")["code"][:] == ["x", "y"]
+
+
+def test_a_folder_of_rows_may_have_a_comma_in_its_name(tmp_path):
+    (tmp_path / "a,b").mkdir()
+    sources.check_sources(DataArguments(data_dir=str(tmp_path / "a,b"), language="ruby"))
+    with refused(f"eval_data_dir={tmp_path / 'a'}: no such folder"):
+        sources.check_sources(DataArguments(data_dir=".", eval_data_dir=str(tmp_path / "a,b"), language="ruby"))
+
+
 def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_path):
     folder = tmp_path / "part"
     folder.mkdir()
