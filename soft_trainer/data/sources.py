@@ -115,6 +115,11 @@ def load_data(
         raise UserError(
             f"no rows of {', '.join(missing)}: name a folder by --data_dir, a tree by --source_dir or --history"
         )
+    measured = [split for split in needed if split != "train"] if len(arguments.languages) > 1 else []
+    for split in measured:
+        known = set(data[split]["language"][:])
+        if absent := [name for name in arguments.languages if name not in known]:
+            raise UserError(f"{split}: no rows in {', '.join(absent)}, but every language is measured by itself")
     if arguments.max_train_rows is not None and "train" in data:
         data["train"] = _first_rows(data["train"], arguments.max_train_rows, len(arguments.languages) > 1)
     if arguments.drop_unusable:

@@ -66,6 +66,11 @@ def test_several_languages_are_joined_and_max_train_rows_takes_the_first_of_each
         train = load(tmp_path, **options, max_train_rows=limit)["train"]
         expected = [own[language][:share] for language, share in zip(sizes, shares, strict=True)]
         assert train["url"][:] == sum(expected, [])
+    (tmp_path / "java").mkdir()
+    for split in ("train", "valid"):
+        pd.DataFrame({"query": [f"{split} x"], "code": [f"{split} y"]}).to_csv(tmp_path / "java" / f"{split}.csv")
+    with refused("test: no rows in java, but every language is measured by itself"):
+        load(tmp_path, **options | {"language": "ruby,java"})
     with refused("several languages need {language}"):
         load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
     data = load(tmp_path, language="python", data_dir=str(data_dir), max_train_rows=3)
