@@ -9,7 +9,17 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset, load_from_disk
+from datasets import (
+    Dataset,
+    DatasetDict,
+    Features,
+    LargeList,
+    List,
+    Value,
+    concatenate_datasets,
+    load_dataset,
+    load_from_disk,
+)
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.errors import HTTPError
 from xxhash import xxh3_128_hexdigest
@@ -152,7 +162,8 @@ def _with_plain_text(rows: Dataset) -> Dataset:
     """Casts texts with 64-bit offsets, as pandas and polars write them, which cannot be joined with other texts."""
     large, plain = Value("large_string"), Value("string")
     changed = {name: plain for name, feature in rows.features.items() if feature == large}
-    changed |= {name: List(plain) for name, feature in rows.features.items() if feature == List(large)}
+    tokens = [List(large), LargeList(large), LargeList(plain)]
+    changed |= {name: List(plain) for name, feature in rows.features.items() if feature in tokens}
     return rows.cast(Features({**rows.features, **changed})) if changed else rows
 
 

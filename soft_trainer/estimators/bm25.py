@@ -136,7 +136,8 @@ def _column(dataset, name: str) -> pa.ChunkedArray:
 def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns lists of tokens; texts are split at white space."""
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        return values
+        large = pa.types.is_large_string(values.type.value_type)  # the columns must be of one type
+        return values.cast(pa.list_(pa.string())) if large else values
     slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
     # Arrow's own notion of white space differs from Python's in control characters.
     return as_arrow(text.split() for part in slices for text in part.to_pylist())

@@ -2,8 +2,10 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, List, Value
 from refusals import refused
 
 from soft_trainer.data.any_rows import load_rows
@@ -95,6 +97,15 @@ def test_named_files_are_splits_without_urls_and_corpus(pairs, tmp_path, columns
     assert {split: len(part) for split, part in data.items()} == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
     assert data["test"]["docstring"][:] == pairs["question"][30:]
     assert data["codebase"]["url"][10:] == data["test"]["url"][:]
+
+
+def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):
+    texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # as polars writes them
+    words = [text.split() for text in pairs["question"]]
+    table = {"docstring_tokens": pa.array(words, tokens), "code": pa.array(pairs["answer"][:], texts)}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    features = load_rows(tmp_path / "a.parquet")["train"].features
+    assert (features["docstring_tokens"], features["code"]) == (List(Value("string")), Value("string"))
 
 
 def test_a_path_may_hold_signs_of_a_pattern(pairs, tmp_path):

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
@@ -44,6 +45,14 @@ def fitted(queries=QUERIES, codes=None, **options) -> BM25Estimator:
 
 def close(found: torch.Tensor, wanted) -> None:
     torch.testing.assert_close(found.double(), torch.tensor(wanted, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_columns_of_tokens_may_differ_in_the_type_of_their_texts():
+    tokens = pa.array([text.split() for text in QUERIES], pa.large_list(pa.large_string()))
+    estimator = BM25Estimator(document_column="code_tokens")
+    estimator.fit(Dataset(pa.table({"docstring_tokens": tokens, "code": pa.array(CODES)})))
+    expected = fitted(codes=CODES, document_column="code_tokens").similarity(range(6), range(6))
+    close(estimator.similarity(range(6), range(6)), expected.tolist())
 
 
 # ---- rank_bm25 ----
