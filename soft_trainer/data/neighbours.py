@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def cached_neighbours(
     refuse((problem is not None, problem))
     kept = load_arrays(folder, key)
     if distributed.any_process(kept is None):
-        return Neighbours(*distributed.from_main(neighbours and astuple(neighbours)))
+        return distributed.from_main(neighbours)
     return Neighbours(**kept)
 
 
