@@ -188,5 +188,5 @@ def name_in_card(folder: str | Path, repo_id: str, revision: str | None) -> None
     """Rewrites the snippets of a card so that they load the encoder from this repository."""
     path = Path(folder) / "README.md"
     card = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if match := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)\)', card):
+    if match := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card):
         write_text(path, card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}"))

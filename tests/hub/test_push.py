@@ -180,6 +180,10 @@ def test_command_line_pushes_and_names_the_encoder_and_its_branch_in_its_card(he
     assert "/ann/encoder/commit/" in capsys.readouterr().out
     card = HfApi().hf_hub_download(REPO, "README.md", cache_dir=folder / ".cache")
     assert Path(card).read_text() == CARD + snippets.replace(str(folder), REPO)
+    snippets = 'load_encoder("lab/old", trust_remote_code=True)\nSentenceTransformer("lab/old", truncate_dim=64)\n'
+    (folder / "README.md").write_text(CARD + snippets)
+    assert run_command(["push", str(folder), REPO]) == 0
+    assert (folder / "README.md").read_text() == CARD + snippets.replace("lab/old", REPO)
     snippets = 'load_encoder("lab/old", revision="v1")\nAutoModel.from_pretrained("lab/old", revision="v1", a=True)\n'
     (folder / "README.md").write_text(CARD + snippets)
     assert run_command(["push", str(folder), REPO, "--revision", "v2"]) == 0
