@@ -36,7 +36,7 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     if path.resolve() in readers:
         raise UserError(f"{path}: is its own base")
     try:
-        options = yaml.safe_load(path.read_text()) or {}
+        options = yaml.safe_load(path.read_bytes()) or {}  # as bytes, for which it knows the encoding
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -44,4 +44,6 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     if not isinstance(options, dict):
         raise UserError(f"{path}: a mapping of options is expected")
     base = options.pop("base", None)
+    if not isinstance(base, str | None):
+        raise UserError(f"{path}: base={base!r}: the name of one file is expected")
     return {**(read_recipe(path.parent / base, (*readers, path.resolve())) if base else {}), **options}

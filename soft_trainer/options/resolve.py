@@ -83,7 +83,8 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     check_options(args)
     check_values(args)
     names = [field.name for field in fields(SoftInfoNCEOptions)] if isinstance(args, SoftInfoNCEOptions) else ()
-    options = SoftInfoNCEOptions(**{name: getattr(args, name) for name in names})
+    given = {name: getattr(args, name) for name in names}
+    options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
     loss = resolve_loss(options, estimator)
     parse_ranks(options.negative_ranks)
     similar = args.train_sampling_strategy == "similar" and options.similar_by == "estimator"
@@ -158,7 +159,7 @@ def parse_ranks(ranks: str | None) -> tuple[int, int | None]:
     try:
         first, last = (ranks or "0,").split(",")
         first, last = int(first or 0), int(last) if last.strip() else None
-    except ValueError:
+    except (ValueError, AttributeError):  # in Python it may be no text
         first, last = -1, None
     if first < 0 or (last is not None and last <= first):
         raise UserError(f"negative_ranks={ranks}: write FIRST,LAST, two numbers from 0, such as 5,50") from None

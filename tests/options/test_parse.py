@@ -3,6 +3,7 @@
 import errno
 import importlib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from refusals import refused
@@ -129,6 +130,7 @@ def test_a_wrong_option_or_value_is_named_with_the_nearest(line, words):
         ("width: wide\n", ["width"]),
         ("base: none.yaml\n", ["none.yaml"]),
         ("base: recipe.yaml\n", ["recipe.yaml"]),
+        ("base: [a.yaml, b.yaml]\n", ["recipe.yaml", "base=['a.yaml', 'b.yaml']"]),
         *((text, ["recipe.yaml"]) for text in ("width: [1\n", "- width\n", "just text\n", "a: b: c\n")),
     ],
 )
@@ -136,6 +138,13 @@ def test_a_wrong_recipe_is_named_with_its_key(recipe, tmp_path, text, words):
     path = recipe(text)
     with refused(*(tmp_path / word if word.endswith(".yaml") else word for word in words)):
         read("--config", path)
+
+
+def test_a_recipe_in_another_encoding_is_named(recipe):
+    path = Path(recipe(""))
+    path.write_bytes("colours: [grün]\n".encode("latin-1"))
+    with refused(path, "not valid YAML"):
+        read("--config", str(path))
 
 
 def test_training_arguments_that_contradict_are_one_line(tmp_path, capsys):

@@ -62,10 +62,15 @@ def test_ranks_of_own_negatives(text, ranks):
     assert parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("text", ["3", "a,b", "5,2", "5,0", "0,0", "-1,4", "1,2,3"])
+@pytest.mark.parametrize("text", ["3", "a,b", "5,2", "5,0", "0,0", "-1,4", "1,2,3", (5, 50)])
 def test_ranks_that_are_none(text):
     with pytest.raises(UserError, match="write FIRST,LAST"):
         parse_ranks(text)
+
+
+def test_none_means_the_default_of_an_option(tmp_path):
+    left_out = dict.fromkeys(("floor", "cancel", "weighting", "duplicates", "negatives_per_query", "group_size"))
+    assert resolve(args_of(tmp_path, **left_out)) == resolve(args_of(tmp_path))
 
 
 def test_a_plan_is_a_snapshot_of_the_options(tmp_path):
