@@ -19,7 +19,7 @@ from soft_trainer import distributed
 from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.terminal import Progress
 
 if TYPE_CHECKING:  # slow to import, and token ids need no model
@@ -37,6 +37,7 @@ def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
     """Returns the token ids as `tokenize` does, and each text's number of tokens before truncation."""
+    refuse((isinstance(texts, str), f"{texts!r:.40}: a list of texts is expected, not one text"))
     if not len(texts):
         return [], []
     texts = [prefix + text for text in texts]

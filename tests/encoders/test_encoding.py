@@ -113,6 +113,13 @@ def test_embed_gives_every_text_its_embedding_in_the_order_given(model, tokenize
     assert not embeddings.requires_grad
 
 
+def test_one_text_in_place_of_a_list_is_refused(model, tokenizer, profile):
+    encoder = Encoder(model, tokenizer, profile)
+    for encode_texts in (encoder.encode_queries, encoder.encode_codes):
+        with refused("'sort a list': a list of texts is expected"):
+            encode_texts("sort a list")
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_embed_is_without_dropout_and_leaves_the_mode_as_it_was(model, tokenizer, profile, training):
     model.config.hidden_dropout_prob = 0.5
