@@ -126,7 +126,7 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
     return SoftInfoNCETrainer(
         model=build_model(model_args, profile, tokenizer),
         args=args,
-        train_dataset=data.get("train"),
+        train_dataset=data.get("train") if args.do_train else None,
         eval_dataset=by_language(data.get("valid"), data_args.languages),
         codebase=by_language(data.get("codebase"), data_args.languages),
         processing_class=tokenizer,
