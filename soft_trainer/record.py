@@ -48,8 +48,9 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
 
 # Options that change results and are declared by `transformers` alone; the declarations of ours say which do.
 CHANGE_RESULTS = (
-    *("data_seed", "do_train", "fp16", "gradient_accumulation_steps", "lr_scheduler_type", "max_steps"),
-    *("warmup_steps", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "data_seed", "do_train", "fp16", "gradient_accumulation_steps"),
+    *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
+    *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
 )
 
 
@@ -225,7 +226,7 @@ class Run:
         trainer, args, plan, steps = self.trainer, self.trainer.args, self.trainer.plan, self.trainer.state.global_step
         strategy = plan.train_sampling_strategy
         settings = {
-            "pairs in a batch, per process": args.per_device_train_batch_size,
+            "pairs in a batch, per process": plan.batch_size,
             "processes": args.world_size,
             "codes that each query meets": plan.global_batch_size,
             **({} if strategy == "random" else {"batches": strategy}),

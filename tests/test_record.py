@@ -6,13 +6,15 @@ import math
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from refusals import refused
 from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
+from soft_trainer.files import write_json
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.record import Run
+from soft_trainer.record import Run, check_output_dir
 
 
 @pytest.fixture
@@ -69,6 +71,19 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
     said = capsys.readouterr().err
     assert "MAP" in said and "nDCG@10" in said
+
+
+def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, dataset, tmp_path):
+    run = make_run({}, EvaluationSet("set", dataset, dataset), lr_scheduler_type="cosine")
+    run.trainer._train_batch_size = 4  # as `auto_find_batch_size` leaves it
+    run.trainer.resolve()
+    training = run.record()["training"]
+    assert training["pairs in a batch, per process"] == training["codes that each query meets"] == 4
+    write_json(tmp_path / "run.json", run.record())
+    for name, value in {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_kwargs": {"num_cycles": 2}}.items():
+        other = make_run({}, lr_scheduler_type="cosine", **{name: value})
+        with refused(f"holds another run ({name} was"):
+            check_output_dir(run.model_args, run.data_args, other.trainer.args)
 
 
 def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
