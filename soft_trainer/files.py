@@ -159,12 +159,15 @@ def is_complete(folder: str | Path) -> bool:
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
-    """Returns a run's newest complete checkpoint, None if there is none. A warning names a half-written one."""
+    """Returns a run's newest complete checkpoint, None if there is none. A warning names a half-written one.
+
+    The newest is the last that was written: an earlier run into this folder may have left one of a later step.
+    """
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
 
     if not Path(output_dir).is_dir():
         return None
-    for checkpoint in reversed(sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR)):
+    for checkpoint in reversed(sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR, use_mtime=True)):
         if is_complete(checkpoint):
             return str(checkpoint)
         print_on_main(f"warning: skipping {checkpoint}: it is not complete, its run was stopped while writing it")

@@ -4,18 +4,20 @@ import copy
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 from trainings import SameLength, batches_of, check_weights, losses_of
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from soft_trainer import BM25Estimator, losses
+from soft_trainer import BM25Estimator, distributed, losses
 from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
-from soft_trainer.files import newest_complete
+from soft_trainer.files import mark_complete, newest_complete
+from soft_trainer.training.checkpoints import SaveOnTermination
 from soft_trainer.training.finite import NotFiniteError
 
 
@@ -204,6 +206,24 @@ def test_termination_saves_a_checkpoint_first(trainer_of, capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them(trainer_of, monkeypatch):
+    termination, control, steps = SaveOnTermination(), TrainerControl(), TrainerState(max_steps=13)
+    termination.terminated = True
+    for step in (11, 12, 13):
+        steps.global_step = step
+        termination.on_step_end(SimpleNamespace(world_size=2), steps, control)
+        assert control.should_save == control.should_training_stop == (step == 13)
+
+    class Late(TrainerCallback):
+        def on_train_end(self, *_, **__):
+            monkeypatch.setattr(distributed, "any_process", lambda flag: True)  # another process has had the signal
+
+    trainer = trainer_of(max_steps=1)
+    trainer.add_callback(Late())
+    with pytest.raises(SystemExit, match="143"):
+        trainer.train()
+
+
 @pytest.mark.parametrize(
     ("from_command", "save_strategy", "kept", "goes_on"),
     [
@@ -226,6 +246,14 @@ def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, from_com
     assert kept in str(error.value) and goes_on in str(error.value) and "\n" not in str(error.value)
     assert ("--" in str(error.value)) == (from_command and save_strategy == "steps")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_newest_checkpoint_is_not_that_of_an_earlier_run(tmp_path):
+    for name, written in (("checkpoint-90", 1000), ("checkpoint-100", 1010), ("checkpoint-20", 2000)):
+        (tmp_path / name).mkdir()
+        mark_complete(tmp_path / name)
+        os.utime(tmp_path / name, (written, written))
+    assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-20")
 
 
 @pytest.mark.slow

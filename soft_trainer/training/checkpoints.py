@@ -107,7 +107,7 @@ def stoppable(trainer) -> Iterator[None]:
         trainer.remove_callback(termination)
         if termination.before is not None:
             signal.signal(signal.SIGTERM, termination.before)
-    if termination.terminated:
+    if distributed.any_process(termination.terminated):  # also a signal after the last step
         print_on_main(f"stopped by SIGTERM at step {trainer.state.global_step}: {how_to_continue(trainer.args)}")
         raise SystemExit(143)
 
@@ -130,7 +130,8 @@ class SaveOnTermination(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Saves and stops if a process has received the signal."""
-        asked = args.world_size == 1 or state.global_step % self.PERIOD == 0
+        last = state.global_step >= state.max_steps
+        asked = args.world_size == 1 or last or state.global_step % self.PERIOD == 0
         if asked and distributed.any_process(self.terminated):
             self.terminated = control.should_save = control.should_training_stop = True
 
