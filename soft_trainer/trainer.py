@@ -183,7 +183,6 @@ class SoftInfoNCETrainer(Trainer):
 
     def get_train_dataloader(self) -> EpochDataLoader:
         """Returns global batches of rows; each process's workers collate its share."""
-        refuse((self.train_dataset is None, "train_dataset: training needs rows"))
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         rows, batches, strategy = self.train_dataset, self._train_batches(), self.args.train_sampling_strategy
         ids = (batches.text_ids or text_ids_of(rows, self.encoder)) if strategy == "no_duplicates" else {}

@@ -63,6 +63,7 @@ BAD = [
     ({"eval_strategy": "steps", "eval_steps": -1}, "eval_steps"),
     (EVALUATED | {"early_stopping_patience": 0}, "early_stopping_patience"),
     ({"early_stopping_patience": 2}, "eval_strategy"),
+    ({"save_strategy": "best"}, "eval_strategy"),
     ({"floor": 2}, "floor"),
     ({"cancel": "top_k", "cancel_k": -1}, "cancel_k"),
     ({"cancel": "ratio", "cancel_ratio": "nan"}, "cancel_ratio"),
@@ -136,6 +137,8 @@ BAD = [
     ({"negatives_per_query": 1, "negatives": "{file}"}, "{file}"),
     ({"negatives_per_query": 1, "negatives": "column"}, "column"),
     ({"negatives_per_query": 1, "negative_ranks": "3"}, "FIRST,LAST"),
+    ({"negatives_per_query": 3, "negative_ranks": "5,7"}, "too few ranks"),
+    ({"negatives_per_query": 1, "negative_ranks": "64,"}, "negative_candidates 65"),
     ({"negatives_per_query": 1, "negative_temperature": -1}, "negative_temperature"),
     ({"negatives": "column"}, "negatives_per_query"),
     # Files and folders.

@@ -135,6 +135,10 @@ def _check_together(args) -> None:
             "dataloader_persistent_workers: needs --dataloader_num_workers above 0",
         ),
         (
+            args.save_strategy == "best" and args.eval_strategy == "no",
+            "save_strategy=best: saves after an evaluation, and there is none; set --eval_strategy epoch, for example",
+        ),
+        (
             args.n_gpu > 1,
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
             "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0",

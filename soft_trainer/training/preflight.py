@@ -26,7 +26,7 @@ from soft_trainer.evaluation.retrieval import shorter_metric, shorter_titles
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.refused import FALLING
-from soft_trainer.options.resolve import Plan, check_codes, resolve
+from soft_trainer.options.resolve import Plan, check_codes, parse_ranks, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
 from soft_trainer.training.building import model_name, pretrained_config
@@ -101,12 +101,25 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(train_dataset)
-    mines = plan.options.negatives_per_query and plan.options.negatives is None
-    if mines and estimator is None and COLUMN_NAME not in train_dataset.column_names:
-        raise UserError(
+    options, number = plan.options, plan.options.negatives_per_query
+    mines = number and options.negatives is None and COLUMN_NAME not in train_dataset.column_names
+    first, last = parse_ranks(options.negative_ranks)
+    refuse(
+        (
+            mines and estimator is None,
             "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a "
-            "column 'negatives'"
-        )
+            "column 'negatives'",
+        ),
+        (
+            last is not None and last - first < number,
+            f"negative_ranks={options.negative_ranks}: too few ranks for negatives_per_query={number}; name more",
+        ),
+        (
+            mines and last is None and first and options.negative_candidates < first + number,
+            f"negative_ranks={options.negative_ranks}: only {options.negative_candidates} candidates of each query "
+            f"are mined; set --negative_candidates {first + number} or more",
+        ),
+    )
 
 
 def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
@@ -220,15 +233,17 @@ def check_training(trainer, checkpoint: str | None) -> None:
     """Refuses a checkpoint that does not fit, and evaluations that cannot be made in or after the training.
 
     Raises:
-        UserError: no evaluation rows, no corpus for them, or a query whose url is not in it; a checkpoint with another
-            adapter, or one to resume from where the estimator needs the encoder as it was before.
+        UserError: no training rows; no evaluation rows, no corpus for them, or a query whose url is not in it; a
+            checkpoint with another adapter, or one to resume from where the estimator needs the encoder as it was
+            before.
     """
     args, sets, trained = trainer.args, trainer.eval_dataset, trainer.state.global_step > 0
     refuse(
+        (trainer.train_dataset is None, "train_dataset: training needs rows"),
         (
             checkpoint and trained and _reads_initial_model(trainer.estimator),
             "estimator=initial_model: this trainer has trained the encoder; resume with a new trainer",
-        )
+        ),
     )
     check_checkpoint(trainer.model, checkpoint)
     for each in trainer.guards.sets:

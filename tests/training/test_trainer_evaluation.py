@@ -26,11 +26,12 @@ def test_what_has_no_rows_is_refused(trainer_of, value):
         trainer_of(arguments={"eval_dataset": value})
 
 
-def test_a_missing_corpus_or_url_is_found_before_the_first_step(trainer_of, dataset):
+def test_missing_rows_or_urls_are_found_before_the_first_step(trainer_of, dataset):
     for arguments, words in (
         ({"codebase": None}, "evaluation needs a corpus"),
         ({"codebase": dataset.select(range(10))}, "module_10.py"),
         ({"eval_dataset": {"a": dataset, "b": dataset}, "codebase": {"a": dataset}}, "no corpus for 'b'"),
+        ({"train_dataset": None}, "training needs rows"),
     ):
         trainer = trainer_of(arguments=arguments, **EVALUATED)
         with pytest.raises(UserError, match=words):
