@@ -123,24 +123,28 @@ class DataArguments:
 
     def __post_init__(self):
         check_values(self)
+        self.language = ",".join(name.strip().lower() for name in self.language.split(","))
 
     @property
     def languages(self) -> list[str]:
         """The languages that are trained together."""
-        return [name.strip().lower() for name in self.language.split(",")]
+        return self.language.split(",")
 
     @property
     def paper_language(self) -> str | None:
         """The language whose row counts in the paper compare, None for rows that are not CodeSearchNet's."""
-        published = self.rows_name == CODESEARCHNET and len(self.languages) == 1
+        published = self.rows_name == CODESEARCHNET and not self.data_dir and len(self.languages) == 1
         return self.language if published else None
 
     @property
     def rows_name(self) -> str:
         """The name of the rows: their name on the Hub, or that of their folder."""
         own = self.data_dir or self.history or self.source_dir
-        folder = os.path.basename(os.path.abspath(own.replace("{language}", ""))) if own else self.dataset_name
-        return self.push_data_to_hub or folder
+        if self.push_data_to_hub or not own:
+            return self.push_data_to_hub or self.dataset_name
+        if own == self.data_dir and "{language}" not in own and not os.path.exists(own):
+            return own  # on the Hub
+        return os.path.basename(os.path.abspath(own.replace("{language}", "")))
 
 
 EQ4 = ReadIf(

@@ -125,6 +125,7 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     (tmp_path / "rows").mkdir()
     monkeypatch.chdir(tmp_path / "rows")
     assert {DataArguments(data_dir=folder).rows_name for folder in (".", "./", "../rows", "{language}")} == {"rows"}
+    assert DataArguments(data_dir="ann/rows").rows_name == "ann/rows"  # a name on the Hub
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 from datasets import DatasetDict
 
 from soft_trainer.data.statistics import data_statistics, statistics_table
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments
 
 # Table 6 of the paper: training, validation, test, codebase.
 PAPER = {
@@ -14,6 +15,13 @@ PAPER = {
     "php": ("241,241", "12,982", "14,014", "52,660"),
     "go": ("167,288", "7,325", "8,122", "28,120"),
 }
+
+
+def test_a_language_may_be_in_capitals():
+    arguments = DataArguments(language=" Ruby")
+    assert (arguments.language, arguments.languages, arguments.paper_language) == ("ruby", ["ruby"], "ruby")
+    assert "rows in the paper" in statistics_table({}, arguments.paper_language)
+    assert DataArguments(data_dir=CODESEARCHNET).paper_language is None  # split in another way
 
 
 @pytest.fixture
