@@ -97,12 +97,14 @@ def merge_encoders(
             not fit together, or an adapter on another base.
     """
     models, folder = [models] if isinstance(models, str | Path) else list(models), Path(output_dir)
+    ratio = float(ratio)  # a scalar of NumPy or torch cannot be written to the record
     check_ratio(ratio)
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     refuse(
         (not models, "merge: name one trained encoder or more"),
         (taken, f"output_dir={folder}: it holds something already; name a new folder"),
     )
+    record = _record(base, models, ratio)
     profile = resolve_profile(models[0])
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)
     adapter = saved_adapter(models[0])
@@ -117,7 +119,6 @@ def merge_encoders(
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
-    record = _record(base, models, ratio)
     write_model_card(folder, record)
     write_json(folder / RECORD, record)
     return folder

@@ -214,6 +214,16 @@ def test_the_command(before, folder_of, tmp_path, capsys):
     load_encoder(tmp_path / "merged", device="cpu")
 
 
+def test_a_ratio_may_be_a_tensor_and_a_bad_record_is_refused_at_the_start(before, folder_of, tmp_path):
+    base, model = folder_of(before, "base"), folder_of(before, "model", 1)
+    merged = merge_encoders(base, model, torch.tensor(0.5), tmp_path / "merged")
+    assert json.loads((merged / "run.json").read_text())["merging"]["ratio"] == 0.5
+    (model / "run.json").write_text("[]")
+    with refused("run.json: a mapping is expected"):
+        merge_encoders(base, model, 0.5, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
     with refused("from 0 (the encoder before training) to 1"):
