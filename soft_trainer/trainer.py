@@ -367,6 +367,7 @@ class SoftInfoNCETrainer(Trainer):
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)
+        self._duplicates_masked = 0
 
     # ---- Evaluation ----
 
