@@ -23,6 +23,7 @@ from soft_trainer.search.terms import DEFINED
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.words import whole
 
+_NO_ENCODER = "the index has no encoder; name one with --model"
 MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
 # A filter by language finds these with it.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
@@ -78,6 +79,8 @@ class CodeIndex(AbstractContextManager):
         real = os.path.realpath(folder)
         refuse((not os.path.isdir(real), f"{folder}: no such folder; give the root of a source tree"))
         target = Path(index_dir) if index_dir is not None else store.default_index_dir(real)
+        fresh = model is None and not (target / store.DATABASE).is_file()
+        refuse((fresh and truncate_dim is not None, f"truncate_dim={truncate_dim}: {_NO_ENCODER}"))
         store.make_index_dir(target, real)
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
@@ -115,6 +118,7 @@ class CodeIndex(AbstractContextManager):
             UserError: the folder is gone, the disk is full, the model cannot be loaded, or its embeddings have fewer
                 dimensions.
         """
+        self._choice(model, truncate_dim)  # refused before the words are read rather than after
         changed = self._update_words(progress, wait=True)
         self.encode(model, progress, truncate_dim)
         return changed
@@ -150,12 +154,7 @@ class CodeIndex(AbstractContextManager):
         Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes.
         """
         asked = (model, truncate_dim) != (None, None)
-        # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
-        name = self.model if model is None else os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
-        if truncate_dim is None and name == self.model:
-            truncate_dim = self.truncate_dim
-        no_encoder = name is None and truncate_dim is not None
-        refuse((no_encoder, f"truncate_dim={truncate_dim}: the index has no encoder; name one with --model"))
+        name, truncate_dim = self._choice(model, truncate_dim)
         if name is None or not (asked or vectors.unencoded(self.database)):
             return
         with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
@@ -163,6 +162,13 @@ class CodeIndex(AbstractContextManager):
                 vectors.embed_pieces(self.database, self.index_dir, self._encoder(name, truncate_dim), progress)
                 with store.write_lock(self.index_dir):
                     tidy(self.database)
+
+    def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
+        """Returns the encoder and its dimensions, by default those of the index; a UserError for dimensions alone."""
+        # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
+        name = self.model if model is None else os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
+        refuse((name is None and truncate_dim is not None, f"truncate_dim={truncate_dim}: {_NO_ENCODER}"))
+        return name, self.truncate_dim if truncate_dim is None and name == self.model else truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
         """Brings the words up to date before a search, and the embeddings if that takes at most a second."""

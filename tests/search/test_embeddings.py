@@ -126,8 +126,17 @@ def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(tree, st
     assert len(list(index.index_dir.glob("vectors-*"))) == 1
     CodeIndex.build(tree, model="another")
     assert opened.truncate_dim is None
+
+
+def test_dimensions_without_an_encoder_are_refused_before_anything_is_read(tree):
     with refused("truncate_dim=8: the index has no encoder; name one with --model"):
         CodeIndex.build(tree, tree.parent / "words", truncate_dim=8)
+    assert not (tree.parent / "words").exists()
+    index = CodeIndex.build(tree)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    with refused("truncate_dim=8: the index has no encoder; name one with --model"):
+        index.update(truncate_dim=8)
+    assert index.text_of("new.py") is None
 
 
 @pytest.mark.slow
