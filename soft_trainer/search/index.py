@@ -151,15 +151,20 @@ class CodeIndex(AbstractContextManager):
     ) -> None:
         """Encodes the pieces without an embedding, if the index has an encoder. Takes the arguments of `update`.
 
-        Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes.
+        Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes, and
+        if the encoder is another one by now, so that every piece has to be encoded again, to the user.
         """
         asked = (model, truncate_dim) != (None, None)
         name, truncate_dim = self._choice(model, truncate_dim)
         if name is None or not (asked or vectors.unencoded(self.database)):
             return
         with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
-            if held:
-                vectors.embed_pieces(self.database, self.index_dir, self._encoder(name, truncate_dim), progress)
+            if not held:
+                return
+            encoder = self._encoder(name, truncate_dim)
+            if wait or encoder.identity == self._identity:
+                vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
+                self._keep(encoder)
                 with store.write_lock(self.index_dir):
                     tidy(self.database)
 
@@ -233,11 +238,24 @@ class CodeIndex(AbstractContextManager):
         """The number of dimensions kept of every embedding; None for the encoder's default."""
         return store.get_meta(self.database, "vectors", {}).get("truncate_dim")
 
-    def _encoder(self, *choice: str | int | None) -> vectors.SearchEncoder:
-        """Returns the encoder of a name and a `truncate_dim`, which is loaded once; a UserError if it cannot be."""
-        if choice not in self.encoders:
-            self.encoders[choice] = vectors.SearchEncoder(*choice)
-        return self.encoders[choice]
+    @property
+    def _identity(self) -> str | None:
+        """The identity of the encoder that made the embeddings, None without one."""
+        return store.get_meta(self.database, "vectors", {}).get("identity")
+
+    def _encoder(self, name: str, truncate_dim: int | None) -> vectors.SearchEncoder:
+        """Returns an encoder; a UserError if it cannot be loaded.
+
+        It is loaded once, and again after another process has made the embeddings with newer weights of that name.
+        """
+        known = self.encoders.get((name, truncate_dim, self._identity))
+        return known or self._keep(vectors.SearchEncoder(name, truncate_dim))
+
+    def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
+        """Keeps an encoder, and no other, until others than the present embeddings are there."""
+        self.encoders.clear()
+        self.encoders[encoder.name, encoder.truncate_dim, self._identity] = encoder
+        return encoder
 
     def statistics(self) -> dict:
         """Counts files, pieces, files that may be vendored, skipped files by reason, encoded pieces, bytes on disk."""

@@ -139,6 +139,36 @@ def test_dimensions_without_an_encoder_are_refused_before_anything_is_read(tree)
     assert index.text_of("new.py") is None
 
 
+def test_a_search_never_encodes_everything_again(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    stub.weights = 5.0
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    stub.encoded.clear()
+    index.refresh()
+    assert not stub.encoded and index.search("brand_new")[0].path == "new.py"
+    assert "stub has changed; `soft-trainer index" in index.notices[-1]
+    index.update()
+    assert len(stub.encoded) > index.statistics()["pieces"]
+
+
+def test_weights_that_another_process_has_encoded_with_are_loaded(tree, stub, monkeypatch):
+    loaded = []
+
+    def load(self, name, truncate_dim=None):
+        self.name, self.truncate_dim, self.weights = name, truncate_dim, stub.weights
+        loaded.append(self.weights)
+
+    monkeypatch.setattr(stub, "__init__", load)
+    index = CodeIndex.build(tree, model="stub")
+    index.search("parse date")
+    assert loaded == [1.0]
+    stub.weights = 5.0
+    CodeIndex.build(tree, model="stub")
+    for _ in range(3):
+        assert index.search("parse date") and not index.notices
+    assert loaded == [1.0, 5.0, 5.0]
+
+
 @pytest.mark.slow
 def test_the_file_of_embeddings_does_not_grow(tree, stub):
     index = CodeIndex.build(tree, model="stub")
