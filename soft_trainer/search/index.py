@@ -306,7 +306,7 @@ class CodeIndex(AbstractContextManager):
         if missing := vectors.unencoded(self.database):
             pieces = self.database.execute("SELECT sum(count) FROM files").fetchone()[0]
             self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {self.remedy}")
-        if not state["rows"]:
+        if (snapshot.slots < 0).all():
             return None
         name = state["model"]
         changed = f"{name} has changed; `soft-trainer index {self.folder} --model {name}` encodes with it as it is now"

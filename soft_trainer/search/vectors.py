@@ -7,13 +7,15 @@ under another name.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import math
 import os
 import sqlite3
 import time
 import zlib
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -58,6 +60,15 @@ class SearchEncoder:
         self.name, self.truncate_dim, self.identity = name, truncate_dim, self._encoder.identity()
         self._comparable = partial(comparable, self._encoder.profile)
 
+    @cached_property
+    def _encoder_of_codes(self):
+        """The same encoder with a tokenizer of its own.
+
+        A page searches in one thread while another encodes pieces. A tokenizer has one limit of tokens at a time, so
+        that they would cut each other's texts.
+        """
+        return dataclasses.replace(self._encoder, tokenizer=copy.deepcopy(self._encoder.tokenizer))
+
     def queries(self, texts: list[str]) -> np.ndarray:
         """Embeds queries."""
         return self._comparable(self._encoder.encode_queries(texts)).float().cpu().numpy()
@@ -66,7 +77,7 @@ class SearchEncoder:
         """Embeds pieces."""
         # Text in another language has no data flow: it is read like Python that does not parse.
         known = [language if language in LANGUAGES else "python" for language in languages]
-        return self._comparable(self._encoder.encode_codes(texts, known)).float().cpu().numpy()
+        return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()
 
 
 def embedded_text(path: str, name: str, text: str) -> str:

@@ -216,6 +216,24 @@ def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_
         CodeIndex.build(tree, model=tmp_path / "missing")
 
 
+def test_queries_and_pieces_do_not_share_the_limit_of_a_tokenizer(model, tokenizer, profile, tmp_path):
+    from soft_trainer.hub.export import export_encoder
+
+    export_encoder(model, tokenizer, profile.replace(query_length=8, code_length=24), tmp_path)
+    encoder = vectors.SearchEncoder(tmp_path)
+    encoder.queries(["a b c"])
+    encoder.codes(["def f(): pass"], ["python"])  # what another thread may do meanwhile
+    assert encoder._encoder.tokenizer.backend_tokenizer.truncation["max_length"] == 8
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tree_without_an_embedding_is_searched_by_words(tmp_path, stub):
+    index = CodeIndex.build(write_tree(tmp_path / "one", {"a.py": "def old(): pass\n"}), model="stub")
+    write_tree(tmp_path / "one", {"a.py": "def brand_new(): pass\n"})
+    index.refresh(encode=False)
+    assert index.search("brand_new") and not index.search("zzzqqq")
+
+
 def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_pieces(model, tokenizer, profile, tmp_path):
     from soft_trainer.hub.export import export_encoder
 
