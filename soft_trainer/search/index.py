@@ -239,6 +239,11 @@ class CodeIndex(AbstractContextManager):
         return store.get_meta(self.database, "vectors", {}).get("truncate_dim")
 
     @property
+    def patterns(self) -> dict[str, list[str]]:
+        """The patterns to `exclude` and to `include`."""
+        return store.get_meta(self.database, "patterns", {})
+
+    @property
     def _identity(self) -> str | None:
         """The identity of the encoder that made the embeddings, None without one."""
         return store.get_meta(self.database, "vectors", {}).get("identity")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS
 from soft_trainer.search.index import CodeIndex
+from soft_trainer.search.listing import glob_pattern
 from soft_trainer.search.results import SearchResult
 
 CHECK_SECONDS = 5.0  # between two looks at the tree, where nothing watches it
@@ -24,12 +26,12 @@ class ServedIndex:
     def __init__(self, index: CodeIndex, update: bool = True, lexical: bool = False):
         self.index, self.lexical = index, lexical
         self.lock = threading.Lock()  # SQLite's connection is one
-        self.watch = Watch(index.folder) if update else None
+        self.watch = Watch(index.folder, index.patterns.get("include", ())) if update else None
         self.loaded, self.work, self.problem = threading.Event(), threading.Event(), ""
+        self.encodes = False
         if update:
             index.remedy = "the others are being encoded"
-        if index.model and not lexical:
-            threading.Thread(target=self._encode, args=(update,), daemon=True).start()
+        self._start_encoder()
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
         """Returns the results and notices about them, without waiting for an encoder."""
@@ -39,6 +41,7 @@ class ServedIndex:
                 self.work.set()
                 if self.index.notices:  # such as another process that holds the lock: try again
                     self.watch.dirty = True
+            self._start_encoder()
             by_words = self.lexical or not self.loaded.is_set()
             results = self.index.search(query, limit, lexical=by_words, **filters)
             notices, self.index.notices = self.index.notices, []
@@ -46,7 +49,13 @@ class ServedIndex:
             notices.append(f"searching by words alone: {self.problem or 'the encoder is being loaded'}")
         return results, notices
 
-    def _encode(self, update: bool) -> None:
+    def _start_encoder(self) -> None:
+        """Starts the thread that encodes, as soon as the index has an encoder."""
+        if self.index.model and not (self.lexical or self.encodes):
+            self.encodes = True
+            threading.Thread(target=self._encode, daemon=True).start()
+
+    def _encode(self) -> None:
         """Loads the encoder, then encodes what is new, again and again."""
         while True:
             try:
@@ -54,7 +63,7 @@ class ServedIndex:
                     index.encoders = self.index.encoders
                     index.load_encoder()
                     self.loaded.set()
-                    if update:
+                    if self.watch:
                         index.encode(wait=False)
                 self.problem = ""
             except UserError as error:
@@ -64,9 +73,14 @@ class ServedIndex:
 
 
 class Watch:
-    """Notices changes below a folder: at once with watchfiles (the extra `watch`), else by the clock."""
+    """Notices changes below a folder: at once with watchfiles (the extra `watch`), else by the clock.
 
-    def __init__(self, folder: str):
+    Args:
+        include: patterns of files that count although they lie in a folder of tools or foreign code.
+    """
+
+    def __init__(self, folder: str, include: Sequence[str] = ()):
+        self.include = [glob_pattern(pattern) for pattern in include]
         self.folder, self.dirty, self.watching, self.asked = folder, True, False, 0.0
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -84,7 +98,8 @@ class Watch:
             return
 
         def matters(_, path: str) -> bool:
-            return SKIPPED_FOLDERS.isdisjoint(path[len(self.folder) :].split("/"))
+            path = path[len(self.folder) :].lstrip("/")
+            return SKIPPED_FOLDERS.isdisjoint(path.split("/")) or any(p.fullmatch(path) for p in self.include)
 
         try:
             times = {"debounce": 300, "step": 50, "rust_timeout": 500, "yield_on_timeout": True}

@@ -1,7 +1,10 @@
 """Serving an index: changes are seen, and no search waits for an encoder."""
 
+import queue
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from trees import write_tree
@@ -44,6 +47,33 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded
     with store.write_lock(index.index_dir):
         until(lambda: "another process" in str(served.search("brand_newest", 5)[1]))
     until(lambda: served.search("brand_newest", 5)[0][0].path == "newest.py")  # though nothing has changed since
+
+
+def test_an_encoder_that_the_index_gets_later_is_used(tree, stub):
+    served = ServedIndex(CodeIndex.build(tree))
+    assert served.search("parse date", 5)[1] == []
+    CodeIndex.build(tree, model="stub")
+    until(lambda: served.search("parse date", 5)[1] == [] and served.loaded.is_set())
+
+
+def test_included_files_are_watched_wherever_they_lie(tmp_path, monkeypatch):
+    changes = queue.Queue()
+
+    def watch(folder, watch_filter, **_):
+        for change in iter(changes.get, None):
+            yield {path for path in change if watch_filter(None, f"{folder}/{path}")}
+
+    monkeypatch.setitem(sys.modules, "watchfiles", SimpleNamespace(watch=watch))
+    watched = Watch(str(tmp_path), ["vendor/ours/**"])
+    changes.put([])
+    until(lambda: watched.watching)
+    watched.changed()
+    changes.put(["vendor/theirs/a.py", "vendor/ours/a.py"])
+    until(watched.changed)
+    changes.put(["vendor/theirs/a.py"])
+    changes.put(None)
+    until(changes.empty)
+    assert not watched.changed()
 
 
 @pytest.mark.slow
