@@ -58,8 +58,8 @@ class CodeIndex(AbstractContextManager):
         model: str | os.PathLike[str] | None = None,
         progress: bool = False,
         truncate_dim: int | None = None,
-        exclude: Sequence[str] | None = None,
-        include: Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        include: str | Sequence[str] | None = None,
     ) -> CodeIndex:
         """Indexes a folder, or brings its index up to date.
 
@@ -87,7 +87,8 @@ class CodeIndex(AbstractContextManager):
             kept = store.get_meta(database, "folder", real)
             refuse((kept != real, f"{target}: it is the index of {kept}; choose another index_dir"))
             given = {"exclude": exclude, "include": include}
-            patterns = {name: [p for p in value if p] for name, value in given.items() if value is not None}
+            listed = {name: [value] if isinstance(value, str) else value for name, value in given.items()}
+            patterns = {name: [p for p in value if p] for name, value in listed.items() if value is not None}
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
                 store.set_meta(database, "version", soft_trainer.__version__)
@@ -151,8 +152,8 @@ class CodeIndex(AbstractContextManager):
     ) -> None:
         """Encodes the pieces without an embedding, if the index has an encoder. Takes the arguments of `update`.
 
-        Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes, and
-        if the encoder is another one by now, so that every piece has to be encoded again, to the user.
+        Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes.
+        Nothing is encoded then either if the encoder has changed, since every piece would have to be encoded again.
         """
         asked = (model, truncate_dim) != (None, None)
         name, truncate_dim = self._choice(model, truncate_dim)
@@ -370,7 +371,7 @@ class Snapshot:
             files &= np.isin(np.arange(len(files)), [file for file, own in rows if pattern.fullmatch(own)])
         pieces = files[segments.owners]
         if name is not None:
-            key = DEFINED + whole(re.split(r"[.:#]+", name)[-1])
+            key = DEFINED + whole("".join(re.findall(r"[\w$*]+", name)[-1:]))
             pattern = re.compile(".*".join(map(re.escape, key.split("*"))))
             query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
             terms = [term for (term,) in self.database.execute(query)] if "*" in key else [key]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Any
 
+from soft_trainer.errors import refuse
 from soft_trainer.mining.source_files import MAX_DEPTH, SKIPPED_FOLDERS, read_regular
 
 IGNORE_FILE = ".gitignore"
@@ -61,7 +62,7 @@ class Listing:
 def list_tree(
     root: str, last: Listing | None = None, exclude: Sequence[str] = (), include: Sequence[str] = ()
 ) -> Listing:
-    """Lists the files below `root`, paths relative with `/`.
+    """Lists the files below `root`, paths relative with `/`; a UserError if it cannot be read.
 
     Args:
         last: the last listing. Where no ignore file has changed since, its paths are not matched against the ignore
@@ -103,7 +104,8 @@ class _Walk:
             try:
                 with os.scandir(os.path.join(self.root, folder)) as scan:
                     entries = sorted(scan, key=lambda entry: entry.name)
-            except OSError:
+            except OSError as error:
+                refuse((not folder, f"{self.root}: the folder cannot be read ({error.strerror})"))
                 self.listing.skipped[folder] = "unreadable"
                 continue
             prefix = folder + "/" if folder else ""
@@ -157,11 +159,11 @@ class _Walk:
         if not stat.S_ISREG(status.st_mode):
             self.listing.skipped[path] = "link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             return
-        included = _matches(path, self.include)
-        reason = ""
-        if path not in self.known:
-            reason = self.skipped.get(path) or self._reason_against_file(path, entry.name, included)
-        if not reason and not included and status.st_size > MAX_DATA_BYTES and path.lower().endswith(_DATA_IF_LARGE):
+        included, large = _matches(path, self.include), status.st_size > MAX_DATA_BYTES
+        reason = "" if path in self.known else self.skipped.get(path, "")
+        if path not in self.known and (not reason or (reason == "data" and not large)):
+            reason = self._reason_against_file(path, entry.name, included)
+        if not reason and not included and large and path.lower().endswith(_DATA_IF_LARGE):
             reason = "data"
         if reason:
             self.listing.skipped[path] = reason
@@ -197,7 +199,7 @@ def _read_rules(path: str):
 
     source = read_regular(path, 1 << 16)
     patterns = []
-    for line in source.decode(errors="replace").splitlines() if isinstance(source, bytes) else []:
+    for line in source.decode("utf-8-sig", "replace").splitlines() if isinstance(source, bytes) else []:
         with suppress(ValueError):  # git passes over a bad pattern too
             patterns += pathspec.GitIgnoreSpec.from_lines([line]).patterns
     return pathspec.GitIgnoreSpec(patterns)

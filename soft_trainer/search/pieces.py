@@ -30,7 +30,7 @@ _PARAGRAPH = re.compile(
 _MAX_BEFORE_PARAGRAPH = 2000  # bytes
 _NAME = re.compile(r"[\w$]+")
 _ENDINGS = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
-_CPP_HEADER = re.compile(rb"^\s*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
+_CPP_HEADER = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
 OTHER_LANGUAGES = {
     ".md": "markdown", ".markdown": "markdown", ".rst": "restructuredtext", ".txt": "text", ".json": "json",
     ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".ini": "ini", ".cfg": "ini", ".xml": "xml", ".html": "html",

@@ -43,7 +43,13 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
     indexed = {row[0]: row[1:] for row in database.execute("SELECT path, size, changed FROM files")}
     skipped = {row[0]: row[1:] for row in database.execute("SELECT path, reason, size, changed FROM skipped")}
     # those that were read and found to be no text a person wrote have a size
-    unfit: dict[str, Stat] = {path: (size, time) for path, (_, size, time) in skipped.items() if size is not None}
+    read = {path: (why, (size, time)) for path, (why, size, time) in skipped.items() if size is not None}
+    # A change of rights changes neither size nor time.
+    unfit: dict[str, Stat] = {
+        path: status
+        for path, (why, status) in read.items()
+        if why not in _UNSTABLE or not os.access(os.path.join(folder, path), os.R_OK)
+    }
     by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
     known = indexed | unfit
     last = Listing(known, by_name, store.get_meta(database, "ignores", {}))

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -60,6 +61,8 @@ def test_scores_fall_and_neither_a_file_nor_a_test_comes_too_early(index):
         ("port", {"language": "go"}, {"src/server.go"}),
         ("date", {"name": "parse_date"}, {"parse_date"}),
         ("date", {"name": "*_date"}, {"parse_date", "format_date"}),
+        ("date", {"name": "Dates::parse_date()"}, {"parse_date"}),
+        ("date", {"name": "parse_date?"}, {"parse_date"}),
         ("date", {"name": "nothing"}, set()),
     ],
 )
@@ -175,6 +178,38 @@ def test_a_folder_that_is_empty_or_gone_is_named(tmp_path, tree, index):
     with refused("folder is gone"):
         index.update()
     assert index.search("parse_date")
+
+
+def test_a_folder_that_cannot_be_read_leaves_the_old_index(index, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied")))
+        with refused("the folder cannot be read (Permission denied)"):
+            index.update()
+    assert index.search("parse_date") and index.update() is False
+
+
+def test_a_file_is_read_once_it_can_be_read(tree, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("soft_trainer.search.terms.read_text", Mock(return_value="unreadable"))
+        index = CodeIndex.build(tree)
+    assert index.statistics()["skipped"]["unreadable"] == 6
+    monkeypatch.setattr(os, "access", lambda path, _: path.endswith("dates.py"))
+    assert index.update() is True and index.update() is False
+    assert set(paths(index.search("parse_date"))) == {"src/shop/dates.py"}
+    assert index.statistics()["skipped"]["unreadable"] == 5
+
+
+def test_data_that_has_become_small_is_read(tree):
+    write_tree(tree, {"data.json": "needle\n" * 20_000})
+    index = CodeIndex.build(tree)
+    assert index.search("needle") == []
+    write_tree(tree, {"data.json": "needle\n"})
+    assert index.update() is True and paths(index.search("needle")) == ["data.json"]
+
+
+def test_one_pattern_may_be_a_text(tree):
+    index = CodeIndex.build(tree, exclude="*.md", include="*.log")
+    assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
 
 
 def test_an_older_format_is_made_anew(tree, index):

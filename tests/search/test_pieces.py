@@ -42,6 +42,12 @@ def test_pieces_have_all_definitions_and_every_line_with_a_word_once(language):
     assert {number for number, line in lines if any(map(str.isalnum, line))} <= set(covered)
 
 
+def test_a_header_of_blank_lines_takes_no_time():
+    started = time.process_time()
+    assert language_of("a.h", b"\n" * 100_000 + b"  namespace a {\n") == "cpp"
+    assert time.process_time() - started < 1
+
+
 def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
     source = "class A:\n    x = 1\n\n    # doubles\n    @cached\n    def f(self):\n        return 2\n"
     pieces = split(source.encode(), "python")

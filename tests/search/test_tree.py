@@ -4,6 +4,7 @@ import os
 import socket
 
 import pytest
+from refusals import refused
 from trees import write_tree
 
 from soft_trainer.mining.source_files import MAX_DEPTH, MAX_FILE_BYTES, read_text
@@ -32,6 +33,18 @@ def test_inner_ignore_files_have_the_last_word(tmp_path):
     files = {".gitignore": "*.txt\n/top.py\n", "a/.gitignore": "!keep.txt\n", "a/keep.txt": "k", "a/b.txt": "b"}
     write_tree(tmp_path, files | {"top.py": "x", "a/top.py": "x", "a/[bad": "x"})
     assert skipped(tmp_path) == {"a/b.txt": "ignored", "top.py": "ignored"}
+
+
+def test_an_ignore_file_may_begin_with_a_mark_and_end_lines_as_windows_does(tmp_path):
+    write_tree(
+        tmp_path, {".gitignore": b"\xef\xbb\xbfbuild/\r\n*.log\r\n", "build/a.py": "x", "b.log": "x", "c.py": "x"}
+    )
+    assert skipped(tmp_path) == {"build": "ignored", "b.log": "ignored"}
+
+
+def test_a_tree_that_cannot_be_read_is_named(tmp_path):
+    with refused("missing: the folder cannot be read (No such file or directory)"):
+        list_tree(str(tmp_path / "missing"))
 
 
 def test_links_and_special_files_are_not_opened(tmp_path):
