@@ -43,6 +43,20 @@ def write_text(path: str | Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
+def check_writable(folder: str | Path, named: str) -> None:
+    """Raises a UserError if no file can be written to a folder, or if it cannot be made.
+
+    Args:
+        named: the option and its value, with which the message begins.
+    """
+    absolute = Path(folder).absolute()
+    there = next(path for path in (absolute, *absolute.parents) if path.exists())
+    refuse(
+        (not there.is_dir(), f"{named}: {there} is a file, not a folder"),
+        (not os.access(there, os.W_OK), f"{named}: {there} is not writable"),
+    )
+
+
 def write_json(path: str | Path, value) -> None:
     """Writes `value` atomically, as indented JSON."""
     write_text(path, json.dumps(value, indent=2) + "\n")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import refuse
-from soft_trainer.files import write_text
+from soft_trainer.files import check_writable, write_text
 from soft_trainer.search import evaluation
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.terminal import print_on_main, table
@@ -52,11 +53,15 @@ def run(arguments: argparse.Namespace) -> None:
         (not one, "give --queries and --trees, or --folder, or --history"),
         (arguments.language and not arguments.history, "language: has no meaning without --history"),
         (arguments.truncate_dim is not None and not arguments.model, "truncate_dim: has no meaning without --model"),
+        (arguments.max_queries < 1, f"max_queries={arguments.max_queries}: 1 or more is expected"),
     )
+    if arguments.output:
+        check_writable(Path(arguments.output).parent, f"output={arguments.output}")
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
         text, answers = (_history if arguments.history else _files)(arguments, scratch)
     sys.stdout.write(text + "\n")
     if arguments.output:
+        Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
         write_text(arguments.output, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
 
 
@@ -78,6 +83,8 @@ def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]
     else:
         queries = evaluation.read_queries(arguments.queries)
         trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
+    for tree in trees.values():
+        refuse((not os.path.isdir(tree), f"{tree}: no such folder; --trees has one for each repo of --queries"))
     outcomes = []
     for name, tree in trees.items():
         with _index(arguments, tree, Path(arguments.index_dir or f"{scratch}/indexes", name or "tree")) as index:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import refuse
+from soft_trainer.files import check_writable
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main, table
@@ -66,7 +67,13 @@ def run(arguments: argparse.Namespace) -> None:
         (unfit, f"estimator={estimator}: use {fit}"),
         (codes.startswith("codebase."), f"{codes}: a codebase holds the codes of test, which must not be trained on"),
         (not known_ending, f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz"),
+        (arguments.codes and not Path(arguments.codes).is_file(), f"codes={arguments.codes}: no such file"),
+        (
+            arguments.code_dir and not Path(arguments.code_dir).is_dir(),
+            f"code_dir={arguments.code_dir}: no such folder",
+        ),
     )
+    check_writable(Path(arguments.output).parent, arguments.output)
     check_values(options)
     choice = choice_of(dataclasses.replace(options, negatives_per_query=1))
     profile = build_profile(dataclasses.replace(model_args, profile=model_args.profile or "auto"))
@@ -81,6 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
         mined = mined_negatives(estimator, options.negative_candidates, len(train), ids, further)
         negatives = limited(mined, choice)
         name = ":".join(filter(None, (data_args.estimator, data_args.estimator_model)))
+        Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
         write_negatives(arguments.output, negatives, training_texts(train, profile), name)
         sys.stdout.write(f"{_summary(negatives)}\nWritten to {arguments.output}\n")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from soft_trainer.dataflow import parser
 from soft_trainer.errors import refuse
-from soft_trainer.files import write_rows
+from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining import repository as git
 from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, is_mined_path, read_functions
 from soft_trainer.mining.documentation import document_tokens
@@ -109,8 +109,9 @@ def mine_history_to(
         Numbers of `rows` by split and of `commits` by outcome, `cut` and `seconds`; see `mining_table`.
 
     Raises:
-        UserError: as `mine_history`.
+        UserError: as `mine_history`, or an output_dir that cannot be written.
     """
+    check_writable(output_dir, f"output_dir={output_dir}")
     started = time.perf_counter()
     mined = mine_history(repository, language, **options)
     write_rows(mined.rows | {"relevance": mined.relevance}, output_dir)

@@ -23,14 +23,14 @@ import numpy as np
 
 from soft_trainer.dataflow import parser
 from soft_trainer.errors import refuse
-from soft_trainer.files import write_rows
+from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
 from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_test_path
-from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, read_text
+from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
 # a function, and the MinHash of its code
@@ -99,8 +99,9 @@ def mine_to(
         Numbers of `rows` by split, of `functions` and `files` by outcome, and `seconds`; see `mining_table`.
 
     Raises:
-        UserError: as `mine`.
+        UserError: as `mine`, or an output_dir that cannot be written.
     """
+    check_writable(output_dir, f"output_dir={output_dir}")
     started = time.perf_counter()
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
@@ -189,6 +190,8 @@ def _source_files(
             mode = os.lstat(full).st_mode
             if not stat.S_ISREG(mode):
                 skipped["symbolic link" if stat.S_ISLNK(mode) else "not a regular file"] += 1
+            elif decoded(os.fsencode(path)) is None:
+                skipped["name that is not UTF-8"] += 1
             elif is_test_path(path, language) and "tests" not in keep:
                 skipped["test"] += 1
             else:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
@@ -14,6 +12,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from transformers.training_args import OptimizerNames, ParallelMode
 
 from soft_trainer.errors import UserError, refuse
+from soft_trainer.files import check_writable
 from soft_trainer.options.declared import Declared
 from soft_trainer.terminal import nearest
 
@@ -103,11 +102,9 @@ def _check_together(args) -> None:
     """Refuses options that contradict each other or the machine."""
     cached = getattr(args, "gradient_cache_chunk_size", None) is not None
     parallelism = getattr(args, "parallelism_config", None)
-    folder = Path(args.output_dir or ".").absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if args.output_dir:
+        check_writable(args.output_dir, f"output_dir={args.output_dir}")
     refuse(
-        (not there.is_dir(), f"output_dir={args.output_dir}: {there} is a file, not a folder"),
-        (args.output_dir and not os.access(there, os.W_OK), f"output_dir={args.output_dir}: {there} is not writable"),
         (
             any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH),
             "parallelism_config: processes that share a batch (tensor, context or sequence parallelism) are not "

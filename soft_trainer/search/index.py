@@ -64,7 +64,8 @@ class CodeIndex(AbstractContextManager):
         """Indexes a folder, or brings its index up to date.
 
         Args:
-            index_dir: the place of the index; by default in the user's cache directory.
+            index_dir: the place of the index; by default in the user's cache directory. The index of a folder that is
+                gone becomes that of this one, such as the same tree in another place.
             model: folder or Hub name of an encoder; None keeps the one that the index has, if it has one.
             truncate_dim: keep this many dimensions of every embedding; see `update`.
             exclude: patterns of files and folders to leave out, such as `docs/**` or `*.md`; None keeps those that the
@@ -85,7 +86,12 @@ class CodeIndex(AbstractContextManager):
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
             kept = store.get_meta(database, "folder", real)
-            refuse((kept != real, f"{target}: it is the index of {kept}; choose another index_dir"))
+            refuse(
+                (
+                    kept != real and os.path.isdir(kept),
+                    f"{target}: it is the index of {kept}; choose another index_dir",
+                )
+            )
             given = {"exclude": exclude, "include": include}
             listed = {name: [value] if isinstance(value, str) else value for name, value in given.items()}
             patterns = {name: [p for p in value if p] for name, value in listed.items() if value is not None}

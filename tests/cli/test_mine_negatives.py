@@ -1,6 +1,7 @@
 """Negatives mined by a command: the nearest codes, in a file that training reads, and never codes of test."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -106,8 +107,8 @@ def test_a_mixture_compares_all_pairs(folder, encoder_dir, rows, tmp_path):
         (["--estimator", "none"], "estimator=none: use bm25"),
         (["--estimator", "bm25+initial_model"], "use bm25, or the encoder"),
         (["--codes", "somewhere/codebase.jsonl.gz"], "a codebase holds the codes of test"),
-        (["--codes", "absent.jsonl"], "absent.jsonl: cannot be read as JSON lines"),
-        (["--code_dir", "absent"], "absent: no such folder"),
+        (["--codes", "absent.jsonl"], "codes=absent.jsonl: no such file"),
+        (["--code_dir", "absent"], "code_dir=absent: no such folder"),
         (["--negative_candidates", "0"], "negative_candidates=0"),
         (["--negative_ranks", "9"], "write FIRST,LAST"),
         (["--negative_max_score", "-1"], "candidate negatives is left by negative_max_score=-1.0"),
@@ -120,6 +121,15 @@ def test_what_cannot_be_mined_is_one_line(folder, tmp_path, monkeypatch, words, 
     with refused(says):
         run_command(["mine-negatives", "negatives.jsonl", *folder, *words])
     assert not (tmp_path / "negatives.jsonl").exists()
+
+
+def test_the_folder_of_the_output_is_made_or_refused_at_once(folder, tmp_path, monkeypatch):
+    assert run_command(["mine-negatives", str(tmp_path / "new" / "negatives.jsonl"), *folder]) == 0
+    assert (tmp_path / "new" / "negatives.jsonl").is_file()
+    monkeypatch.setattr("soft_trainer.data.sources.load_data", Mock(side_effect=AssertionError))
+    (tmp_path / "file").touch()
+    with refused("file/negatives.jsonl:", "is a file, not a folder"):
+        run_command(["mine-negatives", str(tmp_path / "file" / "negatives.jsonl"), *folder])
 
 
 class Queries(BM25Estimator):

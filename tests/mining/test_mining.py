@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 from refusals import refused
@@ -57,6 +58,17 @@ def test_output_folder(tmp_path):
     assert all(row["docstring"] == "" and row["docstring_tokens"] == [] for row in rows["codebase"])
     assert not list((tmp_path / "out").glob("*.tmp"))
     assert "undocumented" in mining_table(counts)
+
+
+def test_a_name_that_is_no_text_is_counted_and_a_wrong_place_refused_at_once(tmp_path, monkeypatch):
+    tree = python_tree(tmp_path / "tree")
+    os.rename(tree / "package3/code.py", os.path.join(os.fsencode(tree), b"package3/caf\xe9.py"))
+    counts = mine_to(tree, "python", tmp_path / "out", num_workers=1)
+    assert counts["files"] == {"mined": 11, "name that is not UTF-8": 1}
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("soft_trainer.mining.tree.mine", Mock(side_effect=AssertionError))
+    with refused("file/out:", "is a file, not a folder"):
+        mine_to(tree, "python", tmp_path / "file" / "out")
 
 
 RULE_BREAKERS = """

@@ -250,3 +250,32 @@ def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_pa
     assert command("evaluate-search", "--queries", queries)[0] == 2
     queries.write_text("{}\n")
     assert command(*words)[0] == 2
+
+
+def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tmp_path):
+    words = ["evaluate-search", "--folder", tree, "--model", "stub", "--index_dir", tmp_path / "kept"]
+    first = command(*words)
+    assert first[0] == 0 and stub.encoded
+    stub.encoded.clear()
+    assert command(*words, "--output", tmp_path / "new" / "out.jsonl")[0] == 0 and not stub.encoded
+    assert (tmp_path / "new" / "out.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--folder", "tree", "--max_queries", "0"], "max_queries=0: 1 or more is expected"),
+        (["--folder", "missing"], "missing: the folder cannot be read (No such file or directory)"),
+        (["--folder", "tree", "--output", "file/out.jsonl"], "output=file/out.jsonl: "),
+        (["--queries", "file", "--trees", "tree"], "tree/absent: no such folder; --trees has one for each repo"),
+    ],
+)
+def test_an_evaluation_that_cannot_end_is_refused_before_anything_is_indexed(
+    command, tree, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(CodeIndex, "build")
+    rows = [{"repo": repo, "query": "q", "relevant": ["a.py"]} for repo in ("src", "absent")]
+    (tmp_path / "file").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = command("evaluate-search", *words)
+    assert code == 2 and not out and message in err
