@@ -74,8 +74,9 @@ def run(arguments: argparse.Namespace) -> int | None:
     if count := counts["vendored"]:
         number, rank = ("1 file", "ranks") if count == 1 else (f"{count:,} files", "rank")
         lines.append(f"{number} in a folder such as external/ or deps/ {rank} low")
-    place = f"--index_dir {arguments.index_dir}" if arguments.index_dir else f"--folder {arguments.folder}"
-    lines.append(f'{time.perf_counter() - started:.1f} s. Search it: soft-trainer search {place} "parse a date"')
+    place = ("--index_dir", arguments.index_dir) if arguments.index_dir else ("--folder", arguments.folder)
+    command = shlex.join(["soft-trainer", "search", *place])
+    lines.append(f'{time.perf_counter() - started:.1f} s. Search it: {command} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")
 
 

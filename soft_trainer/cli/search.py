@@ -82,6 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
     results = index.search(query, limit, lexical=arguments.lexical, **filters)
     for notice in index.notices:
         print_on_main(safe(notice))
+    try:
+        _print(results, arguments, query, filters)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read all that it wants; Python would flush once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0 if results else 1
+
+
+def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:
+    """Prints results for people or programs; says on standard error that there are none."""
     if not results:
         given = "".join(f" --{name} {value}" for name, value in filters.items() if value)
         print_on_main(safe(f"nothing found{given and f' with{given}'}"))
@@ -91,7 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
         # colours on a terminal, unless the user wants none (https://no-color.org)
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
         sys.stdout.write(format_results(results, query, colour=not plain))
-    return 0 if results else 1
 
 
 def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:

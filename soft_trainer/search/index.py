@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,7 @@ class CodeIndex(AbstractContextManager):
         self.index_dir = Path(index_dir)
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
-        self.remedy = f"`soft-trainer index {self.folder}` finishes"
+        self.remedy = ""  # against missing embeddings, if not the command
         self.encoders: dict[tuple, vectors.SearchEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
@@ -218,7 +219,7 @@ class CodeIndex(AbstractContextManager):
         with _disk_errors(self.index_dir), self._snapshot() as snapshot:
             segments = snapshot.segments
             empty = not segments.live.any()
-            refuse((empty, f"nothing is indexed of {self.folder}; run `soft-trainer index {self.folder}`"))
+            refuse((empty, f"nothing is indexed of {self.folder}; run `{self._command()}`"))
             allowed = snapshot.allowed(path, language, name)
             if allowed is not None and not allowed.any():
                 return []
@@ -227,6 +228,12 @@ class CodeIndex(AbstractContextManager):
             if not scores.matched and (similarity is None or np.nanmax(similarity) <= self._noise(snapshot)):
                 return []
             return [snapshot.result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
+
+    def _command(self, *options: str) -> str:
+        """Writes the command that brings this index up to date, as a shell reads it."""
+        default = self.index_dir == store.default_index_dir(self.folder)
+        place = () if default else ("--index_dir", str(self.index_dir))
+        return shlex.join(["soft-trainer", "index", self.folder, *place, *options])
 
     def _noise(self, snapshot: Snapshot) -> float:
         """Returns the largest similarity of any piece to random letters, which mean nothing."""
@@ -317,11 +324,12 @@ class CodeIndex(AbstractContextManager):
             return None
         if missing := vectors.unencoded(self.database):
             pieces = self.database.execute("SELECT sum(count) FROM files").fetchone()[0]
-            self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {self.remedy}")
+            remedy = self.remedy or f"`{self._command()}` finishes"
+            self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {remedy}")
         if (snapshot.slots < 0).all():
             return None
         name = state["model"]
-        changed = f"{name} has changed; `soft-trainer index {self.folder} --model {name}` encodes with it as it is now"
+        changed = f"{name} has changed; `{self._command('--model', name)}` encodes with it as it is now"
         try:
             encoder = self._encoder(name, state.get("truncate_dim"))
             embedding = encoder.queries([query])[0]

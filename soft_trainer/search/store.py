@@ -13,6 +13,7 @@ import json
 import operator
 import os
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,11 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path:
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
             return place.parent
-    why = f"no index yet; make one with `soft-trainer index {folder}`" if real.exists() else "no such folder"
+    why = (
+        f"no index yet; make one with `soft-trainer index {shlex.quote(str(folder))}`"
+        if real.exists()
+        else "no such folder"
+    )
     raise UserError(f"{folder}: {why}")
 
 

@@ -28,6 +28,36 @@ def test_index_and_search(command, tree):
     assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text"]
 
 
+def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
+    spaced, kept = tree.rename(tree.with_name("my tree")), tree.with_name("my index")
+    out = command("index", spaced, "--index_dir", kept, "--model", "stub")[1]
+    shown = shlex.split(out.split("Search it: soft-trainer ")[1])
+    assert command(*shown)[0] == 0
+    stub.weights = 5.0
+    err = command("search", "--index_dir", kept, "parse date")[2]
+    assert "stub has changed" in err and command(*shlex.split(err.split("`")[1])[1:])[0] == 0
+    assert command("search", "--index_dir", kept, "parse date")[2] == ""
+
+
+@pytest.mark.slow
+def test_a_reader_may_leave_early(tree, tmp_path):
+    CodeIndex.build(tree, tmp_path / "index").close()
+    run = [
+        sys.executable,
+        "-m",
+        "soft_trainer.cli",
+        "search",
+        "--index_dir",
+        tmp_path / "index",
+        "parse date",
+        "--json",
+    ]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_an_index_of_short_embeddings(command, tree, stub):
     assert "16 dimensions" not in command("index", tree, "--model", "stub")[1]
     code, out, _ = command("index", tree, "--truncate_dim", 4)
