@@ -25,21 +25,20 @@ _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
 
 
-def parse(source: bytes, language: str, seconds: float | None = None) -> Node | None:
+def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
     """Parses a file; returns None if most of it is a syntax error or if it takes longer than `seconds`.
 
-    An adversarial file can stall the parser for minutes.
+    A file can stall the parser for good, even one of 200 bytes. All others take far less than a minute.
     """
-    deadline = time.monotonic() + (seconds or 0)
+    deadline = time.monotonic() + seconds
 
     def read(at: int, _) -> bytes:
         # The only way to stop a parser of tree-sitter 0.26 is to tell it that the text ends here.
         return source[at : at + _READ_BYTES] if time.monotonic() < deadline else b""
 
-    whole = seconds is None or len(source) < _READ_BYTES
-    root = parser(language).parse(source if whole else read).root_node
+    root = parser(language).parse(read).root_node
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
-    return None if broken or (seconds is not None and time.monotonic() > deadline) else root
+    return None if broken or time.monotonic() > deadline else root
 
 
 class Definition(NamedTuple):
@@ -121,7 +120,7 @@ def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str
 
 
 def _text(source: bytes, node: Node) -> str:
-    """Returns the first 200 bytes of a node. `node.text` would call the parser's `read` for every byte."""
+    """Returns the first 200 bytes of a node."""
     return source[node.start_byte : min(node.end_byte, node.start_byte + 200)].decode(errors="replace")
 
 

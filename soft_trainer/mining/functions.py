@@ -94,7 +94,7 @@ class FileFunctions:
         return {
             "path": path,
             "func_name": function.name,
-            "original_string": _node_text(named),
+            "original_string": _node_text(self.source, named),
             "language": self.language,
             "code": _without(self.source, named, spans),
             "code_tokens": _tokens(self.source, named, spans, self.table.strings),
@@ -119,7 +119,9 @@ class FileFunctions:
             return self.table.style.strip(self._comment_above(function.named)).strip()
         first = next(iter(function.body.named_children), None)
         literal = first.named_children[0] if first is not None and first.type == "expression_statement" else None
-        return self.table.style.strip(_node_text(literal)) if literal is not None and literal.type == "string" else ""
+        if literal is None or literal.type != "string":
+            return ""
+        return self.table.style.strip(_node_text(self.source, literal))
 
     def _comment_above(self, node: Node) -> str:
         """Returns the doc comment that ends on the line above a function. Line comments are joined."""
@@ -130,7 +132,7 @@ class FileFunctions:
             line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
             if self.source[line_start : comment.start_byte].strip():
                 break  # it stands behind code
-            group.insert(0, _node_text(comment))
+            group.insert(0, _node_text(self.source, comment))
             row = comment.start_point[0] - 1
             if group[0].startswith(("/*", "=begin")):
                 del group[1:]
@@ -176,6 +178,6 @@ def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str
                 return tokens
 
 
-def _node_text(node: Node) -> str:
-    """Returns the source text of `node`."""
-    return node.text.decode(errors="replace")
+def _node_text(source: bytes, node: Node) -> str:
+    """Returns the source text of `node`. `node.text` would call the parser's `read` for every byte."""
+    return source[node.start_byte : node.end_byte].decode(errors="replace")

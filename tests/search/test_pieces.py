@@ -5,6 +5,8 @@ import time
 import pytest
 
 from soft_trainer.dataflow.source import PARSED_LANGUAGES
+from soft_trainer.mining.definitions import parse
+from soft_trainer.search import pieces
 from soft_trainer.search.pieces import MAX_LINES, first_paragraph, language_of, split
 
 SOURCES = {
@@ -46,6 +48,17 @@ def test_a_header_of_blank_lines_takes_no_time():
     started = time.process_time()
     assert language_of("a.h", b"\n" * 100_000 + b"  namespace a {\n") == "cpp"
     assert time.process_time() - started < 1
+
+
+def test_a_short_file_that_stalls_its_grammar_is_split_by_lines(monkeypatch):
+    blank, xs = "\n  \n\n\n\n  ", " x\n" * 34
+    function = "fun add(n: Int): Int { "
+    source = (
+        f"class Cart {{   {function}{blank}{function}{blank}  x\n x\n # x\n{xs} return n \n   }} \n }} \n ".encode()
+    )
+    assert parse(source, "kotlin", 0.2) is None
+    monkeypatch.setattr(pieces, "PARSE_SECONDS", 0.2)
+    assert [(piece.start, piece.name) for piece in split(source, "kotlin")] == [(1, "")]
 
 
 def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
