@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError
 
@@ -19,6 +20,7 @@ from soft_trainer.terminal import print_on_main
 
 MARKER = "complete.json"
 RECORD, NUMBERS = "run.json", "all_results.json"
+UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 
 
 @contextmanager
@@ -95,16 +97,35 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
+def open_text(path: str | Path, newline: str | None = None) -> TextIO:
+    """Opens a text file in UTF-8, plain or gzipped, for reading; UNREADABLE are the errors of reading it."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    return opener(path, "rt", encoding="utf-8-sig", newline=newline)
+
+
+def read_json(path: str | Path, kind: type = dict):
+    """Reads a JSON file, plain or gzipped; raises UserError if it does not hold a `kind`, a mapping or a list."""
+    try:
+        with open_text(path) as file:
+            values = json.load(file)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from error
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read as JSON in UTF-8: {error}") from error
+    if not isinstance(values, kind):
+        raise UserError(f"{path}: a {'list' if kind is list else 'mapping'} is expected, not {values!r:.40}")
+    return values
+
+
 def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
     """Yields the objects of a JSON Lines file, plain or gzipped, each with its place in the file for messages.
 
     Raises:
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object (names file and row).
     """
-    opener = gzip.open if str(path).endswith(".gz") else open
     place = path
     try:
-        with opener(path, "rt", encoding="utf-8-sig") as lines:
+        with open_text(path) as lines:
             for number, line in enumerate(lines, 1):
                 place = f"{path}, row {number}"
                 if line.strip():
@@ -116,7 +137,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
                     yield place, value
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: not valid JSON: {error}") from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
 
 

@@ -21,6 +21,7 @@ from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
 from soft_trainer.encoders.repository import reading
 from soft_trainer.errors import UserError, refuse
+from soft_trainer.files import read_json
 
 MISSING_WEIGHTS = "_missing_weights"  # attribute of a loaded model: the weights that its files lack
 
@@ -71,7 +72,7 @@ def load_encoder(
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
     """Returns the number of dimensions that sentence-transformers would keep; None for all."""
     path = repository.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
-    return repository.read_json(path).get("truncate_dim") if path else None
+    return read_json(path).get("truncate_dim") if path else None
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:

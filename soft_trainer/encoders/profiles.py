@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.encoders.repository import base_of, published_name, read_json, reading, repository_file
+from soft_trainer.encoders.repository import base_of, published_name, reading, repository_file
 from soft_trainer.errors import UserError, refuse
-from soft_trainer.files import write_json
+from soft_trainer.files import read_json, write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import textwrap
@@ -14,6 +13,7 @@ from huggingface_hub import _CACHED_NO_EXIST, errors, hf_hub_download, try_to_lo
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError
+from soft_trainer.files import read_json
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's names
 
@@ -60,17 +60,6 @@ def repository_file(
         except errors.EntryNotFoundError:
             pass
     return None
-
-
-def read_json(path: str | Path, kind: type = dict):
-    """Reads a JSON file; raises UserError if it does not hold a `kind`, a mapping or a list."""
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(values, kind):
-        raise UserError(f"{path}: a {'list' if kind is list else 'mapping'} is expected, not {values!r:.40}")
-    return values
 
 
 # ---- Adapters ----

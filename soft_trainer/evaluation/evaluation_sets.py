@@ -23,11 +23,8 @@ A code that nobody judged has relevance 0. Several judgments of the same query a
 from __future__ import annotations
 
 import csv
-import gzip
-import json
 import math
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +36,7 @@ from soft_trainer.data.any_rows import load_rows
 from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError, refuse
-from soft_trainer.files import read_json_lines
+from soft_trainer.files import UNREADABLE, open_text, read_json, read_json_lines
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
 
@@ -168,7 +165,7 @@ def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, 
         return
     missing = "cosqa-retrieval-dev*.json or -test*.json" if codes else "code_idx_map.txt (or .json)"
     refuse((not (found and codes), f"{folder}: CoSQA needs {missing} as well, plain or as .gz"))
-    corpus = Dataset.from_list([_code_row(code, number) for code, number in _read_json(codes, dict).items()])
+    corpus = Dataset.from_list([_code_row(code, number) for code, number in _entries(codes, dict).items()])
     for match in found:
         both = [other[0] for other in found if other[1] == match[1]]
         refuse((len(both) > 1, f"{folder}: {' and '.join(both)} are both the {match[1]} queries of CoSQA: keep one"))
@@ -210,7 +207,11 @@ def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
         language, query = row["Language"].strip().lower(), row["Query"].lower()
         return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in languages else None
 
-    rows = enumerate(_read(path, lambda file: list(csv.DictReader(file))), 1)
+    try:
+        with open_text(path, newline="") as file:
+            rows = enumerate(list(csv.DictReader(file)), 1)
+    except (*UNREADABLE, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read as CSV in UTF-8: {error}") from error
     return list(filter(None, _parsed(((f"{path}, row {number}", row) for number, row in rows), read)))
 
 
@@ -258,28 +259,15 @@ def _graded_rows(judgments: Iterable[Judgment], corpus: Dataset, path: Path, que
 # ---- Files and rows ----
 
 
-def _read(path: Path, parse: Callable = json.load):
-    """Reads a text file, which may be gzipped."""
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
-            return parse(file)
-    except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
-
-
-def _read_json(path: Path, kind: type):
+def _entries(path: Path, kind: type):
     """Reads a JSON file that must hold a `kind`, `list` or `dict`, with entries."""
-    content = _read(path)
-    found = type(content).__name__
-    refuse(
-        (not isinstance(content, kind), f"{path}: not as published: a {kind.__name__} is expected, not {found}"),
-        (not content, f"{path}: no rows"),
-    )
+    content = read_json(path, kind)
+    refuse((not content, f"{path}: no rows"))
     return content
 
 
 def _parsed_list(path: Path, read: Callable) -> list:
-    entries = enumerate(_read_json(path, list), 1)
+    entries = enumerate(_entries(path, list), 1)
     return _parsed(((f"{path}, entry {number}", entry) for number, entry in entries), read)
 
 

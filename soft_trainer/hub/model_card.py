@@ -36,11 +36,11 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
-from soft_trainer.encoders.repository import ADAPTER_CONFIG, base_of, published_name, read_json, repository_file
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, base_of, published_name, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
-from soft_trainer.files import reporting_disk_errors, write_text, written_aside
+from soft_trainer.files import read_json, reporting_disk_errors, write_text, written_aside
 from soft_trainer.hub.export import MERGED_ADAPTER
 from soft_trainer.hub.push import UNMERGED, load_arguments
 

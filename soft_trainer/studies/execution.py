@@ -18,11 +18,10 @@ from pathlib import Path
 
 import yaml
 
-from soft_trainer.encoders.repository import read_json
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import ESTIMATORS
-from soft_trainer.files import newest_complete, record_path, write_json
+from soft_trainer.files import newest_complete, read_json, record_path, write_json
 from soft_trainer.options.commands import BaselineArguments, SimCSEArguments
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
@@ -132,7 +131,7 @@ def _trained(results: dict | None) -> bool:
 
 
 def _read_json(path: Path) -> dict | None:
-    with suppress(OSError, UserError):
+    with suppress(UserError):
         return read_json(path)
     return None
 

@@ -16,13 +16,14 @@ from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json, saved_adapter
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, saved_adapter
 from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.errors import UserError, refuse
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric, shorter_titles
+from soft_trainer.files import read_json
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.refused import FALLING

@@ -137,13 +137,13 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
     [
         ("cosqa", 0, None, ["CoSQA needs code_idx_map.txt"]),
         ("cosqa", 1, None, ["CoSQA needs cosqa-retrieval-dev*.json"]),
-        ("cosqa", 0, "{", ["code_idx_map.txt: cannot be read", "JSONDecodeError"]),
-        ("cosqa", 0, "[]", ["code_idx_map.txt: not as published", "list"]),
-        ("cosqa", 0, "5", ["code_idx_map.txt: not as published: a dict is expected, not int"]),
+        ("cosqa", 0, "{", ["code_idx_map.txt: not valid JSON"]),
+        ("cosqa", 0, "[]", ["code_idx_map.txt: a mapping is expected, not []"]),
+        ("cosqa", 0, "5", ["code_idx_map.txt: a mapping is expected, not 5"]),
         ("cosqa", 0, "{}", ["code_idx_map.txt: no rows"]),
         ("cosqa", 0, '{"a": 1, "b": 0, "c": 0}', ["codebase", "repeats the url"]),
         ("cosqa", 1, "[]", ["no rows"]),
-        ("cosqa", 1, "5", [f"{COSQA_FILES[1]}: not as published: a list is expected, not int"]),
+        ("cosqa", 1, "5", [f"{COSQA_FILES[1]}: a list is expected, not 5"]),
         ("cosqa", 1, '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
         ("cosqa", 1, '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
         ("cosqa", 1, '[{"doc": "x", "retrieval_idx": 9}]', ["url that is not in the codebase (9)"]),
@@ -153,7 +153,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa_plus", 0, '[{"query": "x"}]', ["entry 1", "query-idx"]),
         ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, a text is expected"]),
         ("cosqa_plus", 1, "[]", [f"{PLUS_FILES[1]}: no rows"]),
-        ("cosqa_plus", 1, "null", [f"{PLUS_FILES[1]}: not as published: a list is expected, not NoneType"]),
+        ("cosqa_plus", 1, "null", [f"{PLUS_FILES[1]}: a list is expected, not None"]),
         ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, a text is expected"]),
         ("cosqa_plus", 1, '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["the same code-idx"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
@@ -251,3 +251,16 @@ def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_p
     (tmp_path / "test/cosqa-retrieval-dev-99.json").write_text(json.dumps(QUERIES[:1]))
     with refused("dev-500.json and cosqa-retrieval-dev-99.json are both the dev queries"):
         load(tmp_path / "test")
+
+
+def test_one_reader_of_json_names_what_it_cannot_read(cosqa):
+    codes = cosqa / COSQA_FILES[0]
+    with gzip.open(f"{codes}.gz", "wt") as file:
+        json.dump(CODES, file)
+    codes.unlink()
+    (cosqa / COSQA_FILES[1]).write_bytes(b'[{"doc": "caf\xe9"}]')
+    with refused(COSQA_FILES[1], "cannot be read as JSON in UTF-8"):
+        load(cosqa)
+    (cosqa / f"{COSQA_FILES[0]}.gz").write_bytes(b"\x1f\x8b no gzip")
+    with refused(f"{COSQA_FILES[0]}.gz: cannot be read as JSON"):
+        load(cosqa)
