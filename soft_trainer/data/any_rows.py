@@ -68,7 +68,7 @@ def load_rows(
         UserError: rows cannot be read, a column is missing, or a column does not hold text.
     """
     source = str(source)
-    if not (query_column or code_column) and split and _is_codesearchnet(Path(source)):
+    if not (query_column or code_column) and split and is_codesearchnet(Path(source)):
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
         data = load_folder(source, needed=("train",) if alone else [name for name in needed if name != "codebase"])
     else:
@@ -101,7 +101,7 @@ def _column(rows: Dataset, names: Sequence[str]) -> str | None:
 # ---- Reading ----
 
 
-def _is_codesearchnet(folder: Path) -> bool:
+def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
     """Returns True if all splits of a folder are JSON lines, and the first row has no query column but ours."""
     if not folder.is_dir():
         return False
@@ -114,7 +114,7 @@ def _is_codesearchnet(folder: Path) -> bool:
         _, row = next(read_json_lines(next(iter(files.values()))), (None, {}))
     except UserError:
         return True  # whose reader names the row
-    return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
+    return bool({*QUERIES} & row.keys()) or not (query_column in row or any({*pair} <= row.keys() for pair in PAIRS))
 
 
 def _is_saved(folder: Path) -> bool:

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.any_rows import is_codesearchnet, load_rows
 from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError, refuse
@@ -100,7 +100,7 @@ def load_evaluation_sets(
     sets: list[EvaluationSet] = []
     taken = {*names, *SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
     for folder in (Path(name.strip()) for name in (getattr(arguments, option) or "").split(",") if name.strip()):
-        parts = dict(_published_sets(folder, arguments.languages, codebase)) if folder.is_dir() else {}
+        parts = dict(_published_sets(folder, arguments, codebase)) if folder.is_dir() else {}
         parts = parts or {"rows": _all_rows(folder, arguments, option, profile)}
         for part, (queries, corpus) in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
@@ -133,7 +133,7 @@ def _all_rows(source: Path, arguments: DataArguments, option: str, profile: Enco
     return data["test"], data["codebase"]
 
 
-def _published_sets(folder: Path, languages: Sequence[str], codebase: Dataset | None) -> Iterator[tuple[str, Rows]]:
+def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Rows]]:
     """Yields the sets of a folder: the name, queries and corpus of each."""
     # Sorted so that a plain file wins over its gzipped copy.
     files = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
@@ -148,8 +148,10 @@ def _published_sets(folder: Path, languages: Sequence[str], codebase: Dataset | 
             corpus = load_folder(folder, ("codebase",))["codebase"] if "codebase.jsonl" in files else codebase
             if corpus is None:
                 raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
-            yield part, (_graded_rows(read(files[name], languages), corpus, files[name]), corpus)
-    if "test.jsonl" in files:
+            refuse(("url" not in corpus.column_names, f"{folder}: {name} names codes by url; its codebase has no url"))
+            yield part, (_graded_rows(read(files[name], arguments.languages), corpus, files[name]), corpus)
+    # Other columns are read as `--data_dir` reads them.
+    if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
         splits = load_folder(folder, ("test", "codebase"))
         yield "test", (splits["test"], splits["codebase"])
 

@@ -264,3 +264,41 @@ def test_one_reader_of_json_names_what_it_cannot_read(cosqa):
     (cosqa / f"{COSQA_FILES[0]}.gz").write_bytes(b"\x1f\x8b no gzip")
     with refused(f"{COSQA_FILES[0]}.gz: cannot be read as JSON"):
         load(cosqa)
+
+
+def lines_of(*rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; name it with --query_column"),
+        ({"a.csv": "docstring,bar\nx,y\n"}, "no column for the code: the rows have docstring, bar; name it with --code_c"),
+        ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "no column for the query: the rows have code, url"),
+        (
+            {
+                "relevance.jsonl": lines_of({"query": "x", "url": "u", "relevance": 1}),
+                "codebase.jsonl": lines_of({"code": "x"}),
+            },
+            "relevance.jsonl names codes by url; its codebase has no url",
+        ),
+    ],
+)
+def test_a_missing_column_is_named(files, words, tmp_path):
+    with refused(words):
+        load(written(tmp_path / "rows", **files))
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [(("question", "answer"), {}), (("ask", "reply"), {"query_column": "ask", "code_column": "reply"})],
+)
+def test_splits_with_columns_of_their_own_are_read_as_data_dir_reads_them(names, options, tmp_path):
+    splits = {
+        f"{split}.jsonl": [(f"{split} {n}", f"def {split}{n}()") for n in range(3)] for split in ("train", "test")
+    }
+    files = {name: lines_of(*numbered(names, *rows)) for name, rows in splits.items()}
+    (found,) = load(written(tmp_path / "rows", **files), **options)
+    assert found.name == "rows" and found.queries["docstring"][:] == ["test 0", "test 1", "test 2"]
+    assert len(found.codebase) == 3
