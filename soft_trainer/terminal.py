@@ -95,6 +95,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f")
     return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
 
 
+def shortened(text: str, width: int = 100) -> str:
+    """Shortens a text to one line of at most `width` characters. A url keeps its end, which tells it from others."""
+    # `textwrap.shorten` leaves nothing of a text without spaces, such as a url or a Chinese docstring.
+    text = " ".join(text.split())
+    if len(text) <= width:
+        return text
+    return f"…{text[1 - width :]}" if "://" in text and " " not in text else f"{text[: width - 1]}…"
+
+
 def duration(seconds: float) -> str:
     """Formats a duration for people: 8 s, 12 min, 3.5 h."""
     if seconds < 100:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import shorten
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from soft_trainer.errors import UserError, refuse
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import written_aside
-from soft_trainer.terminal import table
+from soft_trainer.terminal import shortened, table
 
 SYSTEMS = ("untrained", "lexical", "trained")  # that a report compares
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
@@ -127,4 +126,4 @@ def examples(
 
 def _line(text: str | Sequence[str], width: int) -> str:
     """Shortens a text or a list of tokens to one line of at most `width` characters."""
-    return shorten(text if isinstance(text, str) else " ".join(text or ()), width, placeholder="…")
+    return shortened(text if isinstance(text, str) else " ".join(text or ()), width)

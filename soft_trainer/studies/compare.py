@@ -21,7 +21,7 @@ from soft_trainer.studies.significance import (
     reciprocal_ranks,
     stratified_bootstrap,
 )
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.terminal import print_on_main, shortened, table
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
@@ -132,15 +132,6 @@ def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
         for place, (own, code) in enumerate(top, 1):
             lines.append(f"    {'=>' if own else '  '} {place}. {shortened(code)}")
     return "\n".join(lines)
-
-
-def shortened(text: str, width: int = 100) -> str:
-    """Shortens a text to one line of at most `width` characters. A url keeps its end, which tells it from others."""
-    # `textwrap.shorten` leaves nothing of a text without spaces, such as a url or a Chinese docstring.
-    text = " ".join(text.split())
-    if len(text) <= width:
-        return text
-    return f"…{text[1 - width :]}" if "://" in text and " " not in text else f"{text[: width - 1]}…"
 
 
 # ---- Two methods over several sets and seeds ----

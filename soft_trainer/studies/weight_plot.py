@@ -20,8 +20,7 @@ from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure, save_pn
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.options.commands import WeightPlotArguments
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.studies.compare import shortened
-from soft_trainer.terminal import table
+from soft_trainer.terminal import shortened, table
 from soft_trainer.weights import checked_similarity, negative_weights, smallest_batch
 
 FLOOR = 0.1

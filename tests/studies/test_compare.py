@@ -3,10 +3,13 @@
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
+from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.evaluation.results import RankedQueries, load_ranks
+from soft_trainer.evaluation.ranking import Ranking
+from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.studies.compare import Pairing, compare_patterns
 from soft_trainer.studies.significance import compare_paired, reciprocal_ranks
 
@@ -59,6 +62,15 @@ def test_without_texts_the_urls_are_shown(ranked):
     a, b = ranked([1, 2], [2, 2], texts=False)
     (change,) = Pairing([a], [b]).changes()
     assert change.query == "u0" and change.tops[0][0] == (True, "u0")
+
+
+def test_long_texts_without_spaces_keep_their_beginning(tmp_path):
+    rows = Dataset.from_dict({"url": ["u"], "docstring": ["查询" * 200], "code": ["f(" * 200]})
+    ranking = Ranking(torch.tensor([1]), torch.tensor([[0]]), torch.ones(1, 1))
+    save_ranks(tmp_path / "ranks.parquet", rows, rows, ranking, ("docstring",), ("code",))
+    ranked = load_ranks(tmp_path / "ranks.parquet")
+    assert ranked.query(0) == ("查询" * 200)[:299] + "…" and ranked.top(0)[0][1].startswith("f(f(")
+    assert examples(rows, rows, ranking, 1, "docstring", "code").startswith("查询查询")
 
 
 def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
