@@ -158,7 +158,8 @@ def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float
     if len(texts) == 2 and _is_pairs(dataset, labels):
         labels = []
     dataset = dataset.select_columns([*texts, *labels])
-    labelled = labels and len(texts) == 2 and getattr(dataset.features[texts[1]], "dtype", None) == "string"
+    is_text = len(texts) == 2 and getattr(dataset.features[texts[1]], "dtype", None) in ("string", "large_string")
+    labelled = labels and is_text
     merges = labelled or "negative" in texts
     table = [_documents(row, f"dataset, row {number}") for number, row in enumerate(dataset, 1)]
     wrong_of: dict[str, dict[str, float]] = {}

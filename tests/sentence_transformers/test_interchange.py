@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 from refusals import refused
 
 from soft_trainer import BM25Estimator
@@ -86,8 +86,11 @@ def test_triplets_are_rows_of_one_negative_each_and_the_loss_takes_tuples(senten
 def test_labelled_pairs_are_read():
     table = [("sort a list", SORT, 1), ("sort a list", READ, 0), ("read a file", READ, 1), ("sort a list", FAR, 0)]
     names = ["query", "answer", "label"]
-    rows = from_sentence_transformers(Dataset.from_list([dict(zip(names, row, strict=True)) for row in table]))
-    assert rows["code"][:] == [SORT, READ] and rows["negatives"][:] == [[READ, FAR], []]
+    dataset = Dataset.from_list([dict(zip(names, row, strict=True)) for row in table])
+    large = Features({name: Value("int64" if name == "label" else "large_string") for name in names})
+    for each in (dataset, dataset.cast(large)):  # as Polars and pandas write texts
+        rows = from_sentence_transformers(each)
+        assert rows["code"][:] == [SORT, READ] and rows["negatives"][:] == [[READ, FAR], []]
     for labels in ([1, 0], [True, False]):  # numbers of two rows they could be, too
         pairs = {"query": ["sort a list"] * 2, "answer": [SORT, READ], "label": labels}
         rows = from_sentence_transformers(Dataset.from_dict(pairs))
