@@ -68,8 +68,11 @@ def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
     for differences in map(np.asarray, strata):
         seeds, number = differences.shape
         drawn_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES) / seeds
-        drawn_queries = generator.multinomial(number, np.full(number, 1 / number), RESAMPLES)
-        sums += np.einsum("rs,sr->r", drawn_seeds, differences @ drawn_queries.T)
+        batch = max(1, _NUMBERS // number)
+        for start in range(0, RESAMPLES, batch):
+            block = slice(start, min(start + batch, RESAMPLES))
+            drawn_queries = generator.multinomial(number, np.full(number, 1 / number), block.stop - start)
+            sums[block] += np.einsum("rs,sr->r", drawn_seeds[block], differences @ drawn_queries.T)
         queries += number
     low, high = np.quantile(sums / queries, [TAIL, 1 - TAIL])
     return Interval(float(low), float(high))

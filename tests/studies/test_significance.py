@@ -1,11 +1,13 @@
 """Paired tests: coverage, false alarms, agreement with other implementations."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 from refusals import refused
 
+from soft_trainer.studies import significance
 from soft_trainer.studies.significance import (
     compare_paired,
     holm,
@@ -80,3 +82,15 @@ def test_the_interval_is_over_queries_and_seeds_and_a_larger_set_counts_for_more
         assert (interval.low, interval.high) == expected
     interval = stratified_bootstrap([np.full((3, 30), 1.0), np.full((3, 10), 0.0)])
     assert interval.low == interval.high == pytest.approx(0.75)
+
+
+def test_the_interval_over_seeds_draws_in_parts_of_bounded_memory(monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 500)
+    strata = [np.random.default_rng(0).normal(size=(2, number)) for number in (2000, 30)]
+    whole = stratified_bootstrap(strata)
+    monkeypatch.setattr(significance, "_NUMBERS", 20_000)
+    tracemalloc.start()
+    parts = stratified_bootstrap(strata)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.allclose(whole, parts, rtol=1e-12) and peak < 2**20
