@@ -98,7 +98,7 @@ def progress(study: Study, run: PlannedRun) -> FolderState:
             if options.get(key) != before.get(key):
                 was, now = (values.get(key, "not given") for values in (before, options))
                 changes.append(f"{prefix}{key} was {was}, is {now}")
-    if changes or _trained(results):
+    if changes or _finished(results):
         state = "changed" if changes else "done"
     else:
         state = "stopped" if newest_complete(folder) else "new"
@@ -124,10 +124,9 @@ def _text(value) -> str:
         return str(value)
 
 
-def _trained(results: dict | None) -> bool:
-    """Returns True if a record is that of a run that has trained."""
-    splits = (results or {}).get("results", {})
-    return bool(results) and ("train" in results or any("trained" in systems for systems in splits.values()))
+def _finished(record: dict | None) -> bool:
+    """Returns True for the record of a run or of a SimCSE encoder, which is written last, whatever it measured."""
+    return bool({"training", "train"} & (record or {}).keys())
 
 
 def _read_json(path: Path) -> dict | None:
@@ -194,7 +193,7 @@ def execute(study: Study, run: PlannedRun) -> str | None:
         finally:
             process.wait()
             write_json(folder / OPTIONS, record | {"seconds": record["seconds"] + time.monotonic() - start})
-    if code or not _trained(_read_json(record_path(folder))):
+    if code or not _finished(_read_json(record_path(folder))):
         return last_error(folder / LOG, offset) or f"ended with exit code {code} and no results"
     if not study.keep_checkpoints:
         for checkpoint in folder.glob("checkpoint-*"):

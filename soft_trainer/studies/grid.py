@@ -104,10 +104,13 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
     refuse(
         (not grid or not isinstance(grid, dict), f"no grid, so it is not a study; {recipe}"),
         (unknown, f"unknown key {min(unknown, default='')!r}; a study has {', '.join(KEYS)}"),
-        ("output_dir" not in content, "name an output_dir, where every run has its folder"),
+        (not content.get("output_dir"), "name an output_dir, where every run has its folder"),
     )
+    shared, once = content.get("options") or {}, content.get("once") or {}
+    for name, part in {"options": shared, "once": once, **(once if isinstance(once, dict) else {})}.items():
+        refuse((not isinstance(part, dict), f"{name}: a mapping is expected"))
     axes = {axis: _entries(axis, entries, folder) for axis, entries in grid.items()}
-    once = {name: _entry({"name": name, **entry}, folder) for name, entry in (content.get("once") or {}).items()}
+    once = {name: _entry({"name": name, **entry}, folder) for name, entry in once.items()}
     runs = {}
     for name, entry in once.items():
         own = {key.removeprefix(f"{name}."): changes.pop(key) for key in [*changes] if key.startswith(f"{name}.")}
@@ -116,7 +119,8 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
     taken = min(set(changes) & set(axes), default=None)
     refuse((taken, f"set {taken}: it is an axis of the grid, choose from it with --only {taken}=..."))
     for entries in itertools.product(*axes.values()):
-        run = _run_of_grid(dict(zip(axes, entries, strict=True)), content.get("options") or {}, changes, once)
+        run = _run_of_grid(dict(zip(axes, entries, strict=True)), shared, changes, once)
+        refuse((run.name in runs, f"{run.name}: two runs have this name; give their entries different ones"))
         runs[run.name] = run
     missing = (f"{run.name} needs {needed}" for run in runs.values() for needed in run.needs if needed not in runs)
     first = next(missing, None)
@@ -141,9 +145,12 @@ def _entries(axis: str, entries: object, folder: Path) -> list[dict]:
 
 def _entry(content: dict, folder: Path) -> dict:
     """Splits an entry into its name, the options of its recipe, its own, the runs that it needs, and its module."""
-    needs = content.get("needs") or ()
+    needs, name = content.get("needs") or (), str(content["name"])
+    path = Path(name)
+    outside = path.is_absolute() or ".." in path.parts or not path.parts
+    refuse((outside, f"{name!r} cannot be a folder of the study: write {{name: NAME, OPTION: {name!r}}}"))
     return {
-        "name": str(content["name"]),
+        "name": name,
         "config": read_recipe(folder / content["config"]) if "config" in content else {},
         "options": {key: value for key, value in content.items() if key not in ENTRY_KEYS},
         "needs": (needs,) if isinstance(needs, str) else tuple(needs),

@@ -51,7 +51,8 @@ if told == "hang":
     time.sleep(60)
 if told != "nothing":
     os.makedirs(folder + "/checkpoint-9", exist_ok=True)
-    results = {"test": {"untrained": {"mrr": 0.1}, "trained": {"mrr": 0.5}}}
+    systems = {"untrained": {"mrr": 0.1}, "trained": {"mrr": 0.5}}
+    results = {"train": {"test": systems}, "zero-shot": {"test": {"untrained": {"mrr": 0.1}}}}.get(told, {})
     json.dump({"results": results, "training": {"steps": 10}}, open(folder + "/all_results.json", "w"))
 """
 STUDY = {
@@ -150,6 +151,16 @@ CIRCLE = [{"name": "b", "needs": "c"}, {"name": "c", "needs": "b"}]
         ({"options": {"data_dir": "rows/{lang}"}}, r"no option 'lang' is given: --set lang="),
         ({"output_dir": None}, "name an output_dir"),
         ({"grid": {"a": CIRCLE}, "options": None}, "b needs c needs b: no order"),
+        ({"options": ["seed"]}, "options: a mapping is expected"),
+        ({"once": ["encoder"]}, "once: a mapping is expected"),
+        ({"once": {"encoder": "simcse"}}, "encoder: a mapping is expected"),
+        ({"output_dir": ""}, "name an output_dir"),
+        # Folders of others, which --redo would delete.
+        ({"grid": {"model_name_or_path": ["/models/a"]}}, "'/models/a' cannot be a folder of the study"),
+        ({"grid": {"data_dir": ["../rows"]}}, "'../rows' cannot be a folder"),
+        ({"grid": {"query_prefix": [""], "seed": [1]}}, "'' cannot be a folder"),
+        ({"grid": {"a": [{"name": "b"}, {"name": "b"}]}, "options": None}, "b: two runs have this name"),
+        ({"grid": {"a": ["simcse-encoder"]}, "options": None}, "simcse-encoder: two runs have this name"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_by_name(here, change, message):
@@ -219,6 +230,13 @@ def test_a_failed_run_is_told_of_and_the_others_go_on(here, capsys):
     here.behave()
     assert here.main("--only", "language=ruby") == 0
     assert here.made() == ["ruby/infonce/1", "ruby/trained_model/1", "ruby/simcse/2"]
+
+
+def test_a_run_that_measured_nothing_or_did_not_train_is_done(here, capsys):
+    here.behave(ruby__infonce__1="unmeasured", ruby__infonce__2="zero-shot")
+    assert here.main("--only", "language=ruby,method=infonce,method=trained_model") == 0
+    assert len(here.made()) == 4
+    assert here.main("--only", "language=ruby,method=infonce") == 0 and here.made() == []
 
 
 def test_after_ctrl_c_the_same_command_resumes_the_run(here, capsys):
