@@ -65,10 +65,12 @@ def train_baseline(
     args.output_dir = args.output_dir or f"{default_output_dir(model_args, data_args, args)}-{baseline.baseline}"
     set_seed(args.seed)
     distributed.use_the_cores()
-    check_output_dir(model_args, data_args, args)
+    check_output_dir(model_args, data_args, args, dataclasses.asdict(baseline))
     needed = needed_splits(data_args, args)
     local = load_local(data_args, needed)
     profile = build_profile(model_args)
+    wrong_score = baseline.baseline == "gist" and profile.score_function != "cosine"
+    refuse((wrong_score, "baseline=gist compares by cosine: add --score_function cosine --score_scale 20"))
     data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
     sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
     tokenizer = build_tokenizer(model_args, profile, data["train"])
@@ -123,6 +125,7 @@ def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: B
     # Imported here, since a study reads these options without training.
     import sentence_transformers
     from sentence_transformers import losses
+    from sentence_transformers.util import cos_sim, dot_score
 
     pairs = Dataset.from_dict({COLUMNS[side]: list(side_texts(rows, side, profile)) for side in SIDES})
     attention = {"attn_implementation": model.config._attn_implementation}
@@ -142,7 +145,8 @@ def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: B
         loss = losses.CachedGISTEmbedLoss(student, guide, **settings)
     else:
         settings = {"hardness_mode": baseline.hardness_mode, "hardness_strength": baseline.hardness_strength}
-        loss = losses.MultipleNegativesRankingLoss(student, scale=profile.score_scale, **settings)
+        similarity = {"cosine": cos_sim, "dot": dot_score}[profile.score_function]
+        loss = losses.MultipleNegativesRankingLoss(student, profile.score_scale, similarity, **settings)
     prompts = {COLUMNS[side]: getattr(profile, f"{side}_prefix") for side in SIDES}
     trainer = sentence_transformers.SentenceTransformerTrainer(
         student,
