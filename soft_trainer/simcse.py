@@ -26,7 +26,7 @@ from soft_trainer.data.codesearchnet import check_languages, load_folder, load_h
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, refuse
 from soft_trainer.files import last_checkpoint, mark_complete, write_results, write_text
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
@@ -76,7 +76,8 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
     """Builds the trainer of a run, with an encoder of mean pooling and cosine scores, and the tokenizer.
 
     Raises:
-        UserError: the data cannot be loaded, or the model has no dropout, so that its two views would be equal.
+        UserError: the data cannot be loaded, are less than a batch, or the model has no dropout, so that its two views
+            would be equal.
     """
     name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
     trust = arguments.trust_remote_code
@@ -91,6 +92,11 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
     )
     with args.main_process_first(desc="loading queries"):
         data = load_queries(arguments, profile, args.seed)
+    trained, measured = len(data["train"]), len(data["valid"])
+    number, least = args.per_device_train_batch_size * args.world_size, max(2, args.world_size)
+    few = args.dataloader_drop_last and trained < number
+    lower = f"train: {trained} queries are less than a batch of {number}: lower --per_device_train_batch_size"
+    refuse((few, lower), (measured < least, f"valid: {measured} queries, {least} or more are needed"))
     model = load_model(name, profile, revision, trust, arguments.attn_implementation, arguments.dtype)
     if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         raise UserError(
@@ -108,7 +114,6 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
     shutil.rmtree(folder, ignore_errors=True)
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(TrainingArguments) if field.init}
     given = SentenceTransformerTrainingArguments(**given | {"push_to_hub": False})
-    number = args.per_device_train_batch_size * args.world_size
     print_on_main(f"each query has {number - 1:,} negatives; {args.world_size} processes")
     return SimCSETrainer(student, given, data["train"], data["valid"], profile), tokenizer
 

@@ -159,6 +159,9 @@ def test_the_command_leaves_an_encoder_and_what_it_measured(options, encoder_dir
         (["--temperature", "0"], "temperature=0: must be above 0"),
         (["--query_columns", "summary"], "--query_columns"),
         (["--query_columns", "func_name_of_old"], "no column for the query"),
+        (["--max_train_rows", "-1"], "max_train_rows=-1: must be 1 or more"),
+        (["--max_eval_rows", "1"], "max_eval_rows=1: must be 2 or more"),
+        (["--per_device_train_batch_size", "17"], "train: 16 queries are less than a batch of 17: lower --per_device"),
     ],
 )
 def test_what_is_wrong_is_named(given, says, options):

@@ -52,8 +52,8 @@ class SimCSEArguments(PretrainedOptions):
     query_columns: str | None = option(
         None, "Columns that may hold the query, comma-separated; the first there is read."
     )
-    max_train_rows: int | None = option(None, "Train on this many distinct queries only, drawn by --seed.")
-    max_eval_rows: int = option(2048, "Held-out queries that alignment and uniformity are measured on.")
+    max_train_rows: int | None = option(None, "Train on this many distinct queries only, drawn by --seed.", least=1)
+    max_eval_rows: int = option(2048, "Held-out queries that alignment and uniformity are measured on.", least=2)
 
 
 @dataclass
@@ -90,8 +90,11 @@ class WeightPlotArguments:
         None, "Comma-separated encoders of simcse and trained_model, in the order in which --estimators needs them."
     )
     trust_remote_code: bool = option(False, "Run the code that comes with an encoder of --estimator_model.")
-    batch_size: int = option(32, "Rows in the batch.")
-    seed: int = option(0, "Draws the batch.")
+    batch_size: int = option(32, "Rows in the batch.", least=1)
+    seed: int = option(0, "Draws the batch.", least=0)
     query: int | None = option(None, "Row of the batch, from 0, to show. Default: where the weights differ most.")
-    negatives: int = option(8, "Number of negatives to show.")
+    negatives: int = option(8, "Number of negatives to show.", least=1)
     output: str = option("weights.png", "File of the picture; none draws no picture.")
+
+    def __post_init__(self):
+        check_values(self)
