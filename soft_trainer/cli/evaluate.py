@@ -175,7 +175,7 @@ def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
         mteb_tasks.load(task)
         task.unload_data()
     encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
-    model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16)
+    model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16, name=model_name(model_args))
     results = []
     try:
         for task in tasks + own_tasks:

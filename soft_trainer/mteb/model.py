@@ -32,11 +32,21 @@ class MtebEncoder:
         encoder: what `load_encoder` returned, or the folder or Hub name to load.
         revision, options: as in `load_encoder`, which raises UserError.
         bf16: compute in bfloat16. Embeddings are float32 anyway.
+        name: the folder or Hub name that results are filed under. Default: where the encoder was loaded from; of one
+            with an adapter that is its base.
     """
 
-    def __init__(self, encoder: Encoder | str | Path, revision: str | None = None, *, bf16: bool = False, **options):
+    def __init__(
+        self,
+        encoder: Encoder | str | Path,
+        revision: str | None = None,
+        *,
+        bf16: bool = False,
+        name: str | None = None,
+        **options,
+    ):
         self.encoder = encoder if isinstance(encoder, Encoder) else load_encoder(encoder, revision, **options)
-        name = encoder.model.config._name_or_path if isinstance(encoder, Encoder) else encoder
+        name = name or (encoder.model.config._name_or_path if isinstance(encoder, Encoder) else encoder)
         self.mteb_model_meta = _model_meta(str(name), revision, self.encoder)
         self._bf16 = bf16
         self._told: set[str] = set()

@@ -12,13 +12,16 @@ from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
+from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.encoding import Encoder
+from soft_trainer.encoders.loading import load_model
 from soft_trainer.encoders.scratch import small_roberta
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import graded_ranking
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.options.model import LoraOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
@@ -213,3 +216,25 @@ def test_the_command_writes_the_table_the_file_and_the_card(
     assert (folder / "README.md").read_text() == card
     assert run_command([*words, "--code_length", "8"]) == 0
     assert (folder / "README.md").read_text() == card and "stays as it is" in capsys.readouterr().err
+
+
+def test_results_of_an_adapter_are_not_filed_under_its_base(ours, encoder, data_dir, tmp_path):
+    parts = encoder.tokenizer, encoder.profile
+    base = export_encoder(encoder.model, *parts, tmp_path / "base")
+    model = load_model(base, encoder.profile)
+    add_lora(model, LoraOptions(lora_r=2))
+    words = [
+        "--data_dir",
+        str(data_dir),
+        "--language",
+        "python",
+        "--use_cpu",
+        "true",
+        "--disable_tqdm",
+        "true",
+        "--mteb",
+    ]
+    folder = export_encoder(model, *parts, tmp_path / "adapter")
+    assert run_command(["evaluate", str(folder), *words, "--output_dir", str(tmp_path / "out")]) == 0
+    (file,) = (tmp_path / "out").rglob(f"{data_dir.name}-test.json")
+    assert file.parents[1].name == "local__adapter"
