@@ -171,13 +171,7 @@ def execute(study: Study, run: PlannedRun) -> str | None:
     folder = study.folder(run.name)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("ab") as log:
-        try:
-            # The run inherits the lock, which therefore outlives a killed study.
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            print_on_main(f"warning: {log.name} is on a file system without locks: run one study at a time there")
+        _lock(log)  # the run inherits the lock, which therefore outlives a killed study
         before = progress(study, run)
         if before.state in ("done", "changed"):
             return f"meanwhile run with other options: {'; '.join(before.changes)}" if before.changes else None
@@ -199,6 +193,20 @@ def execute(study: Study, run: PlannedRun) -> str | None:
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     return None
+
+
+def _lock(log) -> None:
+    """Locks a run's log, and with it its folder, until the file is closed.
+
+    Raises:
+        BlockingIOError: another study, or a run that outlived its study, holds the folder.
+    """
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        print_on_main(f"warning: {log.name} is on a file system without locks: run one study at a time there")
 
 
 def last_error(path: Path, offset: int) -> str | None:
@@ -224,7 +232,7 @@ def check_changes(study: Study, chosen: Sequence[PlannedRun], redo: bool) -> Non
     """Refuses runs that were made with other options, or deletes them if they should be repeated.
 
     Raises:
-        UserError: names the first of them and its changes.
+        UserError: names the first of them and its changes, or one that is running.
     """
     changed = {run.name: now.changes for run in chosen if (now := progress(study, run)).state == "changed"}
     if changed and not redo:
@@ -233,8 +241,13 @@ def check_changes(study: Study, chosen: Sequence[PlannedRun], redo: bool) -> Non
             f"{len(changed)} runs were made with other options, the first is {study.folder(first)}: "
             f"{'; '.join(changes)}. Write to another --output_dir, or delete and repeat them with --redo"
         )
-    for name in changed:
-        shutil.rmtree(study.folder(name), ignore_errors=True)
+    for folder in map(study.folder, changed):
+        try:
+            with (folder / LOG).open("ab") as log:
+                _lock(log)
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            raise UserError(f"{folder}: its run goes on, started by another study; stop it before --redo") from None
 
 
 def run_all(study: Study, chosen: Sequence[PlannedRun]) -> int:

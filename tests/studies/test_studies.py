@@ -276,6 +276,18 @@ def test_other_options_are_refused_and_redo_makes_the_run_again(here):
     assert here.recipe("ruby/infonce/1")["num_train_epochs"] == "4"
 
 
+def test_redo_leaves_a_run_that_goes_on_alone(here):
+    chosen = ("--only", "language=ruby,method=infonce,seed=1", "--redo")
+    assert here.main(*chosen) == 0
+    folder = here.outputs / "ruby/infonce/1"
+    with (folder / "log.txt").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with refused("ruby/infonce/1: its run goes on"):
+            here.main(*chosen, "--set", "num_train_epochs=4")
+    assert (folder / "all_results.json").exists() and len(here.calls()) == 1
+    assert here.main(*chosen, "--set", "num_train_epochs=4") == 0 and here.made() == ["ruby/infonce/1"]
+
+
 def test_a_run_has_changed_when_its_options_or_those_of_what_it_needs_have(here):
     def progress(name, **changes):
         study = here.study(**changes)
