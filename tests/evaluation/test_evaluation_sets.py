@@ -274,7 +274,10 @@ def lines_of(*rows) -> str:
     ("files", "words"),
     [
         ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; name it with --query_column"),
-        ({"a.csv": "docstring,bar\nx,y\n"}, "no column for the code: the rows have docstring, bar; name it with --code_c"),
+        (
+            {"a.csv": "docstring,bar\nx,y\n"},
+            "no column for the code: the rows have docstring, bar; name it with --code_c",
+        ),
         ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "no column for the query: the rows have code, url"),
         (
             {
