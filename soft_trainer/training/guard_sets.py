@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from scipy import stats
 
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.sources import as_rows
@@ -86,8 +86,9 @@ def reciprocal_ranks(evaluation_set: EvaluationSet, output: RetrievalOutput) -> 
 
 def difference(before: np.ndarray, after: np.ndarray) -> str:
     """Formats the mean difference of numbers of the same queries, with half its 95 % interval: -0.0012 ± 0.0110."""
-    half = 1.96 * stats.sem(after - before) if len(before) > 1 else np.inf
-    return f"{(after - before).mean():+.4f} ± {half:.4f}"
+    differences = after - before
+    half = 1.96 * differences.std(ddof=1) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
+    return f"{differences.mean():+.4f} ± {half:.4f}"
 
 
 def sampled(evaluation_set: EvaluationSet, queries: int = QUERIES, codes: int = CODES) -> EvaluationSet:

@@ -121,6 +121,7 @@ def test_as_many_rows_as_possible_are_placed(texts, placed):
     assert sum(map(len, batches(rows=600, strategy="no_duplicates", text_ids=TEXTS[texts]))) == placed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("common", [0.0, 0.1])
 def test_batches_without_duplicates_take_linear_time(common):
     def seconds(rows: int) -> float:

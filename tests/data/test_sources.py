@@ -55,6 +55,7 @@ def folders(tmp_path, data_dir, **sizes):
     return str(tmp_path / "{language}")
 
 
+@pytest.mark.slow
 def test_several_languages_are_joined_and_max_train_rows_takes_the_first_of_each(data_dir, rows, tmp_path):
     sizes = {"ruby": 6, "go": 3, "php": 8}
     options = {"language": "ruby, go,php", "data_dir": folders(tmp_path, data_dir, **sizes)}
@@ -303,7 +304,14 @@ def test_another_tree_is_only_trained_on_and_gives_no_copies(tmp_path):
         (["--data_dir", ".", "--eval_data_dir", "no/such/set"], "eval_data_dir=no/such/set: no such folder or file"),
     ],
 )
-@pytest.mark.parametrize("command", [["train", "--model_name_or_path"], ["evaluate"], ["evaluate", "--mteb", "CosQA"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--model_name_or_path"],
+        ["evaluate"],
+        pytest.param(["evaluate", "--mteb", "CosQA"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_local_mistake_is_told_before_the_hub_is_asked(command, words, message, monkeypatch):
     monkeypatch.setattr(
         "soft_trainer.training.building.resolve_profile", lambda *_, **__: pytest.fail("asked the Hub")

@@ -39,6 +39,7 @@ def test_few_rows_compare_all_products(counts, monkeypatch, common):
     np.testing.assert_allclose(np.take_along_axis(scores, found.rows, 1)[known], expected[known], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
     monkeypatch.setattr(term_neighbours, "VISITED", 64)
     queries, documents, texts = counts

@@ -56,6 +56,7 @@ def test_trains(family, trained):
     assert all(weight.isfinite().all() for weight in after.values())
 
 
+@pytest.mark.slow
 def test_resumes(trained, trainer_of):
     resumed = trainer_of(callbacks=[EstimatorCallback(BM25Estimator())])
     resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-1")

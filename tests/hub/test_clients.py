@@ -84,6 +84,7 @@ def test_a_run_as_a_process_pushes_what_every_library_loads(hub, data_dir, tmp_p
     assert all(close(codes, here.encode_codes(TEXTS).tolist()) for codes in there["codes"])
 
 
+@pytest.mark.slow
 def test_private_and_revision_and_missing(here, encoder, folder, encoder_of, monkeypatch, caplog):
     push_folder(folder, REPO, WRITE_TOKEN, private=True)
     other = encoder_of(encoder.profile, seed=1)
@@ -104,6 +105,7 @@ def test_private_and_revision_and_missing(here, encoder, folder, encoder_of, mon
     assert READ_TOKEN not in caplog.text
 
 
+@pytest.mark.slow
 def test_warm_cache_loads_when_the_hub_is_down(here, encoder, folder, monkeypatch):
     push_folder(folder, REPO, WRITE_TOKEN)
     load_encoder(REPO)

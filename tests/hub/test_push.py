@@ -54,6 +54,7 @@ def test_pushes_everything_but_pickles_checkpoints_leftovers_and_rows(here, fold
     assert url.endswith(HfApi().model_info(REPO).sha)
 
 
+@pytest.mark.slow
 def test_a_stored_token_is_enough_and_unchanged_files_are_not_sent_again(here, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     check_push(REPO)
@@ -115,6 +116,7 @@ def test_refused_before_training(here, folder, repo, token, words):
         push_folder(folder, repo, token)
 
 
+@pytest.mark.slow
 def test_may_push_to_what_the_token_may_write(here):
     for repo, token in ((REPO, WRITE_TOKEN), ("lab/encoder", WRITE_TOKEN), (FINE_REPO, FINE_TOKEN)):
         check_push(repo, token)
@@ -172,6 +174,7 @@ def test_a_folder_that_cannot_be_pushed_is_refused_before_the_commit(here, folde
 # ---- The command line ----
 
 
+@pytest.mark.slow
 def test_command_line_pushes_and_names_the_encoder_and_its_branch_in_its_card(here, folder, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     snippets = f'load_encoder("{folder}")\nSentenceTransformer("{folder}")\n'

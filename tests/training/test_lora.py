@@ -148,6 +148,7 @@ def test_random_weights_that_an_adapter_would_not_save(trainer_of, base, profile
     trainer_of(arguments={"model": model, "encoder": profile}, merge_lora=True)
 
 
+@pytest.mark.slow
 def test_dora_is_trained_and_saved(train, base, profile, tmp_path):
     model = load_model(base, profile)
     model.add_adapter(LoraConfig(r=2, target_modules=["query"], use_dora=True))

@@ -25,6 +25,7 @@ def guards_of(dataset):
     return {"human": (dataset.select(range(6)), dataset)}
 
 
+@pytest.mark.slow
 def test_the_end_is_merged_and_the_unmerged_weights_are_kept(train, model, tokenizer, profile, tmp_path):
     base = export_encoder(model, tokenizer, profile, tmp_path / "base")
     trainer = train(merge_ratio=0.25, **FAST)
@@ -38,6 +39,7 @@ def test_the_end_is_merged_and_the_unmerged_weights_are_kept(train, model, token
     assert trainer.merging.record["ratio"] == 0.25
 
 
+@pytest.mark.slow
 def test_a_later_run_into_the_same_folder_leaves_no_unmerged_weights_of_an_earlier_one(train, tmp_path):
     train(merge_ratio=0.25, **FAST)
     assert (tmp_path / "out" / "unmerged").is_dir()
@@ -45,6 +47,7 @@ def test_a_later_run_into_the_same_folder_leaves_no_unmerged_weights_of_an_earli
     assert not (tmp_path / "out" / "unmerged").exists()
 
 
+@pytest.mark.slow
 def test_a_ratio_of_nothing_is_named(train, capsys):
     train(merge_ratio=0)
     assert "warning: this is the encoder before training" in capsys.readouterr().err
@@ -86,6 +89,7 @@ def test_auto_takes_the_ratio_that_the_rule_takes(train, model, dataset, capsys)
     assert f"{record['ratio']:g} has the best valid MRR" in printed
 
 
+@pytest.mark.slow
 def test_an_adapter_is_scaled(train, model, tokenizer, profile, tmp_path):
     base = export_encoder(model, tokenizer, profile, tmp_path / "base")
     adapted = load_model(base, profile)

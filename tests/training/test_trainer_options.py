@@ -66,6 +66,7 @@ def test_weights_leave_the_workers_in_float32(trainer_of):
     assert {tensor.dtype for tensor in batch.loss_inputs.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [True, False])
 def test_columns_of_a_pair_are_kept(train, columns):
     assert len(losses_of(train(plain=True, remove_unused_columns=columns))) == 3
