@@ -267,8 +267,10 @@ class CodeIndex(AbstractContextManager):
 
     def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
         """Keeps an encoder, and no other, until others than the present embeddings are there."""
-        self.encoders.clear()
-        self.encoders[encoder.name, encoder.truncate_dim, self._identity] = encoder
+        choice = encoder.name, encoder.truncate_dim, self._identity
+        if choice not in self.encoders:  # another thread may be looking for it
+            self.encoders.clear()
+            self.encoders[choice] = encoder
         return encoder
 
     def statistics(self) -> dict:

@@ -169,6 +169,16 @@ def test_weights_that_another_process_has_encoded_with_are_loaded(tree, stub, mo
     assert loaded == [1.0, 5.0, 5.0]
 
 
+def test_an_encoder_stays_while_it_encodes_new_pieces(tree, stub):
+    class Shared(dict):
+        clear = None  # another thread looks for the encoder at any time
+
+    index = CodeIndex.build(tree, model="stub")
+    index.encoders = Shared(index.encoders)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    assert index.update() and index.statistics()["encoded"] == index.statistics()["pieces"]
+
+
 @pytest.mark.slow
 def test_the_file_of_embeddings_does_not_grow(tree, stub):
     index = CodeIndex.build(tree, model="stub")
