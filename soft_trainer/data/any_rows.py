@@ -74,7 +74,7 @@ def load_rows(
     else:
         data = _renamed(read_splits(source), query_column, code_column, source)
     for name, rows in data.items():
-        trained_on = name == "train" and len(data) > 1  # needs no url
+        trained_on = split and name == "train" and len(data) > 1  # needs no url
         if "url" not in rows.column_names and _column(rows, CODES) and not trained_on:
             # Equal codes are one code of the corpus.
             urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]

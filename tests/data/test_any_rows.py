@@ -148,20 +148,10 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
     path = write(pairs, tmp_path / "people.csv")
     (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
     assert len(one.queries) == len(one.codebase) == SIZE
-
-
-@pytest.mark.parametrize(
-    ("name", "columns", "message"),
-    [
-        ("a.csv", ("q", "c"), "no column for the query: the rows have q, c; name it with --query_column"),
-        ("a.csv", ("docstring", "c"), "no column for the code: the rows have docstring, c; name it"),
-        ("codebase.csv", ("code", "url"), "no column for the query: the rows have code, url"),
-    ],
-)
-def test_an_evaluation_set_without_a_side_is_refused(pairs, tmp_path, name, columns, message):
-    path = write(pairs.rename_columns(dict(zip(("question", "answer"), columns, strict=True))), tmp_path / name)
-    with refused(message):
-        load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
+    folder = write(pairs.select(range(10)), tmp_path / "own" / "train.csv").parent
+    write(pairs.select_columns(["answer"]).rename_column("answer", "code"), folder / "codebase.csv")
+    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(folder)), EncoderProfile())
+    assert (len(one.queries), len(one.codebase)) == (10, SIZE)
 
 
 @pytest.mark.parametrize(
