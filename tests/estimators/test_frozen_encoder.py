@@ -129,8 +129,9 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder
 
 
 @pytest.mark.parametrize("error", [(28, "No space left on device"), ("64 requested and 0 written",)])
-def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(dataset, encoder_dir, tmp_path, monkeypatch,
-                                                                       error):  # fmt: skip
+def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(
+    error, dataset, encoder_dir, tmp_path, monkeypatch
+):
     def full(*args, **kwargs):
         raise OSError(*error)
 
