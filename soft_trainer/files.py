@@ -52,7 +52,8 @@ def check_writable(folder: str | Path, named: str) -> None:
         named: the option and its value, with which the message begins.
     """
     absolute = Path(folder).absolute()
-    there = next(path for path in (absolute, *absolute.parents) if path.exists())
+    # `Path.exists` raises an error below a folder that may not be entered.
+    there = next(path for path in (absolute, *absolute.parents) if os.path.exists(path))
     refuse(
         (not there.is_dir(), f"{named}: {there} is a file, not a folder"),
         (not os.access(there, os.W_OK), f"{named}: {there} is not writable"),

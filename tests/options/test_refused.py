@@ -5,6 +5,7 @@ A field of the installed version that is in none of the tables fails the test; o
 
 import dataclasses
 import inspect
+import os
 import re
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ from refusals import refused
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
+from soft_trainer.files import check_writable
 from soft_trainer.options.refused import IGNORED, REFUSED, REFUSED_OF_ACCELERATOR, check_options
 from soft_trainer.training.preflight import REFUSED_ARGUMENTS
 
@@ -163,3 +165,17 @@ def test_the_loader_has_the_options_of_a_loader(trainer_of):
     loader = trainer_of(dataloader_multiprocessing_context="fork", **options).get_train_dataloader()
     assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (2, True, 3)
     assert loader.multiprocessing_context.get_start_method() == "fork"
+
+
+def test_a_folder_below_one_that_may_not_be_entered_is_not_writable(tmp_path, monkeypatch):
+    stat = os.stat
+
+    def closed(path, **options):
+        if Path(path).parent == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", closed)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with refused(f"output_dir=out: {tmp_path} is not writable"):
+        check_writable(tmp_path / "out", "output_dir=out")
