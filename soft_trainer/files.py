@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -176,38 +177,41 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
 
 
 def mark_complete(folder: str | Path) -> None:
-    """Records the size of every file of a checkpoint in one more file, which is written last."""
+    """Records the time and the size of every file of a checkpoint in one more file, which is written last."""
     folder = Path(folder)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
     sizes.pop(MARKER, None)
-    write_json(folder / MARKER, sizes)
+    write_json(folder / MARKER, {"written": time.time(), "sizes": sizes})
 
 
-def is_complete(folder: str | Path) -> bool:
-    """Returns True if every file has the size that was recorded."""
-    folder = Path(folder)
+def _written(folder: Path) -> float | None:
+    """Returns when a checkpoint was marked complete, None if a file is missing or has another size than then."""
     try:
-        sizes = json.loads((folder / MARKER).read_text())
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        marker = json.loads((folder / MARKER).read_text())
+        sizes = marker.get("sizes", marker)  # an earlier version wrote the sizes alone
+        complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
+        return marker.get("written", 0.0) if complete else None
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
     """Returns a run's newest complete checkpoint, None if there is none. A warning names a half-written one.
 
-    The newest is the last that was written: an earlier run into this folder may have left one of a later step.
+    The newest is the last that was written: an earlier run into this folder may have left one of a later step. The
+    time is the recorded one, as a copy of the folder has other modification times.
     """
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
 
-    if not Path(output_dir).is_dir():
-        return None
-    for checkpoint in reversed(sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR, use_mtime=True)):
-        if is_complete(checkpoint):
-            return str(checkpoint)
-        print_on_main(f"warning: skipping {checkpoint}: it is not complete, its run was stopped while writing it")
-    return None
+    times: dict[str, float] = {}
+    # From the last step on, which `max` therefore takes of those without a time.
+    for checkpoint in reversed(sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR)):
+        if (written := _written(Path(checkpoint))) is not None:
+            times[checkpoint] = written
+        else:
+            print_on_main(f"warning: skipping {checkpoint}: it is not complete, its run was stopped while writing it")
+    return max(times, key=times.get, default=None)
 
 
 def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:

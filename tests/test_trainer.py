@@ -248,12 +248,15 @@ def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, from_com
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_the_newest_checkpoint_is_not_that_of_an_earlier_run(tmp_path):
-    for name, written in (("checkpoint-90", 1000), ("checkpoint-100", 1010), ("checkpoint-20", 2000)):
+def test_the_newest_checkpoint_is_not_that_of_an_earlier_run_even_in_a_copy(tmp_path):
+    for name, copied in (("checkpoint-90", 1010), ("checkpoint-100", 2000), ("checkpoint-20", 1000)):
         (tmp_path / name).mkdir()
         mark_complete(tmp_path / name)
-        os.utime(tmp_path / name, (written, written))
+        os.utime(tmp_path / name, (copied, copied))
     assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-20")
+    for name in ("checkpoint-90", "checkpoint-100", "checkpoint-20"):
+        (tmp_path / name / "complete.json").write_text("{}")  # as an earlier version wrote it
+    assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-100")
 
 
 @pytest.mark.slow
