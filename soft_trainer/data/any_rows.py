@@ -68,13 +68,15 @@ def load_rows(
         UserError: rows cannot be read, a column is missing, or a column does not hold text.
     """
     source = str(source)
-    if not (query_column or code_column) and split and is_codesearchnet(Path(source)):
+    codesearchnet = not (query_column or code_column) and split and is_codesearchnet(Path(source))
+    if codesearchnet:
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
         data = load_folder(source, needed=("train",) if alone else [name for name in needed if name != "codebase"])
     else:
         data = _renamed(read_splits(source), query_column, code_column, source)
     for name, rows in data.items():
-        trained_on = split and name == "train" and len(data) > 1  # needs no url
+        # Files of negatives name the codes of own rows by these urls; CodeSearchNet's training rows need none.
+        trained_on = codesearchnet and name == "train" and len(data) > 1
         if "url" not in rows.column_names and _column(rows, CODES) and not trained_on:
             # Equal codes are one code of the corpus.
             urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]

@@ -78,6 +78,7 @@ def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pai
         data = load(tmp_path / source)
         sizes = {split: len(rows) for split, rows in data.items()}
         assert sizes == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
+        assert all(url.startswith("code:") for url in data["train"]["url"])  # by which files of negatives name them
 
 
 @pytest.mark.parametrize(
