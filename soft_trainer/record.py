@@ -52,7 +52,7 @@ CHANGE_RESULTS = (
     *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
     *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
 )
-NO_BASELINE = {"baseline": None}  # the options of baselines, of a run of ours
+NO_BASELINE = {"baseline": None}  # stands for a baseline's own options in a run that is none
 
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
