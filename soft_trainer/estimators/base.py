@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -121,7 +122,7 @@ class MixtureEstimator(Estimator):
         own = [getattr(member, "temperature", 1.0) for member in self.members]
         self.temperatures = own if temperatures is None else list(temperatures)
         for name, values in (("shares", shares), ("temperatures", self.temperatures)):
-            if len(values) != len(self.members) or min(values) <= 0:
+            if len(values) != len(self.members) or not all(0 < value < math.inf for value in values):
                 raise UserError(f"{name}={values}: {len(self.members)} numbers above 0 are needed, one a member")
         self.shares = [share / sum(shares) for share in shares]
 

@@ -46,7 +46,7 @@ def test_columns_in_another_order_and_of_other_rows_line_up():
     torch.testing.assert_close(mixture.similarity([2, 0], [1, 2, 0]), whole[[2, 0]][:, [1, 2, 0]])
 
 
-@pytest.mark.parametrize("shares", [[1.0], [1.0, 0.0], [1.0, -1.0]])
+@pytest.mark.parametrize("shares", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]])
 def test_shares_that_do_not_fit_are_refused(shares):
     with pytest.raises(UserError, match="2 numbers above 0"):
         MixtureEstimator([Fixed(A), Fixed(B)], shares=shares)
