@@ -63,7 +63,7 @@ class BM25Estimator(Estimator):
         cache_dir: the folder that keeps neighbours for the next run; None keeps them in memory only.
 
     Raises:
-        UserError: an unknown idf or scope, or (in `fit`) a missing column.
+        UserError: an unknown idf or scope, or (in `fit`) a column that is missing or holds no tokens or texts.
     """
 
     alpha, beta, temperature = 1.5, 0.5, 1.0
@@ -88,7 +88,7 @@ class BM25Estimator(Estimator):
         self.cache_dir = cache_dir
 
     def check(self, dataset) -> None:
-        """Raises UserError if a column is missing or lacks values."""
+        """Raises UserError if a column is missing, lacks values or holds others than tokens or texts."""
         for name in {self.column, self.document_column}:
             _column(dataset, name)
 
@@ -130,6 +130,11 @@ def _column(dataset, name: str) -> pa.ChunkedArray:
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1
         raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")
+    listed = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
+    held = values.type.value_type if listed else values.type
+    fits = pa.types.is_string(held) or pa.types.is_large_string(held)
+    fits |= listed and (pa.types.is_integer(held) or pa.types.is_null(held))  # all lists may be empty
+    refuse((not fits, f"BM25 reads column {column!r}, which holds {values.type}, not tokens or texts"))
     return values
 
 

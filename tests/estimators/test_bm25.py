@@ -216,10 +216,13 @@ def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
         ({"column": "words"}, "'words'.*docstring_tokens"),
         ({"document_column": "words"}, "'words'.*docstring_tokens"),
         ({"document_column": "gaps"}, "gaps.*row 2"),
+        ({"document_column": "stars"}, "'stars', which holds int64"),
+        ({"document_column": "vectors"}, "'vectors', which holds list<.*double>"),
     ],
 )
 def test_what_a_user_can_get_wrong(options, words):
-    rows = Dataset.from_dict({"docstring_tokens": [["sort"], ["read"]], "gaps": [["sort"], None]})
+    others = {"gaps": [["sort"], None], "stars": [3, 4], "vectors": [[0.5], [1.5]]}
+    rows = Dataset.from_dict({"docstring_tokens": [["sort"], ["read"]]} | others)
     with pytest.raises(UserError, match=words):
         BM25Estimator(**options).fit(rows)
 
