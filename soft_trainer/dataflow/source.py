@@ -137,7 +137,7 @@ def parses(code: str, language: str) -> bool:
     """Returns True if `code` is a file, a function or a bare method without a syntax error.
 
     Raises:
-        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
+        UserError: a language that is not in `PARSED_LANGUAGES`.
     """
     return not _parse(code, language)[0].has_error
 
