@@ -10,7 +10,7 @@
     annotationStore.csv                                     CodeSearchNet's challenge: Language, Query, GitHubUrl,
                                                             Relevance from 0 to 3; rows of `--language` are read
     relevance.jsonl                                         any other human queries: one {"query": text, "url": id,
-                                                            "relevance": number of 0 or more} a line
+                                                            "relevance": number from 0 to 1000} a line
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
 each also gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
@@ -23,7 +23,6 @@ A code that nobody judged has relevance 0. Several judgments of the same query a
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +48,7 @@ _PLUS = (
 )
 _LANGUAGE = "python"
 Rows = tuple[Dataset, Dataset]  # queries and corpus
+MAX_RELEVANCE = 1000  # nDCG's gain of 2^relevance is still a number
 Judgment = tuple[tuple, str, float]  # the query: its language, its text and, if texts repeat, a number; url; relevance
 
 
@@ -227,7 +227,10 @@ def _judgment(language: str, query: str, url: str, relevance) -> Judgment:
     grade = float(relevance)
     refuse(
         (not query.strip() or not url.strip(), f"query {query!r} or url {url!r} is blank"),
-        (not 0 <= grade < math.inf, f"relevance is {relevance!r}, a number of 0 or more is expected"),
+        (
+            not 0 <= grade <= MAX_RELEVANCE,
+            f"relevance is {relevance!r}, a number from 0 to {MAX_RELEVANCE} is expected",
+        ),
     )
     return (language, " ".join(query.split())), url.strip(), grade
 

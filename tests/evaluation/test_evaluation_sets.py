@@ -161,6 +161,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("tmp_path", 0, "{", ["row 1: not valid JSON"]),
         ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not as published: KeyError('relevance')"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": -1}', ["row 1: relevance is -1"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": 5000}', ["row 1: relevance is 5000", "0 to 1000"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": "much"}', ["row 1: not as published: ValueError"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": NaN}', ["row 1: relevance is nan"]),
         ("tmp_path", 0, '{"query": 3, "url": "y", "relevance": 1}', ["row 1: not as published: AttributeError"]),
