@@ -109,7 +109,7 @@ def read_json(path: str | Path, kind: type = dict):
     """Reads a JSON file, plain or gzipped; raises UserError if it does not hold a `kind`, a mapping or a list."""
     try:
         with open_text(path) as file:
-            values = json.load(file)
+            values = _parsed(file.read())
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: not valid JSON: {error}") from error
     except UNREADABLE as error:
@@ -131,9 +131,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
             for number, line in enumerate(lines, 1):
                 place = f"{path}, row {number}"
                 if line.strip():
-                    value = json.loads(line)
-                    if "\\ud" in line.lower():  # half of a pair, left by a text that was cut, is not a character
-                        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+                    value = _parsed(line)
                     if not isinstance(value, dict):
                         raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
                     yield place, value
@@ -141,6 +139,14 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
         raise UserError(f"{place}: not valid JSON: {error}") from None
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
+
+
+def _parsed(text: str):
+    """Parses JSON. Half of a pair of code units, left by a text that was cut, is no character and becomes `?`."""
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return value
 
 
 @contextmanager

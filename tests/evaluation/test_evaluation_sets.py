@@ -306,3 +306,9 @@ def test_splits_with_columns_of_their_own_are_read_as_data_dir_reads_them(names,
     (found,) = load(written(tmp_path / "rows", **files), **options)
     assert found.name == "rows" and found.queries["docstring"][:] == ["test 0", "test 1", "test 2"]
     assert len(found.codebase) == 3
+
+
+def test_half_of_a_pair_of_code_units_is_replaced(cosqa):
+    (cosqa / COSQA_FILES[1]).write_text(json.dumps([QUERIES[0] | {"doc": "cut \ud83d"}]))
+    (found,) = load(cosqa)
+    assert found.queries["docstring"][:] == ["cut ?"]
