@@ -16,7 +16,8 @@
 each also gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
 `gpt4o_augment_query_code_pairs_for_search.json`. Its files of pairs without `_true` and `_for_search` hold the pairs
 that are wrong, too (label 0). The corpus of CoSQA is `code_idx_map` (.txt or .json), that of CoSQA+ its own file, that
-of other sets the folder's codebase.jsonl. Judged queries without such a file are ranked against the run's own corpus.
+of other sets the folder's codebase.jsonl. Without such a file, test.jsonl is ranked against the codes of valid and
+test, and judged queries against the run's own corpus.
 A code that nobody judged has relevance 0. Several judgments of the same query and code are averaged.
 """
 
@@ -47,8 +48,8 @@ _PLUS = (
     ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs.json"),
 )
 _LANGUAGE = "python"
-Rows = tuple[Dataset, Dataset]  # queries and corpus
 MAX_RELEVANCE = 1000  # nDCG's gain of 2^relevance is still a number
+Rows = tuple[Dataset, Dataset]  # queries and corpus
 Judgment = tuple[tuple, str, float]  # the query: its language, its text and, if texts repeat, a number; url; relevance
 
 
@@ -126,7 +127,7 @@ def _all_rows(source: Path, arguments: DataArguments, option: str, profile: Enco
         names = sorted(path.name for path in source.iterdir()) if source.is_dir() else []
         looked_for = (
             "; no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with code_idx_map.txt, "
-            "CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or test.jsonl with codebase.jsonl, "
+            "CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or test.jsonl, "
             f"each also as .gz; it holds {', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
         )
         raise UserError(f"{option}={error}{looked_for if source.is_dir() else ''}") from None
@@ -152,7 +153,10 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
             yield part, (_graded_rows(read(files[name], arguments.languages), corpus, files[name]), corpus)
     # Other columns are read as `--data_dir` reads them.
     if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
-        splits = load_folder(folder, ("test", "codebase"))
+        own = "codebase.jsonl" in files
+        splits = load_folder(folder, ("test", "codebase")) if own else load_rows(folder, needed=("test",))
+        missing = f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"
+        refuse(("codebase" not in splits, missing))
         yield "test", (splits["test"], splits["codebase"])
 
 

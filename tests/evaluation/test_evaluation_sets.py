@@ -308,6 +308,16 @@ def test_splits_with_columns_of_their_own_are_read_as_data_dir_reads_them(names,
     assert len(found.codebase) == 3
 
 
+def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(data_dir, rows, tmp_path):
+    lines = {split: (data_dir / f"{split}.jsonl").read_text() for split in ("train", "valid", "test")}
+    (found,) = load(written(tmp_path / "rows", **{f"{split}.jsonl": text for split, text in lines.items()}))
+    urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
+    assert len(found.queries) == 4 and found.codebase["url"][:] == urls
+    queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
+    with refused("test.jsonl has no corpus: there is no codebase.jsonl"):
+        load(written(tmp_path / "queries", **{"test.jsonl": queries}))
+
+
 def test_half_of_a_pair_of_code_units_is_replaced(cosqa):
     (cosqa / COSQA_FILES[1]).write_text(json.dumps([QUERIES[0] | {"doc": "cut \ud83d"}]))
     (found,) = load(cosqa)
