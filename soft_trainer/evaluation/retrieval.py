@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 import pandas as pd
@@ -89,12 +90,12 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Averages over the sets every metric that all of them have, leaving out counts and times."""
+    """Averages over the sets every number that all of them have, leaving out counts and times."""
     start, left_out = f"{prefix}_{keys[0]}_", ("pool_size", "queries", "runtime", "per_second")
     means = {}
     for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
         values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
-        if not name.endswith(left_out) and None not in values:
+        if not name.endswith(left_out) and all(isinstance(value, Real | Tensor) for value in values):
             means[f"{prefix}_{name}"] = float(np.mean(values))
     return means
 

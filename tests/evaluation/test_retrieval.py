@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.retrieval import graded_ranking
+from soft_trainer.evaluation.retrieval import graded_ranking, mean_over_sets
 
 
 def orders(scores):
@@ -80,3 +80,10 @@ def test_average_precision_of_known_cases():
         ([[3, 2, 1], [1, 2, 3]], [[0, 1, 0], [1, 0, 0]], [1 / 2, 1 / 3]),
     ):
         assert graded(scores, relevant)[0].average_precision == pytest.approx(expected)
+
+
+def test_the_mean_over_sets_is_of_numbers_that_all_of_them_have():
+    metrics = {"eval_a_mrr": 0.5, "eval_b_mrr": np.float32(1), "eval_a_alone": 1, "eval_a_queries": 3}
+    metrics["eval_b_queries"] = 3
+    metrics |= {f"eval_{key}_{name}": value for key in "ab" for name, value in (("note", "x"), ("ranks", [1, 2]))}
+    assert mean_over_sets(metrics, "eval", ("a", "b")) == {"eval_mrr": 0.75}
