@@ -47,6 +47,8 @@ class ServedIndex:
             notices, self.index.notices = self.index.notices, []
         if by_words and not self.lexical and self.index.model:
             notices.append(f"searching by words alone: {self.problem or 'the encoder is being loaded'}")
+        elif self.problem and not self.lexical:
+            notices.append(f"new pieces are not encoded: {self.problem}")
         return results, notices
 
     def _start_encoder(self) -> None:
@@ -62,12 +64,13 @@ class ServedIndex:
                 with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
                     index.encoders = self.index.encoders
                     index.load_encoder()
+                    self.problem = ""
                     self.loaded.set()
                     if self.watch:
                         index.encode(wait=False)
-                self.problem = ""
-            except UserError as error:
-                self.problem = str(error)
+            except Exception as error:  # no caller reads the error of this thread
+                cause = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                self.problem = cause + " ".join(str(error).split())
             self.work.wait()
             self.work.clear()
 

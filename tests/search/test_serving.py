@@ -56,6 +56,32 @@ def test_an_encoder_that_the_index_gets_later_is_used(tree, stub):
     until(lambda: served.search("parse date", 5)[1] == [] and served.loaded.is_set())
 
 
+def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    failing, load, codes = {"load", "encode"}, stub.__init__, stub.codes
+
+    def unless_failing(step, function):
+        def run(*arguments):
+            if step in failing:
+                raise RuntimeError(f"no memory to {step}\n(see the log)")
+            return function(*arguments)
+
+        return run
+
+    monkeypatch.setattr(stub, "__init__", unless_failing("load", load))
+    monkeypatch.setattr(stub, "codes", unless_failing("encode", codes))
+    monkeypatch.setattr(serving, "CHECK_SECONDS", 0)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    served = ServedIndex(CodeIndex.open(index.index_dir))
+    for step, notice in (
+        ("load", "searching by words alone: RuntimeError: no memory to load (see the log)"),
+        ("encode", "new pieces are not encoded: RuntimeError: no memory to encode (see the log)"),
+    ):
+        until(lambda notice=notice: notice in served.search("brand_new", 5)[1])
+        failing.remove(step)
+    until(lambda: served.search("brand_new", 5)[1] == [])
+
+
 def test_included_files_are_watched_wherever_they_lie(tmp_path, monkeypatch):
     changes = queue.Queue()
 
