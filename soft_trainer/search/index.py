@@ -140,8 +140,10 @@ class CodeIndex(AbstractContextManager):
                 changes = find_changes(self.database, self.folder)
                 if changes:
                     apply_changes(self.database, self.folder, changes, progress)
-                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept.
-                if self.model is None or not vectors.unencoded(self.database):
+                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept, unless
+                # that takes long, as it does if the encoder is gone.
+                waiting = self.model is not None and vectors.unencoded(self.database)
+                if not waiting or store.count_segments(self.database) > store.MAX_SEGMENTS:
                     tidy(self.database)
         return bool(changes)
 

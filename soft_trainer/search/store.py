@@ -203,13 +203,18 @@ def unpack(width: int, pieces: bytes) -> np.ndarray:
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
 
 
+def count_segments(database: sqlite3.Connection) -> int:
+    """Counts the segments."""
+    return database.execute("SELECT count(*) FROM segments").fetchone()[0]
+
+
 def compact(database: sqlite3.Connection) -> None:
     """Rewrites all live postings as one segment and renumbers files and pieces, if that saves enough."""
     segments = Segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
     counts, total = old[:, 2], int(old[:, 2].sum())
-    number = database.execute("SELECT count(*) FROM segments").fetchone()[0]
+    number = count_segments(database)
     # Each segment repeats the words that it holds: in a small index a few segments double its size.
     few = number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
     if few and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):

@@ -47,6 +47,16 @@ def test_a_renamed_file_is_not_encoded_again_though_the_index_is_tidied(tree, st
     assert index.database.execute("SELECT count(*) FROM dead").fetchone() == (0,)
 
 
+def test_segments_do_not_pile_up_while_the_encoder_is_gone(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    monkeypatch.setattr(store, "MAX_SEGMENTS", 3)
+    for number in range(9):
+        write_tree(tree, {"new.py": f"def brand_new_{number}(): pass\n"})
+        index.refresh(encode=False)
+        assert store.count_segments(index.database) <= 3
+    assert index.search("brand_new_8")[0].path == "new.py"
+
+
 def test_a_search_encodes_what_takes_a_second_and_no_more(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     state = store.get_meta(index.database, "vectors")
