@@ -221,8 +221,9 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
     """Finds the run folders of a pattern by the texts in place of its stars."""
-    expression = re.compile("([^/]*)".join(map(re.escape, pattern.rstrip("/").split("*"))))
-    matches = {folder: expression.fullmatch(folder) for folder in glob.glob(pattern.rstrip("/"))}
+    parts = pattern.rstrip("/").split("*")  # nothing but a star is a wildcard
+    expression = re.compile("([^/]*)".join(map(re.escape, parts)))
+    matches = {folder: expression.fullmatch(folder) for folder in glob.glob("*".join(map(glob.escape, parts)))}
     folders = {match.groups(): Path(folder) for folder, match in matches.items() if match and Path(folder).is_dir()}
     refuse(
         ("*" not in pattern, f"{pattern}: write * in place of the sets and seeds, in both patterns or in none"),

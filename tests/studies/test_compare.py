@@ -160,6 +160,11 @@ def test_corpora_of_equal_size_are_sets_apart_and_a_run_without_a_partner_is_nam
             compare_patterns(f"{study}/*/ours/*", f"{study}/{other}")
 
 
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(study):
+    other = study.rename(study.with_name("study [1]?"))
+    assert compare_patterns(*patterns(other)).sets[0].name == "go/test"
+
+
 def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
     for method, ranks in (("ours", [1, 2]), ("other", [2, 2])):
         for seed in (0, 1):
