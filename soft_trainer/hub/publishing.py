@@ -20,7 +20,7 @@ from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.errors import refuse
 from soft_trainer.files import reporting_disk_errors, write_rows, write_text
-from soft_trainer.hub.push import PUSHED_ROWS, check_push, push_folder, reason
+from soft_trainer.hub.push import PUSHED_ROWS, ROW_FILES, check_push, push_folder, reason
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main, table
 
@@ -66,13 +66,15 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
     """Writes `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
 
-    If any split has `source` or `negatives`, all splits get the column. UserError if the disk is full or the folder
-    cannot be written.
+    If any split has `source` or `negatives`, all splits get the column. Splits that an earlier run left are deleted.
+    UserError if the disk is full or the folder cannot be written.
     """
     folder, columns = Path(folder), _features(data)
     with reporting_disk_errors(folder):
         parts = {split: ({name: row.get(name) for name in columns} for row in rows) for split, rows in data.items()}
         write_rows(parts, folder)
+        for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
+            (folder / name).unlink(missing_ok=True)
         write_text(folder / "README.md", str(data_card(data, arguments)))
     return folder
 

@@ -25,6 +25,8 @@ NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 # The weights of an encoder, as patterns: all of them, or an adapter. A repository has one of the two.
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+# The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
+ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
 PUSHED_ROWS = "pushed_rows"
 UNMERGED = "unmerged"  # the folder of the trained encoder, where the output folder has the merged one
 # A run's output folder also holds ranks and rows, which show source code that may be private.
@@ -75,8 +77,8 @@ def push_folder(
     """Pushes the files of `folder` in one commit, and returns its address.
 
     Creates the repository and the branch if they are missing. If an earlier push left weights of the other form (an
-    adapter, or a whole encoder), they are deleted. A transient failure is retried after `WAITS`. Unchanged files are
-    not uploaded again.
+    adapter, or a whole encoder), or splits that the rows of this run lack, they are deleted. A transient failure is
+    retried after `WAITS`. Unchanged files are not uploaded again.
 
     Args:
         token, private: as in `check_push`.
@@ -92,7 +94,9 @@ def push_folder(
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, api.token, ignored)
     places = {"revision": revision, "path_in_repo": path_in_repo}
-    weights = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" else []
+    replaced = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" else []
+    if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
+        replaced = ROW_FILES
     # The client repeats single requests of an upload, but not the commit: a 500 there, or a commit by someone else in
     # between, ends `upload_folder`.
     for wait in (*WAITS, None):
@@ -106,7 +110,7 @@ def push_folder(
                 commit_message=commit_message,
                 repo_type=repo_type,
                 ignore_patterns=ignored,
-                delete_patterns=weights if any(next(folder.glob(name), None) for name in weights) else None,
+                delete_patterns=replaced if any(next(folder.glob(name), None) for name in replaced) else None,
                 **places,
             ).commit_url
         except (HTTPError, OSError, ValueError, RuntimeError) as error:

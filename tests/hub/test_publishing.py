@@ -6,7 +6,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from huggingface_hub import DatasetCard
+from huggingface_hub import DatasetCard, HfApi
 from refusals import refused
 from server import READ_TOKEN, WRITE_TOKEN
 
@@ -36,6 +36,25 @@ def test_what_is_written_is_read_again(arguments, data_dir, tmp_path):
     assert same_rows(load_folder(write_data(data, arguments, tmp_path / "rows")), data)
     first = (tmp_path / "rows/train.jsonl.gz").read_bytes()
     assert (write_data(data, arguments, tmp_path / "again") / "train.jsonl.gz").read_bytes() == first
+
+
+@pytest.mark.slow
+def test_splits_of_an_earlier_push_are_deleted_and_nothing_else(here, arguments, data_dir, tmp_path):
+    data, folder = load_folder(data_dir), tmp_path / "pushed_rows"
+    push_folder(write_data(data, arguments, folder), REPO, WRITE_TOKEN, repo_type="dataset")
+    (tmp_path / "notes.md").write_text("by hand")
+    HfApi(token=WRITE_TOKEN).upload_file(
+        path_or_fileobj=tmp_path / "notes.md", path_in_repo="notes.md", repo_id=REPO, repo_type="dataset"
+    )
+    fewer = datasets.DatasetDict({split: data[split] for split in ("test", "codebase")})
+    push_folder(write_data(fewer, arguments, folder), REPO, WRITE_TOKEN, repo_type="dataset")
+    assert list(load_hub(REPO, "python")) == ["test", "codebase"]
+    names = {*HfApi(token=WRITE_TOKEN).list_repo_files(REPO, repo_type="dataset")} - {".gitattributes"}
+    assert names == {"README.md", "notes.md", "test.jsonl.gz", "codebase.jsonl.gz"}
+    other = tmp_path / "other"  # a folder that no run has written leaves the rest of the data set alone
+    write_data(datasets.DatasetDict(train=data["train"]), arguments, other)
+    push_folder(other, REPO, WRITE_TOKEN, repo_type="dataset")
+    assert list(load_hub(REPO, "python")) == ["train", "test", "codebase"]
 
 
 def test_negatives_of_a_row_are_pushed_and_read_again(here, arguments, data_dir, tmp_path):
