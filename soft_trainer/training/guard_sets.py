@@ -9,6 +9,7 @@ import numpy as np
 
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.sources import as_rows
+from soft_trainer.errors import refuse
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking
 from soft_trainer.terminal import print_on_main, table
@@ -25,14 +26,14 @@ class GuardSets:
         predict: `SoftInfoNCETrainer.predict`.
 
     Raises:
-        UserError: rows that are no data set.
+        UserError: `guards` has another form, or rows are no data set.
     """
 
     def __init__(self, guards: Mapping[str, tuple] | None, predict: Callable[..., RetrievalOutput]):
-        self.sets = tuple(
-            sampled(EvaluationSet(name, *(as_rows(rows, f"guards[{name!r}]") for rows in pair)))
-            for name, pair in (guards or {}).items()
-        )
+        given = {} if guards is None else guards
+        form = f"a dict {{name: (queries, corpus)}} is expected, not {type(guards).__name__}"
+        refuse((not isinstance(given, Mapping), f"guards: {form}"))
+        self.sets = tuple(_set_of(name, pair) for name, pair in given.items())
         self._predict = predict
         self._outputs: dict[str, dict[str, RetrievalOutput]] = {}
 
@@ -73,6 +74,13 @@ class GuardSets:
 
     def _ranked(self) -> dict[str, RetrievalOutput]:
         return {each.name: self._predict(each.queries, each.codebase, each.name) for each in self.sets}
+
+
+def _set_of(name: str, pair: tuple) -> EvaluationSet:
+    """Makes a guard of its queries and corpus."""
+    whole = isinstance(pair, (tuple, list)) and len(pair) == 2 and not any(rows is None for rows in pair)
+    refuse((not whole, f"guards[{name!r}]: a pair (queries, corpus) is expected"))
+    return sampled(EvaluationSet(name, *(as_rows(rows, f"guards[{name!r}]") for rows in pair)))
 
 
 def reciprocal_ranks(evaluation_set: EvaluationSet, output: RetrievalOutput) -> np.ndarray:

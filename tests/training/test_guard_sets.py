@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from datasets import Dataset
+from refusals import refused
 
 from soft_trainer import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.studies.significance import paired_bootstrap
-from soft_trainer.training.guard_sets import difference, reciprocal_ranks, sampled
+from soft_trainer.training.guard_sets import GuardSets, difference, reciprocal_ranks, sampled
 
 
 def guards_of(dataset):
@@ -85,6 +86,19 @@ def test_of_several_right_codes_the_best_counts(trainer_of, dataset):
     output = trainer.predict(judged.queries, dataset, "judged")
     places = sorted(output.ranks.tolist())
     assert reciprocal_ranks(judged, output) == pytest.approx([1 / places[0]])
+
+
+@pytest.mark.parametrize(
+    "made_of, words",
+    [
+        (lambda rows: [(rows, rows)], "guards: a dict {name: (queries, corpus)} is expected, not list"),
+        (lambda rows: {"human": rows}, "guards['human']: a pair (queries, corpus) is expected"),
+        (lambda rows: {"human": (rows, None)}, "guards['human']: a pair (queries, corpus) is expected"),
+    ],
+)
+def test_guards_of_another_form_are_refused(dataset, made_of, words):
+    with refused(words):
+        GuardSets(made_of(dataset), predict=None)
 
 
 def test_a_guard_whose_query_has_no_code_is_refused_before_training(trainer_of, dataset):
