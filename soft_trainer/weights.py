@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from soft_trainer.errors import UserError
+
 
 def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
     """Calls `estimator.similarity` and returns Tensor[Q, C], without gradient, in float32 or higher.
 
     Raises:
-        ValueError: the estimator returned NaN, or anything but Tensor[Q, C].
+        UserError: the estimator returned NaN, or anything but Tensor[Q, C].
     """
     name = type(estimator).__name__
     with torch.no_grad():
@@ -22,14 +24,14 @@ def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence
     shape = tuple(similarity.shape) if isinstance(similarity, Tensor) else None
     if shape != expected:
         found = f"shape {shape}" if shape is not None else type(similarity).__name__
-        raise ValueError(
+        raise UserError(
             f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} "
             f"codes: it must return a Tensor of shape {expected}"
         )
     if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
         query, code = similarity.isnan().nonzero()[0].tolist()
         rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
-        raise ValueError(f"{name}.similarity returned NaN for the rows {rows}")
+        raise UserError(f"{name}.similarity returned NaN for the rows {rows}")
     return similarity if similarity.dtype == torch.float64 else similarity.float()
 
 

@@ -167,6 +167,7 @@ def test_an_own_estimator_needs_two_methods(train):
     ("similarity", "words"),
     [
         (lambda queries, codes: torch.zeros(len(queries)), r"returned shape \(8,\) for 8 queries and 8 codes"),
+        (lambda queries, codes: [[0.0] * len(codes)] * len(queries), "returned list for 8 queries and 8 codes"),
         (
             lambda queries, codes: torch.where(codes[None, :] == 5, torch.nan, torch.zeros(len(queries), len(codes))),
             r"returned NaN for the rows \d+ \(query\) and 5 \(code\)",
@@ -176,7 +177,7 @@ def test_an_own_estimator_needs_two_methods(train):
 def test_a_similarity_of_a_wrong_shape_or_nan_is_named_with_its_rows(train, similarity, words):
     estimator = SameLength()
     estimator.similarity = similarity
-    with pytest.raises(ValueError, match=f"SameLength.similarity {words}"):
+    with pytest.raises(UserError, match=f"SameLength.similarity {words}"):
         train(estimator=estimator)
 
 
