@@ -21,6 +21,7 @@ CANCELLATIONS = ("none", "top_k", "ratio")
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
 not_in_results = functools.partial(option, results=False)  # it changes what is printed or kept, or how fast
+PARTS = ("do_train", "do_eval", "do_predict")  # of a run
 
 
 def _estimators(o: Values) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import DataArguments, TrainingOptions
+from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
 from soft_trainer.terminal import nearest
@@ -139,6 +139,9 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
         add_help=False,
         **settings,
     )
+    for action in parser._actions:
+        if action.dest in PARTS:  # None: nobody has said whether this part of a run is wanted
+            action.default = None
     parser.add_argument("--config", **CONFIG)
     parser.add_argument("--help", action="help", help="List the options that people set.")
     parser.add_argument("--help_all", action="help", help="List all options.")

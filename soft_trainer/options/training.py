@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
 from soft_trainer.options.commands import SimCSETrainingOptions
-from soft_trainer.options.fields import TrainingOptions
+from soft_trainer.options.fields import PARTS, TrainingOptions
 
 
 @dataclass
@@ -21,8 +21,12 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """
 
     def __post_init__(self):
-        if not (self.do_train or self.do_eval or self.do_predict):
-            self.do_train = self.do_eval = self.do_predict = True
+        asked = {name: getattr(self, name) for name in PARTS}
+        if not any(asked.values()):  # all parts, or all but those that were refused on the command line
+            unsaid = [name for name, value in asked.items() if value is None] or PARTS
+            asked = {name: name in unsaid for name in PARTS}
+        for name, value in asked.items():
+            setattr(self, name, bool(value))
         workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
             value = getattr(self, name, None)

@@ -164,6 +164,8 @@ def test_nothing_given_means_train_evaluate_and_predict(tmp_path):
     assert wanted() == (True, True, True)
     assert wanted("--do_predict") == (False, False, True)
     assert wanted("--do_train", "--do_eval") == (True, True, False)
+    assert wanted("--do_predict", "false") == (True, True, False)
+    assert wanted("--do_predict", "false", "--do_train") == (True, False, False)
 
 
 # ---- One line on standard error ----
