@@ -225,6 +225,7 @@ def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them
         trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("from_command", "save_strategy", "kept", "goes_on"),
     [

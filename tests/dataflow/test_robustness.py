@@ -59,6 +59,7 @@ def nested(language: str, depth: int) -> str:
     return "".join(" " * i + head for i in range(depth)) + " " * depth + body + tail * depth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("depth", [3, 90])
 def test_nested_loops_end_in_time(language, depth):
@@ -69,6 +70,7 @@ def test_nested_loops_end_in_time(language, depth):
     assert targets[-2] in {edge.target for edge in edges if edge.sources}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_function_of_3000_tokens(functions, language):
     code = nested(language, 40 if language == "python" else 200)

@@ -50,6 +50,7 @@ def trained(trainer_of):
     return trainer
 
 
+@pytest.mark.slow
 def test_trains(family, trained):
     before, after = family.model.state_dict(), trained.model.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name, _ in family.model.named_parameters())

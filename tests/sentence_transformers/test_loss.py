@@ -96,6 +96,7 @@ OPTIONS = {
 KINDS = ((SoftInfoNCELoss, {}), (CachedSoftInfoNCELoss, {"mini_batch_size": 3}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_it_equals_the_trainer_on_pairs(name, pairs, still, features_of, trainer_step):
     batch = pairs.select(ROWS)
@@ -105,6 +106,7 @@ def test_it_equals_the_trainer_on_pairs(name, pairs, still, features_of, trainer
         assert_same(step(loss_of(still, with_rows(batch), kind, **size, **OPTIONS[name]), *given), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meet", ["own", "all"])
 @pytest.mark.parametrize("name", ["eq4", "positive_aware"])
 def test_it_equals_the_trainer_with_own_negatives(name, meet, tuples, still, features_of, trainer_step):

@@ -101,6 +101,7 @@ def gradients(trainer, batch) -> tuple[float, dict]:
     return float(loss), {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -131,6 +132,7 @@ ADDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADDED)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_further_loss_stands_beside_every_loss_with_inputs_from_the_workers(make_trainer, exact_model, loss, name):

@@ -22,6 +22,7 @@ from soft_trainer.training.finite import DelayedNumber, NotFiniteError
 # ---- Batches ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains(train, strategy):
     losses = losses_of(train(train_sampling_strategy=strategy))
