@@ -101,7 +101,7 @@ def shortened(text: str, width: int = 100) -> str:
     text = " ".join(text.split())
     if len(text) <= width:
         return text
-    return f"…{text[1 - width :]}" if "://" in text and " " not in text else f"{text[: width - 1]}…"
+    return f"…{text[1 - width :]}" if "://" in text and " " not in text else f"{text[: width - 1].rstrip()}…"
 
 
 def duration(seconds: float) -> str:

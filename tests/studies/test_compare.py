@@ -12,6 +12,7 @@ from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.studies.compare import Pairing, compare_patterns
 from soft_trainer.studies.significance import compare_paired, reciprocal_ranks
+from soft_trainer.terminal import shortened
 
 
 def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
@@ -71,6 +72,12 @@ def test_long_texts_without_spaces_keep_their_beginning(tmp_path):
     ranked = load_ranks(tmp_path / "ranks.parquet")
     assert ranked.query(0) == ("查询" * 200)[:299] + "…" and ranked.top(0)[0][1].startswith("f(f(")
     assert examples(rows, rows, ranking, 1, "docstring", "code").startswith("查询查询")
+
+
+def test_a_shortened_text_ends_with_a_word_or_a_part_of_one():
+    assert shortened("sort a list", 6) == "sort…"
+    assert shortened("sort a list", 8) == "sort a…"
+    assert shortened(" sort\na  list ", 11) == "sort a list"
 
 
 def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
