@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from trainings import check_weights
 
 from soft_trainer.data import collator
+from soft_trainer.files import newest_complete
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import STRATEGIES
 
@@ -45,6 +46,7 @@ STARTED = {
     f"local_{start}": LOCAL | {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": start}
     for start in STARTS
 }
+TERMINATED = {"terminated": {"batch": 8, "terminated_at": 2}}  # the second process, before the last step
 SHARDED_CASES = {
     "sharded": {"batch": 8, "pool": 33},
     "sharded_cached": {"batch": 8, "gradient_cache_chunk_size": 3},
@@ -96,7 +98,7 @@ def two(folder, launch, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(two):
-    return two(CASES | LOCALS | STARTED)
+    return two(CASES | LOCALS | STARTED | TERMINATED)
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +158,12 @@ def test_local_negatives_are_those_of_two_accumulated_batches(together, alone):
     for case in ("local", "local_own_negatives"):
         options = LOCALS[case] | {"batch": 6, "gradient_accumulation_steps": 2, "gather_negatives": None}
         check_weights(weights_of(together / case), weights_of(alone(case, options) / case), atol=1e-10)
+
+
+@pytest.mark.slow
+def test_all_processes_stop_after_a_checkpoint_if_one_is_terminated_in_the_last_step(together):
+    assert results_of(together, "terminated", 2) == [{"code": 143, "steps": 3}] * 2
+    assert newest_complete(together / "terminated").endswith("checkpoint-3")
 
 
 @pytest.mark.slow

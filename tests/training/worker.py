@@ -6,6 +6,7 @@ worker.py FOLDER CASES.json SECONDS: the JSON has options by case; a case that t
 import faulthandler
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -40,10 +41,14 @@ COMMON = {
 
 
 class RecordingTrainer(SoftInfoNCETrainer):
-    """Keeps the training rows of every step of this process."""
+    """Keeps the training rows of every step of this process, which gets a SIGTERM after `terminated_at` steps."""
+
+    terminated_at = None
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         self.__dict__.setdefault("taken", []).append([int(row) for row in inputs.rows])
+        if self.state.global_step == self.terminated_at:
+            os.kill(os.getpid(), signal.SIGTERM)
         return super().training_step(model, inputs, num_items_in_batch)
 
 
@@ -54,6 +59,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     options = COMMON | {"output_dir": str(results / name)} | options
     plain, pool = options.pop("plain", False), options.pop("pool", None)
+    terminated_at = options.pop("terminated_at", None)
     options["per_device_train_batch_size"] = options.pop("batch") // world_size
     rows = Dataset.from_list(json.loads((folder / "rows.json").read_text()))
     lora = options.pop("lora", None)
@@ -71,7 +77,14 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
         encoder=encoder.profile,
         callbacks=[EstimatorCallback(BM25Estimator())],
     )
-    trainer.train()
+    if rank:
+        trainer.terminated_at = terminated_at
+    try:
+        trainer.train()
+    except SystemExit as end:
+        found = {"code": end.code, "steps": trainer.state.global_step}
+        (results / f"{name}-{rank}.json").write_text(json.dumps(found))
+        return
     metrics = trainer.evaluate() if pool else {}
     trainer.save_model()
     found = {
