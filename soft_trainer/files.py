@@ -194,7 +194,7 @@ def mark_complete(folder: str | Path) -> None:
 def _written(folder: Path) -> float | None:
     """Returns when a checkpoint was marked complete, None if a file is missing or has another size than then."""
     try:
-        marker = json.loads((folder / MARKER).read_text())
+        marker = read_json(folder / MARKER)
         sizes = marker.get("sizes", marker)  # an earlier version wrote the sizes alone
         complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
         return marker.get("written", 0.0) if complete else None

@@ -21,7 +21,7 @@ from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking, mrr_by_dims
-from soft_trainer.files import RECORD, write_results
+from soft_trainer.files import RECORD, read_json, write_results
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
@@ -78,8 +78,8 @@ def check_output_dir(
     if args.overwrite or not path.is_file():
         return
     try:
-        then = {**NO_BASELINE, **json.loads(path.read_text(encoding="utf-8"))["options"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        then = {**NO_BASELINE, **read_json(path)["options"]}
+    except (UserError, KeyError, TypeError):
         then = {}  # not a record of ours, or one of a kind that cannot be compared
     now = settings_of(model, data, args) | dict(baseline)
     changed = [f"{name} was {then[name]}, is {now[name]}" for name in now if name in then and then[name] != now[name]]
