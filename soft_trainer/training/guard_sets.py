@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from torch import Tensor
 
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.sources import as_rows
@@ -49,7 +50,8 @@ class GuardSets:
     def reciprocal_ranks(self, system: str | None = None) -> dict[str, np.ndarray]:
         """Returns float64[Q] of every set before or after training, or with the encoder as it is now when None."""
         outputs = self._ranked() if system is None else self.outputs(system)
-        return {each.name: reciprocal_ranks(each, outputs[each.name]) for each in self.sets}
+        ranks = ((each.name, best_ranks(each, outputs[each.name])) for each in self.sets)
+        return {name: 1 / best.double().numpy(force=True) for name, best in ranks}
 
     def mrr(self, system: str | None = None) -> dict[str, float]:
         """Returns the mean of `reciprocal_ranks` of every set."""
@@ -83,13 +85,13 @@ def _set_of(name: str, pair: tuple) -> EvaluationSet:
     return sampled(EvaluationSet(name, *(as_rows(rows, f"guards[{name!r}]") for rows in pair)))
 
 
-def reciprocal_ranks(evaluation_set: EvaluationSet, output: RetrievalOutput) -> np.ndarray:
-    """Returns float64[Q] of a set's queries; of a query with several right codes the best one counts."""
+def best_ranks(evaluation_set: EvaluationSet, output: RetrievalOutput) -> Tensor:
+    """Returns LongTensor[Q] of a set's queries; of a query with several right codes the best one counts."""
     ranking = output.ranking
     if evaluation_set.graded:
         queries = evaluation_set.queries
         ranking = graded_ranking(ranking, queries["query_number"], queries["relevance"]).ranking
-    return 1 / ranking.ranks.double().numpy(force=True)
+    return ranking.ranks
 
 
 def difference(before: np.ndarray, after: np.ndarray) -> str:
