@@ -93,10 +93,15 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
     with args.main_process_first(desc="loading queries"):
         data = load_queries(arguments, profile, args.seed)
     trained, measured = len(data["train"]), len(data["valid"])
-    number, least = args.per_device_train_batch_size * args.world_size, max(2, args.world_size)
-    few = args.dataloader_drop_last and trained < number
-    lower = f"train: {trained} queries are less than a batch of {number}: lower --per_device_train_batch_size"
-    refuse((few, lower), (measured < least, f"valid: {measured} queries, {least} or more are needed"))
+    number = args.per_device_train_batch_size * args.world_size
+    least = max(2, args.world_size)
+    refuse(
+        (
+            args.dataloader_drop_last and trained < number,
+            f"train: {trained} queries are less than a batch of {number}: lower --per_device_train_batch_size",
+        ),
+        (measured < least, f"valid: {measured} queries, {least} or more are needed"),
+    )
     model = load_model(name, profile, revision, trust, arguments.attn_implementation, arguments.dtype)
     if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         raise UserError(

@@ -83,8 +83,8 @@ def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]
     else:
         queries = evaluation.read_queries(arguments.queries)
         trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
-    for tree in trees.values():
-        refuse((not os.path.isdir(tree), f"{tree}: no such folder; --trees has one for each repo of --queries"))
+        for tree in trees.values():
+            refuse((not os.path.isdir(tree), f"{tree}: no such folder; --trees has one for each repo of --queries"))
     outcomes = []
     for name, tree in trees.items():
         with _index(arguments, tree, Path(arguments.index_dir or f"{scratch}/indexes", name or "tree")) as index:

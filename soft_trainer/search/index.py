@@ -82,12 +82,8 @@ class CodeIndex(AbstractContextManager):
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
             kept = store.get_meta(database, "folder", real)
-            refuse(
-                (
-                    kept != real and os.path.isdir(kept),
-                    f"{target}: it is the index of {kept}; choose another index_dir",
-                )
-            )
+            taken = kept != real and os.path.isdir(kept)
+            refuse((taken, f"{target}: it is the index of {kept}; choose another index_dir"))
             given = {"exclude": exclude, "include": include}
             listed = {name: [value] if isinstance(value, str) else value for name, value in given.items()}
             patterns = {name: [p for p in value if p] for name, value in listed.items() if value is not None}

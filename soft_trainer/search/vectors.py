@@ -62,7 +62,7 @@ class SearchEncoder:
 
     @cached_property
     def _encoder_of_codes(self):
-        """The same encoder with a tokenizer of its own.
+        """The same encoder with a second tokenizer.
 
         A page searches in one thread while another encodes pieces. A tokenizer has one limit of tokens at a time, so
         that they would cut each other's texts.

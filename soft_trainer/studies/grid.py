@@ -107,8 +107,10 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
         (not content.get("output_dir"), "name an output_dir, where every run has its folder"),
     )
     shared, once = content.get("options") or {}, content.get("once") or {}
-    for name, part in {"options": shared, "once": once, **(once if isinstance(once, dict) else {})}.items():
+    for name, part in (("options", shared), ("once", once)):
         refuse((not isinstance(part, dict), f"{name}: a mapping is expected"))
+    for name, entry in once.items():
+        refuse((not isinstance(entry, dict), f"{name}: a mapping is expected"))
     axes = {axis: _entries(axis, entries, folder) for axis, entries in grid.items()}
     once = {name: _entry({"name": name, **entry}, folder) for name, entry in once.items()}
     runs = {}
