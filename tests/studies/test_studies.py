@@ -154,6 +154,7 @@ CIRCLE = [{"name": "b", "needs": "c"}, {"name": "c", "needs": "b"}]
         ({"options": ["seed"]}, "options: a mapping is expected"),
         ({"once": ["encoder"]}, "once: a mapping is expected"),
         ({"once": {"encoder": "simcse"}}, "encoder: a mapping is expected"),
+        ({"once": {"options": {}}, "options": ["seed"]}, "options: a mapping is expected"),
         ({"output_dir": ""}, "name an output_dir"),
         # Folders of others, which --redo would delete.
         ({"grid": {"model_name_or_path": ["/models/a"]}}, "'/models/a' cannot be a folder of the study"),
