@@ -55,11 +55,13 @@ class EstimatorCallback(TrainerCallback):
         """
         if self._last is None:
             return {}
-        step, self._last = self._last, None
+        step = self._last
+        self._last = None
         column = step["positives"].unsqueeze(1)
         # A column that is left out has weight 0 and is not a negative.
         weights = step["weights"].double().scatter(1, column, 0.0)
-        valid, number = weights[weights > 0], (weights > 0).sum(1)
+        valid = weights[weights > 0]
+        number = (weights > 0).sum(1)
         if not len(valid):
             return {}
         # Equal bins from 0 to the largest weight, or to 1.

@@ -9,14 +9,3 @@ class UserError(ValueError):
 
 
 SetupError = UserError
-
-
-def refuse(*cases: tuple[object, str]) -> None:
-    """Raises `UserError` with the message of the first case that holds.
-
-    Args:
-        cases: a condition and a message each.
-    """
-    for holds, message in cases:
-        if holds:
-            raise UserError(message)

@@ -16,11 +16,12 @@ from typing import TextIO
 
 from safetensors import SafetensorError
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
 MARKER = "complete.json"
-RECORD, NUMBERS = "run.json", "all_results.json"
+RECORD = "run.json"
+NUMBERS = "all_results.json"
 UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 
 
@@ -55,10 +56,10 @@ def check_writable(folder: str | Path, named: str) -> None:
     absolute = Path(folder).absolute()
     # `Path.exists` raises an error below a folder that may not be entered.
     there = next(path for path in (absolute, *absolute.parents) if os.path.exists(path))
-    refuse(
-        (not there.is_dir(), f"{named}: {there} is a file, not a folder"),
-        (not os.access(there, os.W_OK), f"{named}: {there} is not writable"),
-    )
+    if not there.is_dir():
+        raise UserError(f"{named}: {there} is a file, not a folder")
+    if not os.access(there, os.W_OK):
+        raise UserError(f"{named}: {there} is not writable")
 
 
 def write_json(path: str | Path, value) -> None:
@@ -233,10 +234,11 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
         if checkpoint is None:
             print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
         return checkpoint
-    named, folder = f"resume_from_checkpoint={wanted}", Path(wanted)
+    named = f"resume_from_checkpoint={wanted}"
+    folder = Path(wanted)
     no_state = not (folder / "trainer_state.json").is_file()
-    refuse(
-        (not folder.is_dir(), f"{named}: no such folder; `last` takes the newest checkpoint of the output folder"),
-        (no_state, f"{named}: it has no trainer_state.json, so it is not a training checkpoint"),
-    )
+    if not folder.is_dir():
+        raise UserError(f"{named}: no such folder; `last` takes the newest checkpoint of the output folder")
+    if no_state:
+        raise UserError(f"{named}: it has no trainer_state.json, so it is not a training checkpoint")
     return str(wanted)

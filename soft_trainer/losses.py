@@ -83,7 +83,8 @@ def binary_cross_entropy(
     or 1.
     """
     rows = _Rows(scores, positives, negatives, also)
-    labels, valid = rows.soft_labels(similarity, temperature), rows.valid
+    labels = rows.soft_labels(similarity, temperature)
+    valid = rows.valid
     log_not_p = _log_of_the_rest(rows.scores.masked_fill(~valid, -torch.inf)).masked_fill(labels == 1, 0.0)
     entropies = -(labels * rows.log_softmax(valid) + (1 - labels) * log_not_p).masked_fill(~valid, 0.0)
     return rows.mean(entropies.sum(1) / valid.sum(1))
@@ -174,7 +175,9 @@ class _Rows:
             self.shares = self.of(right.sum(1, dtype=torch.float64).reciprocal())
             self.other_answers = self.of(right).scatter(1, positives.unsqueeze(1), False)
             negatives = ~self.other_answers if negatives is None else self.of(negatives) & ~self.other_answers
-        self.number, self.positives, self.negatives = len(scores), positives, negatives
+        self.number = len(scores)
+        self.positives = positives
+        self.negatives = negatives
         self.scores = self.of(scores if scores.dtype == torch.float64 else scores.float())
         self.column = positives.unsqueeze(1)
 
@@ -218,7 +221,8 @@ class _Rows:
 
     def kl_divergence(self, similarity: Tensor, temperature: float) -> Tensor:
         """Computes KL(y || p'), both over the negatives only."""
-        labels, only = self.soft_labels(similarity, temperature), self.valid_negatives
+        labels = self.soft_labels(similarity, temperature)
+        only = self.valid_negatives
         return (torch.xlogy(labels, labels) - labels * self.log_softmax(only)).masked_fill(~only, 0.0).sum(1)
 
 

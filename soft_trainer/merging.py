@@ -19,7 +19,7 @@ from soft_trainer.encoders import adapters
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, published_name, saved_adapter
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import RECORD, read_json, write_json
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.model_card import environment, write_model_card
@@ -37,7 +37,8 @@ def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor
             the number format of every weight come from the first model.
         ratio: from 0 to 1; 1 is the mean of the models.
     """
-    first, merged = models[0], {}
+    first = models[0]
+    merged = {}
     for name, tensor in first.items():
         if not tensor.is_floating_point():
             merged[name] = tensor
@@ -96,14 +97,15 @@ def merge_encoders(
         UserError: a ratio outside its range, a folder that holds something, encoders whose weights or tokenizers do
             not fit together, or an adapter on another base.
     """
-    models, folder = [models] if isinstance(models, str | Path) else list(models), Path(output_dir)
+    models = [models] if isinstance(models, str | Path) else list(models)
+    folder = Path(output_dir)
     ratio = float(ratio)  # a scalar of NumPy or torch cannot be written to the record
     check_ratio(ratio)
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    refuse(
-        (not models, "merge: name one trained encoder or more"),
-        (taken, f"output_dir={folder}: it holds something already; name a new folder"),
-    )
+    if not models:
+        raise UserError("merge: name one trained encoder or more")
+    if taken:
+        raise UserError(f"output_dir={folder}: it holds something already; name a new folder")
     record = _record(base, models, ratio)
     profile = resolve_profile(models[0])
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)
@@ -145,17 +147,18 @@ def _merged_model(
     base: str | Path, models: Sequence, ratio: float, profile: EncoderProfile, trust_remote_code: bool
 ) -> PreTrainedModel:
     """Returns the first model with the merged weights, after checking that all of them fit together."""
-    names, loaded = [*models, base], []
+    names = [*models, base]
+    loaded = []
     for name in names:
         model = load_model(name, profile, trust_remote_code=trust_remote_code)
         missing = next(iter(getattr(model, MISSING_WEIGHTS, ())), None)
         model = adapters.merge_adapter(model) if adapters.has_adapter(model) else model
         loaded.append((model, load_tokenizer(name, profile, trust_remote_code=trust_remote_code).get_vocab()))
         difference = _difference(loaded[-1], loaded[0])
-        refuse(
-            (difference, f"{name} does not merge with {names[0]}: {difference}"),
-            (missing, f"{name}: its files have no weights for {missing}, which would be random"),
-        )
+        if difference:
+            raise UserError(f"{name} does not merge with {names[0]}: {difference}")
+        if missing:
+            raise UserError(f"{name}: its files have no weights for {missing}, which would be random")
     *trained, before = (model.state_dict() for model, _ in loaded)
     merged = loaded[0][0]
     merged.load_state_dict(interpolate(before, trained, ratio))
@@ -164,7 +167,8 @@ def _merged_model(
 
 def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel, dict]) -> str | None:
     """Says why the weights of two models with their vocabularies mean different things; None if they do not."""
-    (model, vocabulary), (first, expected) = one, other
+    model, vocabulary = one
+    first, expected = other
     if type(model) is not type(first):
         return f"it is a {type(model).__name__}, not a {type(first).__name__}"
     token = next((token for token, number in vocabulary.items() if expected.get(token) != number), None)

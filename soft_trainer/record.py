@@ -119,8 +119,10 @@ class Run:
         statistics: dict,
         evaluation_sets: Sequence[EvaluationSet] = (),
     ):
-        self.trainer, self.statistics = trainer, statistics
-        self.model_args, self.data_args = model_args, data_args
+        self.trainer = trainer
+        self.statistics = statistics
+        self.model_args = model_args
+        self.data_args = data_args
         self.folder = Path(trainer.args.output_dir)
         self.on_main = distributed.rank_and_world_size()[0] == 0
         self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets, *trainer.guards.sets]
@@ -141,7 +143,8 @@ class Run:
             sets = [each for each in self.sets if each.codebase is corpus]
             codes = self.trainer.embed_rows(corpus, "code") if lexical or sets[0].name not in guards else None
             for evaluation_set in sets:
-                name, queries = evaluation_set.name, evaluation_set.queries
+                name = evaluation_set.name
+                queries = evaluation_set.queries
                 embedded = self.trainer.embed_rows(queries, "query") if lexical or name not in guards else None
                 output = guards.get(name) or self.trainer.predict(queries, corpus, name, codes=codes, queries=embedded)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
@@ -151,7 +154,9 @@ class Run:
 
     def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
         """Ranks by lexical BM25, and by its sum with the encoder's scores; nothing if the corpus holds no word."""
-        profile, corpus, name = self.trainer.encoder, evaluation_set.codebase, evaluation_set.name
+        profile = self.trainer.encoder
+        corpus = evaluation_set.codebase
+        name = evaluation_set.name
         # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
         columns = [column for column in ("code_tokens", "code", *profile.code_columns) if column != "original_string"]
         columns = columns if profile.data_flow_length else profile.code_columns
@@ -182,7 +187,8 @@ class Run:
             # The examples are those of test, if it was measured.
             shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
             queries, ranking = self.rankings[shown.name]
-            corpus, profile = shown.codebase, self.trainer.encoder
+            corpus = shown.codebase
+            profile = self.trainer.encoder
             query = text_column(queries, profile.query_columns, "query")
             code = text_column(corpus, ("code", *profile.code_columns), "code")
             text = examples(queries, corpus, ranking, self.data_args.examples, query, code)
@@ -194,8 +200,12 @@ class Run:
 
     def record(self) -> dict:
         """Returns the record, in the form that `hub.model_card` describes, from which card and report are made."""
-        trainer, args, model, data = self.trainer, self.trainer.args, self.model_args, self.data_args
-        plan, callback = trainer.plan, trainer.estimator_callback
+        trainer = self.trainer
+        args = self.trainer.args
+        model = self.model_args
+        data = self.data_args
+        plan = trainer.plan
+        callback = trainer.estimator_callback
         encoder = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
         class_name = type(callback.estimator).__name__ if callback else None
         loss = {"loss": plan.effective_loss["loss"], "estimator": class_name}
@@ -229,7 +239,10 @@ class Run:
 
     def _training_settings(self) -> dict:
         """Returns batches and length of the training, and its time, evaluations included, if it ran in one piece."""
-        trainer, args, plan, steps = self.trainer, self.trainer.args, self.trainer.plan, self.trainer.state.global_step
+        trainer = self.trainer
+        args = self.trainer.args
+        plan = self.trainer.plan
+        steps = self.trainer.state.global_step
         strategy = plan.train_sampling_strategy
         settings = {
             "pairs in a batch, per process": plan.batch_size,
@@ -251,15 +264,20 @@ class Run:
 
     def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
         """Keeps a ranking and its metrics, and writes every query's rank to a file."""
-        ranking, metrics, queries = output.ranking, output.metrics, evaluation_set.queries
+        ranking = output.ranking
+        metrics = output.metrics
+        queries = evaluation_set.queries
         ranked_rows = queries
-        corpus, name, profile = evaluation_set.codebase, evaluation_set.name, self.trainer.encoder
+        corpus = evaluation_set.codebase
+        name = evaluation_set.name
+        profile = self.trainer.encoder
         if evaluation_set.graded:
             judged = queries["query_number"], queries["relevance"]
             graded = graded_ranking(ranking, *judged)
             shorter = {dim: graded_ranking(each, *judged).ranking for dim, each in output.shorter.items()}
             by_query = {"map": graded.average_precision, "ndcg@10": graded.ndcg}
-            ranking, ranked_rows = graded.ranking, queries.select(graded.pairs.tolist())
+            ranking = graded.ranking
+            ranked_rows = queries.select(graded.pairs.tolist())
             queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | by_query)
             metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
             metrics |= {name: float(values.mean()) for name, values in by_query.items()}

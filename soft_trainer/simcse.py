@@ -26,7 +26,7 @@ from soft_trainer.data.codesearchnet import check_languages, load_folder, load_h
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import last_checkpoint, mark_complete, write_results, write_text
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import Publisher
@@ -54,7 +54,9 @@ def load_queries(arguments: SimCSEArguments, profile: EncoderProfile, seed: int)
         languages = arguments.languages or LANGUAGES
         check_languages(languages)
         loaded = {language: load_hub(arguments.dataset_name, language) for language in languages}
-    kept, rows, seen = {}, [], {""}
+    kept = {}
+    rows = []
+    seen = {""}
     for split, limit in (("train", arguments.max_train_rows), ("valid", arguments.max_eval_rows)):
         queries = []
         for source, data in loaded.items():
@@ -79,7 +81,9 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
         UserError: the data cannot be loaded, are less than a batch, or the model has no dropout, so that its two views
             would be equal.
     """
-    name, revision, length = arguments.model_name_or_path, arguments.model_revision, arguments.query_length
+    name = arguments.model_name_or_path
+    revision = arguments.model_revision
+    length = arguments.query_length
     trust = arguments.trust_remote_code
     profile = resolve_profile(name, revision=revision).replace(
         pooling="mean",
@@ -92,16 +96,16 @@ def build_trainer(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> 
     )
     with args.main_process_first(desc="loading queries"):
         data = load_queries(arguments, profile, args.seed)
-    trained, measured = len(data["train"]), len(data["valid"])
+    trained = len(data["train"])
+    measured = len(data["valid"])
     number = args.per_device_train_batch_size * args.world_size
     least = max(2, args.world_size)
-    refuse(
-        (
-            args.dataloader_drop_last and trained < number,
-            f"train: {trained} queries are less than a batch of {number}: lower --per_device_train_batch_size",
-        ),
-        (measured < least, f"valid: {measured} queries, {least} or more are needed"),
-    )
+    if args.dataloader_drop_last and trained < number:
+        raise UserError(
+            f"train: {trained} queries are less than a batch of {number}: lower --per_device_train_batch_size"
+        )
+    if measured < least:
+        raise UserError(f"valid: {measured} queries, {least} or more are needed")
     model = load_model(name, profile, revision, trust, arguments.attn_implementation, arguments.dtype)
     if not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         raise UserError(
@@ -145,7 +149,8 @@ def train_simcse(arguments: SimCSEArguments, args: SimCSETrainingArguments) -> N
     if on_main:
         export_encoder(trainer.model.transformers_model, tokenizer, trainer.profile, args.output_dir)
         write_text(Path(args.output_dir) / "training_args.json", args.to_json_string() + "\n")
-        first, last = trainer.measured[0], trainer.measured[-1]
+        first = trainer.measured[0]
+        last = trainer.measured[-1]
         numbers = {"train": result.metrics, "eval": {name: last[name] for name in MEASURES}}
         write_results(args.output_dir, {"train": result.metrics, "measured": trainer.measured}, **numbers)
         rows = [(name.removeprefix("eval_"), first[name], last[name]) for name in MEASURES]

@@ -57,7 +57,10 @@ class Progress:
     def __init__(self, label: str | None, total: int, unit: str):
         from tqdm.auto import tqdm  # slow to import
 
-        self.label, self.total, self.unit, self.done = label, total, unit, 0
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.done = 0
         hidden = label is None or not shows_bars() or not _is_main()
         self._bar = tqdm(total=total, desc=label, disable=hidden, leave=False, unit=unit)
         self._start = time.monotonic()

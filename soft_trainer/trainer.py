@@ -34,7 +34,7 @@ from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, e
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, mrr_by_dims
@@ -118,13 +118,17 @@ class SoftInfoNCETrainer(Trainer):
             **kwargs,
         )
         name = self.model.config._name_or_path
-        self.codebase, self.estimator_callback = as_row_sets(codebase, "codebase"), callback
+        self.codebase = as_row_sets(codebase, "codebase")
+        self.estimator_callback = callback
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
         prepare_tokenizer(processing_class, self.encoder)
-        self._own_collator, self.cache_dir = data_collator is None, cache_dir
+        self._own_collator = data_collator is None
+        self.cache_dir = cache_dir
         self._prepared: PreparedRows | None = None
-        self._duplicates_masked, self._guard = 0, None
-        self.guards, self.merging = GuardSets(guards, self.predict), MergeAtEnd()
+        self._duplicates_masked = 0
+        self._guard = None
+        self.guards = GuardSets(guards, self.predict)
+        self.merging = MergeAtEnd()
         self._overflows = OverflowCounter(lambda: self.accelerator.scaler) if self.accelerator.scaler else None
         if self._overflows is not None:
             self.add_callback(self._overflows)
@@ -184,7 +188,9 @@ class SoftInfoNCETrainer(Trainer):
     def get_train_dataloader(self) -> EpochDataLoader:
         """Returns global batches of rows; each process's workers collate its share."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
-        rows, batches, strategy = self.train_dataset, self._train_batches(), self.args.train_sampling_strategy
+        rows = self.train_dataset
+        batches = self._train_batches()
+        strategy = self.args.train_sampling_strategy
         ids = (batches.text_ids or text_ids_of(rows, self.encoder)) if strategy == "no_duplicates" else {}
         sampler = GlobalBatchSampler(
             len(rows),
@@ -206,7 +212,8 @@ class SoftInfoNCETrainer(Trainer):
 
     def _train_batches(self) -> TrainBatches:
         """Returns the training rows as token ids, with all that the workers compute."""
-        prepared, plan = self._prepared or self.prepare_rows(), self.plan
+        prepared = self._prepared or self.prepare_rows()
+        plan = self.plan
         rank, world_size = distributed.rank_and_world_size()
         if self._own_collator:
             cost = ChunkCost.of(self.model.config.hidden_size, self.args.device.type)
@@ -256,7 +263,8 @@ class SoftInfoNCETrainer(Trainer):
         """Returns one block's part of this process's loss, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
-        loss_of, scores = self.plan.loss, self._scores(queries, codes)
+        loss_of = self.plan.loss
+        scores = self._scores(queries, codes)
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
@@ -429,7 +437,8 @@ class SoftInfoNCETrainer(Trainer):
             UserError: no corpus, or a query whose url is not in it.
         """
         start = time.time()
-        dataset, corpus = as_rows(dataset, "dataset"), self.corpus_of(None, codebase)
+        dataset = as_rows(dataset, "dataset")
+        corpus = self.corpus_of(None, codebase)
         targets = torch.from_numpy(target_rows(dataset, corpus, metric_key_prefix))
         queries = self.embed_rows(dataset, "query") if queries is None else queries
         codes = self.embed_rows(corpus, "code") if codes is None else codes
@@ -472,10 +481,10 @@ class SoftInfoNCETrainer(Trainer):
         """
         corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
         corpora = corpora if isinstance(corpora, Mapping) else {key: corpora}
-        refuse(
-            (key not in corpora, f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}"),
-            (corpora.get(key) is None, "evaluation needs a corpus: pass codebase= (a Dataset with url and code)"),
-        )
+        if key not in corpora:
+            raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}")
+        if corpora.get(key) is None:
+            raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
         return corpora[key]
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
@@ -492,7 +501,8 @@ class SoftInfoNCETrainer(Trainer):
         with self.accelerator.autocast():
             encoder = Encoder(self.model, self.processing_class, self.encoder)
             label = None if self.args.disable_tqdm else f"Encoding {side}"
-            tokens, size = self._tokens(rows, side), self.args.per_device_eval_batch_size
+            tokens = self._tokens(rows, side)
+            size = self.args.per_device_eval_batch_size
             embeddings = embed_sharded(encoder, tokens, side, size, label)
         if unplaced:
             self.model.to("cpu")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
@@ -144,11 +144,12 @@ def _measure(options: Options, keep: bool) -> None:
 def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
     """Measures the encoder with mteb. Names and data are checked before the model is loaded."""
     model_args, data_args, args = options
-    refuse(
-        (args.matryoshka_dims, "--mteb measures whole embeddings: leave --matryoshka_dims out, or --mteb"),
-        (importlib.util.find_spec("mteb") is None, "--mteb needs the extra: pip install 'soft-trainer[mteb]'"),
-        (args.world_size > 1, "--mteb measures in one process: start it without `accelerate launch`"),
-    )
+    if args.matryoshka_dims:
+        raise UserError("--mteb measures whole embeddings: leave --matryoshka_dims out, or --mteb")
+    if importlib.util.find_spec("mteb") is None:
+        raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
+    if args.world_size > 1:
+        raise UserError("--mteb measures in one process: start it without `accelerate launch`")
     # Imported here: mteb is an optional dependency, and takes seconds.
     from soft_trainer.encoders.encoding import Encoder
     from soft_trainer.files import reporting_disk_errors
@@ -162,7 +163,8 @@ def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
     folders = data_args.data_dir, data_args.source_dir, data_args.history, data_args.eval_data_dir
     profile, data, sets = _rows(options, none=data_args.dataset_name == "none" and not any(folders))
     card = _card(Path(model_name(model_args)), profile)
-    rows_name, languages = Path(data_args.rows_name).name, data_args.languages
+    rows_name = Path(data_args.rows_name).name
+    languages = data_args.languages
     own = [replace(each, name=f"{rows_name}-{each.name}") for each in split_sets(args, data, languages)]
     language = languages[0] if len(languages) == 1 else None
     own_tasks = [EvaluationSetTask(each, profile, language=language) for each in own + sets]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_text
 from soft_trainer.search import evaluation
 from soft_trainer.search.index import CodeIndex
@@ -49,12 +49,14 @@ def run(arguments: argparse.Namespace) -> None:
     """Indexes, searches, and prints the table."""
     given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
     one = len(given) == 1 and bool(arguments.queries) == bool(arguments.trees)
-    refuse(
-        (not one, "give --queries and --trees, or --folder, or --history"),
-        (arguments.language and not arguments.history, "language: has no meaning without --history"),
-        (arguments.truncate_dim is not None and not arguments.model, "truncate_dim: has no meaning without --model"),
-        (arguments.max_queries < 1, f"max_queries={arguments.max_queries}: 1 or more is expected"),
-    )
+    if not one:
+        raise UserError("give --queries and --trees, or --folder, or --history")
+    if arguments.language and not arguments.history:
+        raise UserError("language: has no meaning without --history")
+    if arguments.truncate_dim is not None and not arguments.model:
+        raise UserError("truncate_dim: has no meaning without --model")
+    if arguments.max_queries < 1:
+        raise UserError(f"max_queries={arguments.max_queries}: 1 or more is expected")
     if arguments.output:
         check_writable(Path(arguments.output).parent, f"output={arguments.output}")
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
@@ -84,7 +86,8 @@ def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]
         queries = evaluation.read_queries(arguments.queries)
         trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
         for tree in trees.values():
-            refuse((not os.path.isdir(tree), f"{tree}: no such folder; --trees has one for each repo of --queries"))
+            if not os.path.isdir(tree):
+                raise UserError(f"{tree}: no such folder; --trees has one for each repo of --queries")
     outcomes = []
     for name, tree in trees.items():
         with _index(arguments, tree, Path(arguments.index_dir or f"{scratch}/indexes", name or "tree")) as index:

@@ -14,12 +14,13 @@ import argparse
 import sys
 
 from soft_trainer.cli.shared_options import to_bool
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.source_files import MAX_FILE_BYTES
 from soft_trainer.mining.tree import RULES, mine_to, mining_table
 
-_OF_HISTORY, _OF_TREE = ("max_functions", "body"), ("keep", "max_file_bytes")
+_OF_HISTORY = ("max_functions", "body")
+_OF_TREE = ("keep", "max_file_bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +44,10 @@ def run(arguments: argparse.Namespace) -> None:
     history = options.pop("history", None)
     unread = set(options) & set(_OF_TREE if history else _OF_HISTORY)
     what = "a tree; --history reads no such option" if history else "--history"
-    refuse(
-        (unread, f"{', '.join(sorted(unread))}: belongs to {what}"),
-        (not history and "source_dir" not in options, "give a SOURCE_DIR, or a repository with --history"),
-    )
+    if unread:
+        raise UserError(f"{', '.join(sorted(unread))}: belongs to {what}")
+    if not history and "source_dir" not in options:
+        raise UserError("give a SOURCE_DIR, or a repository with --history")
     if history:
         from soft_trainer.mining.history import mine_history_to  # needs pygit2
 

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
@@ -33,7 +33,9 @@ SHARED = {
     + ("negative_ratio",),
     ModelArguments: ("trust_remote_code", "profile", "query_columns", "code_columns"),
 }
-QUERY_WORDS, CODE_WORDS = "query_words", "code_words"  # columns that bm25 reads
+# columns that bm25 reads
+QUERY_WORDS = "query_words"
+CODE_WORDS = "code_words"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,20 +61,21 @@ def run(arguments: argparse.Namespace) -> None:
 
     given = {kind: kind(**{name: getattr(arguments, name) for name in names}) for kind, names in SHARED.items()}
     data_args, options, model_args = given.values()
-    estimator, codes = arguments.estimator, Path(arguments.codes or "").name
+    estimator = arguments.estimator
+    codes = Path(arguments.codes or "").name
     unfit = estimator in (None, "none") or "initial_model" in estimator.split("+")
     fit = "bm25, or the encoder that shall mine: --estimator trained_model --estimator_model NAME"
     known_ending = arguments.output.endswith((".jsonl", ".jsonl.gz"))
-    refuse(
-        (unfit, f"estimator={estimator}: use {fit}"),
-        (codes.startswith("codebase."), f"{codes}: a codebase holds the codes of test, which must not be trained on"),
-        (not known_ending, f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz"),
-        (arguments.codes and not Path(arguments.codes).is_file(), f"codes={arguments.codes}: no such file"),
-        (
-            arguments.code_dir and not Path(arguments.code_dir).is_dir(),
-            f"code_dir={arguments.code_dir}: no such folder",
-        ),
-    )
+    if unfit:
+        raise UserError(f"estimator={estimator}: use {fit}")
+    if codes.startswith("codebase."):
+        raise UserError(f"{codes}: a codebase holds the codes of test, which must not be trained on")
+    if not known_ending:
+        raise UserError(f"{arguments.output}: name a file that ends in .jsonl or .jsonl.gz")
+    if arguments.codes and not Path(arguments.codes).is_file():
+        raise UserError(f"codes={arguments.codes}: no such file")
+    if arguments.code_dir and not Path(arguments.code_dir).is_dir():
+        raise UserError(f"code_dir={arguments.code_dir}: no such folder")
     check_writable(Path(arguments.output).parent, arguments.output)
     check_values(options)
     choice = choice_of(dataclasses.replace(options, negatives_per_query=1))
@@ -81,7 +84,8 @@ def run(arguments: argparse.Namespace) -> None:
     estimator = choose_estimator(bm25_of_codes, (QUERY_WORDS,), model_args.trust_remote_code)
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as folder:
         data = load_data(data_args, profile, folder, ("train",))
-        train, further = data["train"], _further_codes(arguments, data)
+        train = data["train"]
+        further = _further_codes(arguments, data)
         check_code_only(estimator, len(further))
         rows, ids = _with_words(train, further, profile)
         estimator.fit(rows)
@@ -101,13 +105,16 @@ def _further_codes(arguments: argparse.Namespace, data) -> list[dict]:
     if arguments.codes:
         codes = load_jsonl(Path(arguments.codes))
         lacking = "code" not in codes.column_names or None in codes["code"][:]
-        refuse((lacking, f"{arguments.codes}: every row needs the column 'code'"))
+        if lacking:
+            raise UserError(f"{arguments.codes}: every row needs the column 'code'")
         rows += codes
     if arguments.code_dir:
         from soft_trainer.mining.tree import source_functions  # imports grammars, which are slow
 
         rows += source_functions(arguments.code_dir, arguments.language)
-    kept, left, known = ("url", "code", "code_tokens", "language"), {}, set()
+    kept = ("url", "code", "code_tokens", "language")
+    left = {}
+    known = set()
     for split in data.values():
         for column in {"url", "code"} & set(split.column_names):
             known.update(split[column][:])
@@ -140,7 +147,8 @@ def _summary(negatives) -> str:
     import numpy as np
 
     first = negatives.starts[:-1][negatives.counts > 0]
-    own, nearest = negatives.own[negatives.counts > 0], negatives.scores[first]
+    own = negatives.own[negatives.counts > 0]
+    nearest = negatives.scores[first]
     lines = [
         ("training rows", f"{len(negatives):,}"),
         ("rows without a candidate", f"{int((negatives.counts == 0).sum()):,}"),

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.hub.push import REPO_TYPES, name_in_card, push_folder
 
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Pushes the folder and prints the address of the commit."""
-    refuse((not Path(arguments.folder).is_dir(), f"{arguments.folder}: no such folder"))
+    if not Path(arguments.folder).is_dir():
+        raise UserError(f"{arguments.folder}: no such folder")
     name_in_card(arguments.folder, arguments.hub_model_id, arguments.revision)
     sys.stdout.write(push_folder(**vars(arguments)) + "\n")

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.search.results import SearchResult, check_query, query_terms
 from soft_trainer.search.words import WORD, stem, terms
 from soft_trainer.terminal import print_on_main
@@ -33,7 +33,11 @@ _UNREAD = {
 }
 # control characters, and those that change the writing direction or break lines
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-_BOLD, _GREEN, _DIM, _RED, _END = "\x1b[1m", "\x1b[32m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
+_BOLD = "\x1b[1m"
+_GREEN = "\x1b[32m"
+_DIM = "\x1b[2m"
+_RED = "\x1b[1;31m"
+_END = "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     if mode is None:
         check_query(query, limit)
     why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
-    given = (name for name in _UNREAD[mode] if getattr(arguments, name) not in (None, False, []))
-    refuse(*((True, f"{name}: {why}; leave it out") for name in given))
+    for name in _UNREAD[mode]:
+        if getattr(arguments, name) not in (None, False, []):
+            raise UserError(f"{name}: {why}; leave it out")
     index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
     if mode:
         return _serve(index, arguments, query)
@@ -133,9 +138,13 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
     wanted = query_terms(query)
     blocks = []
     for result in results:
-        place, name, score = f"{safe(result.path)}:{result.start_line}", safe(result.name), f"{result.score:.2f}"
+        place = f"{safe(result.path)}:{result.start_line}"
+        name = safe(result.name)
+        score = f"{result.score:.2f}"
         if colour:
-            place, name, score = f"{_BOLD}{place}{_END}", f"{_GREEN}{name}{_END}", f"{_DIM}{score}{_END}"
+            place = f"{_BOLD}{place}{_END}"
+            name = f"{_GREEN}{name}{_END}"
+            score = f"{_DIM}{score}{_END}"
         lines = [f"{place}  {name}  {score}" if result.name else f"{place}  {score}"]
         for number, line in result.telling_lines(wanted):
             line = safe(line)[:SHOWN_COLUMNS]

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import get_args, get_type_hints
 
-TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+TRUE = ("true", "t", "yes", "y", "1")
+FALSE = ("false", "f", "no", "n", "0")
 
 
 def to_bool(word: str) -> bool:
@@ -18,7 +19,8 @@ def to_bool(word: str) -> bool:
 def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, Iterable[str]]) -> None:
     """Adds the named fields of each dataclass to a command's parser, with their types, defaults and help."""
     for options, names in shared.items():
-        hints, fields = get_type_hints(options), options.__dataclass_fields__
+        hints = get_type_hints(options)
+        fields = options.__dataclass_fields__
         for name in names:
             kind = next(kind for kind in get_args(hints[name]) or (hints[name],) if kind is not NoneType)
             parser.add_argument(

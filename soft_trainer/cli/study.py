@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs or plans a study; see `run_all` for the exit code."""
     unset = next((word for word in arguments.set if "=" not in word), None)
-    refuse((unset is not None, f"set {unset}: write OPTION=VALUE"))
+    if unset is not None:
+        raise UserError(f"set {unset}: write OPTION=VALUE")
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.options.recipes import recipe_path
     from soft_trainer.studies.execution import check, check_changes, plan, run_all

@@ -25,7 +25,7 @@ from huggingface_hub.errors import HTTPError
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.codesearchnet import SPLITS, corpus_of, load_folder, split_files
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
@@ -37,7 +37,9 @@ SPLIT_NAMES = {
     "test": "test", "codebase": "codebase", "corpus": "codebase",
 }  # fmt: skip
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
-QUERIES, CODES = ("docstring", "docstring_tokens"), ("code", "code_tokens")  # CodeSearchNet's
+# CodeSearchNet's
+QUERIES = ("docstring", "docstring_tokens")
+CODES = ("code", "code_tokens")
 SIDES = {"query": QUERIES, "code": CODES}
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are words of a text
@@ -162,7 +164,8 @@ def read_splits(source: str) -> dict[str, Dataset]:
 
 def _with_plain_text(rows: Dataset) -> Dataset:
     """Casts texts with 64-bit offsets, as pandas and polars write them, which cannot be joined with other texts."""
-    large, plain = Value("large_string"), Value("string")
+    large = Value("large_string")
+    plain = Value("string")
     changed = {name: plain for name, feature in rows.features.items() if feature == large}
     tokens = [List(large), LargeList(large), LargeList(plain)]
     changed |= {name: List(plain) for name, feature in rows.features.items() if feature in tokens}
@@ -172,7 +175,8 @@ def _with_plain_text(rows: Dataset) -> Dataset:
 def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
     """Reads each file with its format's reader. If no file is named after a split, all are joined."""
     files = [(path, _split_of(path)) for path in paths if _format(path)]
-    refuse((not files, f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv"))
+    if not files:
+        raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
     named = any(split for _, split in files)
     parts: dict[str, list[Dataset]] = {}
     for path, split in files:
@@ -234,9 +238,11 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
     """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has."""
     _check_sides(rows, SIDES)
     column = _column(rows, REPOSITORIES)
-    groups, reason = [str(name) for name in rows[column]] if column else [], f"by {column}"
+    groups = [str(name) for name in rows[column]] if column else []
+    reason = f"by {column}"
     if len(set(groups)) < len(SPLITS):
-        groups, reason = _groups_of_equals(rows), "at random; equal queries and codes stay together"
+        groups = _groups_of_equals(rows)
+        reason = "at random; equal queries and codes stay together"
     sizes = Counter(groups)
     if len(sizes) < len(SPLITS):
         raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")

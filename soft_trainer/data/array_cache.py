@@ -80,7 +80,8 @@ def cached_rows(
     """
     if folder is None:
         return build().cpu().numpy().astype(dtype)
-    path, writes = _path(folder, key, "rows"), distributed.is_local_main()
+    path = _path(folder, key, "rows")
+    writes = distributed.is_local_main()
     if not distributed.any_process(writes and load_arrays(folder, key) is None):
         return np.load(path, mmap_mode="r")
     refusal = refusal_of(path.parent, rows * width * np.dtype(dtype).itemsize) if writes else None

@@ -140,9 +140,15 @@ class TrainBatches(Dataset):
         rank: int = 0,
         world_size: int = 1,
     ):
-        self.tokens, self.collator, self.weigh = tokens, collator, weigh
-        self.text_ids, self.duplicates, self.gather, self.own_negatives = text_ids, duplicates, gather, own_negatives
-        self.rank, self.world_size = rank, world_size
+        self.tokens = tokens
+        self.collator = collator
+        self.weigh = weigh
+        self.text_ids = text_ids
+        self.duplicates = duplicates
+        self.gather = gather
+        self.own_negatives = own_negatives
+        self.rank = rank
+        self.world_size = world_size
 
     def __len__(self) -> int:
         return len(self.tokens["query"])
@@ -156,10 +162,12 @@ class TrainBatches(Dataset):
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
         """Returns this process's share of the global batch with these rows (of an epoch: `GlobalRows`)."""
-        epoch, global_rows = getattr(global_rows, "epoch", 0), np.asarray(global_rows)
+        epoch = getattr(global_rows, "epoch", 0)
+        global_rows = np.asarray(global_rows)
         shards = [distributed.shard(len(global_rows), rank, self.world_size) for rank in range(self.world_size)]
         rows_of = [global_rows[shard] for shard in shards]
-        rows, (codes_of, meets) = rows_of[self.rank], self._codes(rows_of, epoch)
+        rows = rows_of[self.rank]
+        codes_of, meets = self._codes(rows_of, epoch)
         code_rows = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
         start = sum(map(len, codes_of[: self.rank])) if self.gather else 0
         positives = torch.arange(start, start + len(rows))
@@ -209,7 +217,8 @@ class TrainBatches(Dataset):
             rows = rows_of[self.rank] if len(rows_of[self.rank]) else spare
             features = self.collator([self[int(row)] for row in rows])
         for side, parts in (("query", rows_of), ("code", codes_of)):
-            tokens, own = self.tokens[side], parts[self.rank]
+            tokens = self.tokens[side]
+            own = parts[self.rank]
             if isinstance(self.collator, PairCollator):
                 passes = max(self.collator.count_chunks(tokens.lengths[part]) for part in parts)
                 ids = [tokens[int(row)] for row in (own if len(own) else spare)]
@@ -250,7 +259,8 @@ def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np
     if "url" not in rows.column_names:
         return ids
     urls = [url or f"\0{row}" for row, url in enumerate(rows["url"][:])]
-    (texts, numbers), (functions, names) = pd.factorize(ids["code"]), pd.factorize(np.array(urls, dtype=object))
+    texts, numbers = pd.factorize(ids["code"])
+    functions, names = pd.factorize(np.array(urls, dtype=object))
     if len(names) < len(rows):
         # Codes that are linked by equal texts or urls get the smallest of their numbers.
         size = len(numbers) + len(names)

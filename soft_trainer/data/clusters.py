@@ -38,7 +38,8 @@ def similar_batches(
         Batches of row numbers; the rows of a group are adjacent. A row that no batch can take without violating
         `apart` or `text_ids` is left out of the epoch, and its batch is short.
     """
-    rows, size = len(neighbours), min(group_size, batch_size)
+    rows = len(neighbours)
+    size = min(group_size, batch_size)
     order = generator.permutation(rows)
     if drop_last:
         order = order[: rows - rows % batch_size]
@@ -63,7 +64,8 @@ def _groups(order: np.ndarray, size: int, plan: _Plan) -> tuple[list, list]:
     free = np.zeros(len(plan.neighbours) + 1, dtype=bool)  # The last entry stands for the neighbour -1.
     free[order] = True
     banned_by = np.full(len(free), -1)  # The last group that contains a row to keep apart.
-    full, small = [], []
+    full = []
+    small = []
     for number, seed in enumerate(order.tolist()):
         if not free[seed]:
             continue
@@ -94,7 +96,10 @@ class _Plan:
     """The batches of an epoch, as they are being filled."""
 
     def __init__(self, neighbours, room: np.ndarray, generator, apart: int, text_ids: Sequence[np.ndarray]):
-        self.neighbours, self.room, self.generator, self.apart = neighbours, room, generator, apart
+        self.neighbours = neighbours
+        self.room = room
+        self.generator = generator
+        self.apart = apart
         self.batches: list[list[int]] = [[] for _ in room]
         self.batch_of = np.full(len(neighbours) + 1, -1)
         self.texts_of = shared_texts(text_ids)
@@ -201,7 +206,8 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 def _both_ways(near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows that each row names or that name it, concatenated, and the offset of each row's part."""
     rows = np.repeat(np.arange(len(near)), near.shape[1])
-    rows, others = rows[near.ravel() >= 0], near.ravel()[near.ravel() >= 0]
+    rows = rows[near.ravel() >= 0]
+    others = near.ravel()[near.ravel() >= 0]
     named = np.concatenate([rows, others])
     starts = np.concatenate([[0], np.cumsum(np.bincount(named, minlength=len(near)))])
     return np.concatenate([others, rows])[np.argsort(named, kind="stable")], starts

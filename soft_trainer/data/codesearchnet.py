@@ -18,7 +18,7 @@ from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.terminal import print_on_main, table
@@ -59,10 +59,10 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     hint = "; `soft-trainer mine` knows more, and --data_dir takes its rows" if reader == "mining" else ""
     for name in languages:
         known = f"{reader} knows only {', '.join(LANGUAGES)}{hint}"
-        refuse(
-            (not name or languages.count(name) > 1, f"language={name!r}: name every language once, comma-separated"),
-            (reader and name not in LANGUAGES, f"language={name!r}: {known}"),
-        )
+        if not name or languages.count(name) > 1:
+            raise UserError(f"language={name!r}: name every language once, comma-separated")
+        if reader and name not in LANGUAGES:
+            raise UserError(f"language={name!r}: {known}")
 
 
 def load_folder(
@@ -100,13 +100,10 @@ def load_jsonl(path: Path) -> Dataset:
         UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
     """
     first = next(_read_rows(path), {})
-    refuse(
-        (not first, f"{path}: no rows"),
-        (
-            all(value is None for value in first.values()),
-            f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns",
-        ),
-    )
+    if not first:
+        raise UserError(f"{path}: no rows")
+    if all(value is None for value in first.values()):
+        raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
     status = path.stat()
     # With size and time in the key, a file that has changed is read again.
     key = Hasher.hash([str(path.absolute()), status.st_size, status.st_mtime_ns, str(FILE_FEATURES)])
@@ -168,7 +165,8 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
         return loaded
     splits = {}
     for split, name in HUB_SPLITS.items():
-        refuse((name not in loaded, f"{dataset_name} ({language}): no split {name}, only {', '.join(loaded)}"))
+        if name not in loaded:
+            raise UserError(f"{dataset_name} ({language}): no split {name}, only {', '.join(loaded)}")
         rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
         if missing := FEATURES.keys() - {*rows.column_names}:
             raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(sorted(missing))}")
@@ -219,7 +217,8 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
         UserError: a list is missing, or the rows have no column `url`.
     """
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
-    refuse(("url" not in rows.column_names, "--split_urls selects rows by url, but no row has the column 'url'"))
+    if "url" not in rows.column_names:
+        raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
     first = row_of_url(rows["url"][:])
     chosen = {}
     for split in SPLITS:
@@ -241,7 +240,8 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         UserError: a split is empty, a column is missing or empty (names the rows), or `target_rows` refuses queries.
     """
     for split, rows in data.items():
-        refuse((len(rows) == 0, f"{split}: no rows"))
+        if len(rows) == 0:
+            raise UserError(f"{split}: no rows")
         columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
         if profile.data_flow_length and "code" in SIDES_OF[split]:
             check_language_column(rows, split)
@@ -269,18 +269,19 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
         UserError: no queries, no corpus, a missing or empty url, a repeated url in the corpus, or a query whose url is
             not in it.
     """
-    refuse(
-        (queries is None, f"{name}: no queries; pass eval_dataset= here or to the trainer"),
-        (not queries, f"{name}: there are no rows"),
-        (
-            corpus is None,
+    if queries is None:
+        raise UserError(f"{name}: no queries; pass eval_dataset= here or to the trainer")
+    if not queries:
+        raise UserError(f"{name}: there are no rows")
+    if corpus is None:
+        raise UserError(
             f"{name}: no corpus to rank these queries against; add codebase.jsonl or codebase.jsonl.gz to the folder "
-            "(in Python: codebase=)",
-        ),
-    )
+            "(in Python: codebase=)"
+        )
     for part, rows in ((name, queries), ("codebase", corpus)):
         _check_filled(rows, "url", part)
-    urls, own = corpus["url"][:], queries["url"][:]
+    urls = corpus["url"][:]
+    own = queries["url"][:]
     first = row_of_url(urls)
     repeated = next((row for row, url in enumerate(urls) if first[url] != row), None)
     if repeated is not None:
@@ -297,9 +298,11 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
 
     Prints how many of each split were left out.
     """
-    kept, counts = {}, []
+    kept = {}
+    counts = []
     for split in reversed([split for split in SPLITS if split in data]):  # the corpus first
-        rows, unusable = data[split], set()
+        rows = data[split]
+        unusable = set()
         for side in SIDES_OF[split]:
             unusable |= {*_blank(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
         if split in ("valid", "test") and "codebase" in kept and "url" in rows.column_names:
@@ -313,7 +316,8 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
-    refuse((column not in rows.column_names, f"{split}: no column {column!r}"))
+    if column not in rows.column_names:
+        raise UserError(f"{split}: no column {column!r}")
     if empty := _blank(rows, column):
         state = "missing" if rows.data.column(column).null_count == len(rows) else "missing or empty"
         hint = "" if column in ("url", "language") else "; --drop_unusable true leaves such rows out"

@@ -77,7 +77,8 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
         totals = best[:i] + cost.overhead + (ends[i - 1] - starts[:i]) * per_row[:i]
         last[i] = totals.argmin()
         best[i] = totals[last[i]]
-    chunks, i = [], len(starts)
+    chunks = []
+    i = len(starts)
     while i:
         chunks.append(rows[starts[last[i]] : ends[i - 1]])
         i = last[i]
@@ -134,7 +135,9 @@ class PairCollator:
         largest_chunk: int | None = None,
         prompt_lengths: Mapping[str, int] | None = None,
     ):
-        self.pad_token_id, self.cost, self.largest_chunk = pad_token_id, cost, largest_chunk
+        self.pad_token_id = pad_token_id
+        self.cost = cost
+        self.largest_chunk = largest_chunk
         self.prompt_lengths = dict(prompt_lengths or {})
 
     def __call__(self, features: Sequence[dict]) -> dict[str, Side]:

@@ -10,7 +10,7 @@ from datasets import Dataset, Features, List, Value
 
 from soft_trainer import dataflow
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, processes_for
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
 from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 
@@ -38,7 +38,8 @@ def filter_rows(
     if unknown := sorted(set(rules) - set(RULES)):
         raise UserError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
     for needed, column in ((rule, column) for rule in rules for column in COLUMNS[rule]):
-        refuse((column not in dataset.column_names, f"{name}: no column {column!r}, which the filter {needed} needs"))
+        if column not in dataset.column_names:
+            raise UserError(f"{name}: no column {column!r}, which the filter {needed} needs")
         values = dataset.select_columns(column).with_format("arrow")[:][column]
         if values.null_count:
             row = values.is_null().index(True).as_py() + 1

@@ -68,8 +68,14 @@ class GlobalBatchSampler(BatchSampler):
                 "processes): use a smaller batch, or --dataloader_drop_last false"
             )
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
-        self.rows, self.batch_size, self.strategy, self.seed = rows, batch_size, strategy, seed
-        self.drop_last, self.text_ids, self.lengths, self.epoch = drop_last, text_ids, lengths, 0
+        self.rows = rows
+        self.batch_size = batch_size
+        self.strategy = strategy
+        self.seed = seed
+        self.drop_last = drop_last
+        self.text_ids = text_ids
+        self.lengths = lengths
+        self.epoch = 0
         self.similar = similar
 
     def set_epoch(self, epoch: int) -> None:
@@ -106,7 +112,8 @@ class GlobalBatchSampler(BatchSampler):
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Draws random batches without repeated texts; a row is left out if each batch with room has a text of it."""
         places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
-        texts_of, order = shared_texts(self.text_ids), generator.permutation(self.rows).tolist()
+        texts_of = shared_texts(self.text_ids)
+        order = generator.permutation(self.rows).tolist()
         batches = _placed_apart([row for row in order if row in texts_of], texts_of, places, generator)
         others = [row for row in order if row not in texts_of]
         free = np.repeat(np.arange(len(places)), places - [len(batch) for batch in batches])
@@ -116,7 +123,8 @@ class GlobalBatchSampler(BatchSampler):
 
     def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Makes batches of rows of similar length: shuffled, then sorted within every `SORTED_TOGETHER` batches."""
-        order, size = generator.permutation(self.rows), SORTED_TOGETHER * self.batch_size
+        order = generator.permutation(self.rows)
+        size = SORTED_TOGETHER * self.batch_size
         parts = (order[start : start + size] for start in range(0, self.rows, size))
         return self._split_parts((part[np.argsort(-self.lengths[part])] for part in parts), generator)
 
@@ -143,7 +151,8 @@ def _placed_apart(
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]
     held: Counter = Counter()  # batches that hold a text
-    room, with_room = places.tolist(), list(range(len(places)))
+    room = places.tolist()
+    with_room = list(range(len(places)))
     place_of = with_room.copy()  # of a batch in `with_room`
     without: dict[object, list[int]] = {}  # batches without a common text
     for row in rows:
@@ -166,7 +175,8 @@ def _placed_apart(
         if not room[batch]:
             last = with_room.pop()
             if last != batch:
-                with_room[place_of[batch]], place_of[last] = last, place_of[batch]
+                with_room[place_of[batch]] = last
+                place_of[last] = place_of[batch]
     return batches
 
 

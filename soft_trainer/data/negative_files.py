@@ -17,7 +17,7 @@ import xxhash
 from soft_trainer.data.any_rows import read_splits
 from soft_trainer.data.codesearchnet import row_of_url
 from soft_trainer.data.negatives import Negatives
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 
 FORMAT = "soft_trainer_negatives"
@@ -44,7 +44,8 @@ class TrainingRows:
     def __init__(self, queries: Iterable[str], codes: Iterable[str], urls: Sequence[str | None]):
         digest = xxhash.xxh3_128()
         self.queries, self.codes = (_FirstRows(texts, digest) for texts in (queries, codes))
-        self.fingerprint, self.urls = digest.hexdigest(), urls
+        self.fingerprint = digest.hexdigest()
+        self.urls = urls
 
     def __len__(self) -> int:
         return len(self.codes.first_equal)
@@ -84,13 +85,15 @@ class _Codes:
     """Finds the number of a code by its url or its text; numbers codes that are not training rows."""
 
     def __init__(self, rows: TrainingRows, code_only: Iterable[dict] = ()):
-        self.rows, self.code_only = rows, list(code_only)
+        self.rows = rows
+        self.code_only = list(code_only)
         self._known = len(rows) + len(self.code_only)  # codes that `#` and a number may name
         self._numbers: dict[int, int] = {}  # by hash of the text
 
     def text(self, text: str) -> int:
         """Returns the number of the code with this text."""
-        row, name = self.rows.codes.find(text), _text_hash(text)
+        row = self.rows.codes.find(text)
+        name = _text_hash(text)
         if row is not None:
             return row
         if name not in self._numbers:
@@ -124,7 +127,10 @@ class _Codes:
 
         Codes with the text of the row's own are left out.
         """
-        codes, scores, own, starts = array("q"), array("f"), array("f"), array("q", [0])
+        codes = array("q")
+        scores = array("f")
+        own = array("f")
+        starts = array("q", [0])
         first_equal = self.rows.codes.first_equal.tolist()
         for row, (of_row, positive) in enumerate(candidates):
             left = [(c, s) for c, s in of_row.items() if c >= len(first_equal) or first_equal[c] != first_equal[row]]
@@ -147,14 +153,17 @@ def load_negatives(path: str | Path, rows: TrainingRows) -> Negatives:
         UserError: there is no such file, it has another format, or its negatives are those of other rows.
     """
     path = Path(path)
-    refuse((not path.exists(), f"{path}: no such file"))
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
     if path.is_dir() or path.suffix == ".parquet":
         splits = read_splits(str(path))
-        refuse((len(splits) > 1, f"{path}: one table of negatives is expected, not {', '.join(splits)}"))
+        if len(splits) > 1:
+            raise UserError(f"{path}: one table of negatives is expected, not {', '.join(splits)}")
         return tuple_negatives(*splits.values(), rows, str(path))
     lines = (row for _, row in read_json_lines(path))
     first = next(lines, None)
-    refuse((first is None, f"{path}: no rows"))
+    if first is None:
+        raise UserError(f"{path}: no rows")
     if FORMAT in first:
         return _read(path, first, lines, rows)
     return tuple_negatives(chain([first], lines), rows, str(path))
@@ -226,7 +235,8 @@ def column_negatives(
     Raises:
         UserError: a url that no training row has, or a wrong number of scores (names the row).
     """
-    codes, unknown = _Codes(rows), [None] * len(values)
+    codes = _Codes(rows)
+    unknown = [None] * len(values)
     names = ([value] if isinstance(value, str) else value or () for value in values)
     lines = zip(names, scores or unknown, own or unknown, strict=True)
     return codes.negatives(codes.named(lines, place))

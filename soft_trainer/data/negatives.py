@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from soft_trainer.data.neighbours import Neighbours
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def from_neighbours(neighbours: Neighbours, code_ids: np.ndarray, code_only: Seq
         code_only: rows of the codes beyond the training rows.
     """
     known = neighbours.rows >= 0
-    owners, codes = np.nonzero(known)[0], neighbours.rows[known]
+    owners = np.nonzero(known)[0]
+    codes = neighbours.rows[known]
     starts = np.concatenate([[0], np.cumsum(known.sum(1))])
     negatives = Negatives(starts, codes, neighbours.scores[known], neighbours.own, code_only)
     repeated = pd.DataFrame({"owner": owners, "text": code_ids[codes]}).duplicated()
@@ -99,8 +100,11 @@ def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
     Raises:
         UserError: a limit on unknown scores, no candidate left, or fewer for every row than are asked for.
     """
-    owners, scores, limits = negatives.owners, negatives.scores, []
-    own, ranks = negatives.own[owners], np.arange(len(owners)) - negatives.starts[owners]
+    owners = negatives.owners
+    scores = negatives.scores
+    limits = []
+    own = negatives.own[owners]
+    ranks = np.arange(len(owners)) - negatives.starts[owners]
     first, last = choice.ranks
     keep = (ranks >= first) & (ranks < (len(owners) if last is None else last))
     if choice.ranks != (0, None):
@@ -124,7 +128,10 @@ def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
     left = negatives.kept(keep)
     most = left.counts.max(initial=0)
     fewer = f"negatives_per_query={choice.number}: no row has more than {most} candidate negatives{loosen}"
-    refuse((not most, f"none of {len(owners):,} candidate negatives is left{loosen}"), (most < choice.number, fewer))
+    if not most:
+        raise UserError(f"none of {len(owners):,} candidate negatives is left{loosen}")
+    if most < choice.number:
+        raise UserError(fewer)
     return left
 
 
@@ -142,7 +149,8 @@ def draw(
     drawn = [np.empty(0, np.int64)]
     for row in map(int, rows):
         own = slice(negatives.starts[row], negatives.starts[row + 1])
-        codes, scores = negatives.codes[own], negatives.scores[own]
+        codes = negatives.codes[own]
+        scores = negatives.scores[own]
         if len(codes) > choice.number and choice.temperature != 0:
             # Taking the largest logits after adding Gumbel noise draws without replacement from their softmax.
             keys = np.random.default_rng([seed, epoch, row]).gumbel(size=len(codes))

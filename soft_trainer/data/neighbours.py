@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
@@ -29,7 +29,9 @@ ENTRIES = 1 << 24  # similarities held at once
 GROUP = 64  # columns of a group
 CELLS = 2.0  # cells for each square root of the number of codes
 FITTED = 64  # codes a cell that k-means looks at
-SAMPLE, SAMPLE_K = 512, 10  # queries, and neighbours of each, by which the number of cells to look into is chosen
+# queries, and neighbours of each, by which the number of cells to look into is chosen
+SAMPLE = 512
+SAMPLE_K = 10
 RECALL = 0.95  # share of the sample's neighbours that must be found
 FETCHED = 4  # codes for each neighbour that are scored exactly
 MOST_FETCHED = 4096  # codes of a row, where nearly all have its texts
@@ -132,7 +134,8 @@ def cached_neighbours(
         except UserError as error:
             problem = str(error)
     problem = distributed.from_main(problem)
-    refuse((problem is not None, problem))
+    if problem is not None:
+        raise UserError(problem)
     kept = load_arrays(folder, key)
     if distributed.any_process(kept is None):
         return distributed.from_main(neighbours)
@@ -173,7 +176,9 @@ def exact_neighbours(
 
     def nearest(block: np.ndarray) -> Neighbours:
         """Finds the neighbours of a block of rows."""
-        scores, line, number = score(block), torch.arange(len(block)), torch.from_numpy(block)
+        scores = score(block)
+        line = torch.arange(len(block))
+        number = torch.from_numpy(block)
         own = scores[line, number].float().cpu()
         scores[line, number] = -torch.inf
         for texts in equal:
@@ -244,10 +249,13 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     import faiss  # only many rows need it
 
     faiss.omp_set_num_threads(torch.get_num_threads())
-    width, cells = codes.shape[1], int(CELLS * len(codes) ** 0.5)
+    width = codes.shape[1]
+    cells = int(CELLS * len(codes) ** 0.5)
     coding = f"PQ{width // 2}x4fs" if width % 2 == 0 else "Flat"
     index = faiss.index_factory(width, f"IVF{cells},{coding}", faiss.METRIC_INNER_PRODUCT)
-    index.cp.niter, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 10, 1, FITTED
+    index.cp.niter = 10
+    index.cp.min_points_per_centroid = 1
+    index.cp.max_points_per_centroid = FITTED
     sample = np.sort(generator.choice(len(codes), min(FITTED * cells, len(codes)), replace=False))
     index.train(_vectors(codes, sample, "cpu").numpy())
     for start in range(0, len(codes), KEY_ROWS):
@@ -263,7 +271,8 @@ def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: 
     found = index.search(query.numpy(), fetched)[1]
     parts = []
     for places in blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
-        block, near = rows[places], found[places]
+        block = rows[places]
+        near = found[places]
         vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
         scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
         excluded = (near < 0) | (near == block[:, None])
@@ -276,10 +285,12 @@ def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: 
     nearest = Neighbours.joined(parts)
     short = np.flatnonzero(nearest.rows[:, -1] < 0)
     if len(short) and fetched < min(len(codes), MOST_FETCHED):
-        cells, index.nprobe = index.nprobe, min(4 * index.nprobe, index.nlist)
+        cells = index.nprobe
+        index.nprobe = min(4 * index.nprobe, index.nlist)
         more = _search(index, queries, codes, text_ids, rows[short], k, 4 * fetched)
         index.nprobe = cells
-        nearest.rows[short], nearest.scores[short] = more.rows, more.scores
+        nearest.rows[short] = more.rows
+        nearest.scores[short] = more.scores
     return nearest
 
 

@@ -27,7 +27,7 @@ from soft_trainer.data.codesearchnet import (
     select_by_urls,
 )
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import write_json
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments
 from soft_trainer.terminal import print_on_main, table
@@ -47,7 +47,8 @@ def check_sources(arguments: DataArguments) -> None:
     check_languages(arguments.languages, _reader(arguments))
     for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
         folder = getattr(arguments, name)
-        refuse((folder and not Path(source_folder(folder)).is_dir(), f"{name}={folder}: no such folder"))
+        if folder and not Path(source_folder(folder)).is_dir():
+            raise UserError(f"{name}={folder}: no such folder")
     for name, language in itertools.product(("data_dir", "eval_data_dir", "guard"), arguments.languages):
         sources = (getattr(arguments, name) or "").replace("{language}", language)
         for source in [sources] if name == "data_dir" else sources.split(","):
@@ -94,14 +95,12 @@ def load_data(
         UserError: rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
     """
     check_languages(arguments.languages, _reader(arguments, profile))
-    source, mined = arguments.data_dir, "source_dir" if arguments.source_dir else "history"
-    refuse(
-        (source and getattr(arguments, mined), f"data_dir and {mined}: give one of them"),
-        (
-            source and "{language}" not in source and len(arguments.languages) > 1,
-            f"data_dir={source}: several languages need {{language}} in the folder's name",
-        ),
-    )
+    source = arguments.data_dir
+    mined = "source_dir" if arguments.source_dir else "history"
+    if source and getattr(arguments, mined):
+        raise UserError(f"data_dir and {mined}: give one of them")
+    if source and "{language}" not in source and len(arguments.languages) > 1:
+        raise UserError(f"data_dir={source}: several languages need {{language}} in the folder's name")
     data = _load_languages(arguments, Path(mined_dir), needed, local)
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
@@ -143,7 +142,8 @@ def _load_languages(
     arguments: DataArguments, mined_dir: Path, needed: Sequence[str], local: Mapping[str, DatasetDict] | None
 ) -> DatasetDict:
     """Loads the splits of every language as they are stored, and joins those of several with their language."""
-    loaded, several = [], len(arguments.languages) > 1
+    loaded = []
+    several = len(arguments.languages) > 1
     for language in arguments.languages:
         own = mined_dir / language if several else mined_dir
         if local:
@@ -191,7 +191,8 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
     names = [name.strip() for name in filters.split(",")]
     rules = list(dict.fromkeys(rule for name in names for rule in groups.get(name, (name,))))
-    left, counts = DatasetDict(), {}
+    left = DatasetDict()
+    counts = {}
     for split, rows in data.items():
         chosen = [rule for rule in rules if split != "codebase" or rule == "comments"]
         left[split], counts[split] = filter_rows(rows, chosen, name=split)
@@ -213,10 +214,14 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     source = source_folder(arguments.source_dir) if arguments.source_dir else None
     record = folder / "mined_from.json"
     if arguments.history:
-        mine, origin, state = mine_history_to, arguments.history, history_state(arguments.history)
+        mine = mine_history_to
+        origin = arguments.history
+        state = history_state(arguments.history)
         options = {"source_dir": source, "max_functions": arguments.max_functions, "body": arguments.body}
     else:
-        mine, origin, state = mine_to, source, tree_state(source, language)
+        mine = mine_to
+        origin = source
+        state = tree_state(source, language)
         options = {"keep": [rule for rule in (arguments.mining_keep or "").split(",") if rule]}
     mined_from = [str(Path(origin).resolve()), state, language, *options.values()]
     if not record.exists() or json.loads(record.read_text()) != mined_from:
@@ -261,7 +266,8 @@ def as_rows(rows, name: str) -> Dataset | None:
     if rows is None or isinstance(rows, Dataset):
         return rows
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-        refuse((not rows, f"{name}: there are no rows"))
+        if not rows:
+            raise UserError(f"{name}: there are no rows")
         # `from_list` would drop the columns that the first row lacks.
         names = dict.fromkeys(column for row in rows for column in row)
         return Dataset.from_dict({column: [row.get(column) for row in rows] for column in names})
@@ -274,6 +280,7 @@ def as_rows(rows, name: str) -> Dataset | None:
 def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:
     """Applies `as_rows` to one set of rows, or to every set in a dict."""
     if isinstance(rows, Mapping):
-        refuse((not rows, f"{name}: the dict has no data set"))
+        if not rows:
+            raise UserError(f"{name}: the dict has no data set")
         return {key: as_rows(part, f"{name}[{key!r}]") for key, part in rows.items()}
     return as_rows(rows, name)

@@ -18,7 +18,9 @@ COMMON = 0.1  # share of the documents above which a term is multiplied as a den
 ENTRIES = 1 << 22  # scores that a thread holds at once
 VISITED = 1 << 11  # documents that a query's rarest terms may lead to, at first
 BLOCK = 64  # queries
-SAMPLE, RECALL = 256, 0.9  # queries by which VISITED is raised, and the share of their neighbours to be found
+# queries by which VISITED is raised, and the share of their neighbours to be found
+SAMPLE = 256
+RECALL = 0.9
 
 
 def nearest_by_terms(
@@ -46,7 +48,8 @@ def nearest_by_terms(
         return _compare_all(queries, documents, rows, k, text_ids, progress)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(SAMPLE, len(rows)), replace=False))
     expected = _compare_all(queries, documents, sample, k, text_ids).rows
-    postings, visited = documents.T.tocsr(), VISITED
+    postings = documents.T.tocsr()
+    visited = VISITED
     while True:
         rare = _rarest(queries, postings, visited)
         sides = rare, postings, queries, documents
@@ -64,7 +67,8 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, text_ids, progres
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * total
     rare = sparse.diags_array((~common).astype(np.float32))
     dense = [torch.from_numpy(side[:, common].toarray()) for side in (queries, documents)]
-    rare_queries, postings = (queries @ rare).tocsr(), (documents @ rare).T.tocsr()
+    rare_queries = (queries @ rare).tocsr()
+    postings = (documents @ rare).T.tocsr()
     for matrix in (rare_queries, postings):
         matrix.eliminate_zeros()
 
@@ -95,8 +99,10 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
 
     def nearest(block: np.ndarray) -> Neighbours:
         """Finds the neighbours of a block of rows."""
-        found, query = rare[block] @ postings, np.zeros(queries.shape[1], np.float32)
-        near, scores = np.full((len(block), k), -1), np.full((len(block), k), -np.inf, np.float32)
+        found = rare[block] @ postings
+        query = np.zeros(queries.shape[1], np.float32)
+        near = np.full((len(block), k), -1)
+        scores = np.full((len(block), k), -np.inf, np.float32)
         own = np.asarray(queries[block].multiply(documents[block]).sum(1)).ravel()
         for place, row in enumerate(block):
             entries = slice(*queries.indptr[row : row + 2])
@@ -111,7 +117,8 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
             if len(values) > k:
                 best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all that score like the last
             best = best[np.lexsort((columns[best], -values[best]))][:k]
-            near[place, : len(best)], scores[place, : len(best)] = columns[best], values[best]
+            near[place, : len(best)] = columns[best]
+            scores[place, : len(best)] = values[best]
             query[queries.indices[entries]] = 0
         return Neighbours(near, scores, own)
 

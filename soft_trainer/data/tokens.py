@@ -16,7 +16,7 @@ from datasets.fingerprint import Hasher
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths, tokenizer_identity
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32"), "text": Value("uint64")})
@@ -43,7 +43,8 @@ class TokenColumn:
     """
 
     def __init__(self, dataset: Dataset, column: str):
-        self._origin, self._lists = (dataset, column), dataset.data.column(column)
+        self._origin = (dataset, column)
+        self._lists = dataset.data.column(column)
         self.lengths = pc.list_value_length(self._lists).to_numpy()
 
     def __reduce__(self):
@@ -99,7 +100,8 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 def check_language_column(rows: Dataset, name: str) -> None:
     """Raises UserError if rows whose code is parsed have no column `language`; the message calls them `name`."""
     why = "which an encoder with data flow needs to parse the code: add it to the rows, or give one --language"
-    refuse(("language" not in rows.column_names, f"{name}: no column 'language', {why}"))
+    if "language" not in rows.column_names:
+        raise UserError(f"{name}: no column 'language', {why}")
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
@@ -191,7 +193,9 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         UserError: the rows lack the side's columns.
     """
     settings = {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
-    column, prefix, longest = text_column(dataset, settings["columns"], side), settings["prefix"], settings["length"]
+    column = text_column(dataset, settings["columns"], side)
+    prefix = settings["prefix"]
+    longest = settings["length"]
 
     def run(table: pa.Table) -> pa.Table:
         """Tokenises the rows of a table."""

@@ -87,7 +87,8 @@ class _Flow:
 
     def walk(self, node: Node) -> Iterator[Node] | None:
         """Reads a token, or returns the nodes below another node in the order of the data flow."""
-        source, kind = self._source, node.type
+        source = self._source
+        kind = node.type
         if kind in source.rules.atoms or not node.child_count:
             token = source.at.get(node.start_byte)
             if token is not None and source.value[token]:
@@ -127,11 +128,15 @@ class _Flow:
 
     def _assign(self, target: Node, origin: Node, rule: Define) -> Iterator[Node]:
         """Walks the right side, then sets the left side."""
-        source, targets, origins = self._source, [[target]], [[origin]]
+        source = self._source
+        targets = [[target]]
+        origins = [[origin]]
         if rule.pairwise:
-            left, right = source.parts(target), source.parts(origin)
+            left = source.parts(target)
+            right = source.parts(origin)
             if left and len(left) == len(right):
-                targets, origins = left, right
+                targets = left
+                origins = right
         for nodes in origins:
             yield from nodes
         for a, b in zip(targets, origins, strict=True):
@@ -143,7 +148,8 @@ class _Flow:
             values = self._source.values(node)
             self._set(values, rule.relation, values, False)
             return
-        target, origin = node.child_by_field_name(rule.target), node.child_by_field_name(rule.source)
+        target = node.child_by_field_name(rule.target)
+        origin = node.child_by_field_name(rule.source)
         if target is None:
             yield from node.children
         elif origin is not None:
@@ -153,7 +159,9 @@ class _Flow:
 
     def _branch(self, rule: Branch, node: Node) -> Iterator[Node]:
         """Walks the arms of a branch, each with the states before it. A variable may come from any of them."""
-        before, arms, armed = dict(self._states), [], False
+        before = dict(self._states)
+        arms = []
+        armed = False
         for child in node.children:
             armed = (armed and rule.rest) or child.type in rule.arms
             outside = self._states
@@ -199,7 +207,8 @@ class _Flow:
     def _for_each(self, rule: ForEach, node: Node) -> Iterator[Node]:
         """Walks a loop over a collection."""
         if rule.target:
-            target, origin = node.child_by_field_name(rule.target), node.child_by_field_name(rule.source)
+            target = node.child_by_field_name(rule.target)
+            origin = node.child_by_field_name(rule.source)
         else:
             origin, target = (*node.named_children, None, None)[:2]
         if target is None or origin is None:

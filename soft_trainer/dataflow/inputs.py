@@ -96,7 +96,8 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
     lengths = torch.tensor([len(row["input_ids"]) for row in features])
     codes = lengths - torch.tensor([len(row["node_starts"]) for row in features])
     place = torch.arange(int(lengths.max()))
-    valid, code = place < lengths[:, None], place < codes[:, None]
+    valid = place < lengths[:, None]
+    code = place < codes[:, None]
     node = valid & ~code
     start, end = (_place(features, key, node) for key in ("node_starts", "node_ends"))
     mask = code[:, :, None] & code[:, None, :]

@@ -130,7 +130,8 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
 
 _DECLARE = Define("name", "value", COMES_FROM, declares=True)
 _TUPLES = Define("left", "right", grouped=True, pairwise=True)
-_ASSIGN, _UPDATE = Define("left", "right"), Define("")
+_ASSIGN = Define("left", "right")
+_UPDATE = Define("")
 _CLAUSES = First("for_in_clause")
 
 RULES = {

@@ -69,14 +69,17 @@ class Source:
     """
 
     def __init__(self, root: Node, text: bytes, hidden: tuple[range, range], rules: Rules):
-        self.root, self.rules = root, rules
+        self.root = root
+        self.rules = rules
         self.tokens: list[str] = []
         self.value: list[bool] = []
         self.name: list[bool] = []
         self.at: dict[int, int] = {}
         opening, closing = hidden
         for leaf in _leaves(root, rules)[0]:
-            start, end, kind = leaf.start_byte, leaf.end_byte, leaf.type
+            start = leaf.start_byte
+            end = leaf.end_byte
+            kind = leaf.type
             name = kind == "identifier"
             if opening:
                 if start in opening or start in closing:
@@ -101,7 +104,8 @@ class Source:
         """Returns the members of one side of an assignment. A plain name or a literal has none."""
         if node.type in self.rules.atoms:
             return []
-        children, rules = [], self.rules
+        children = []
+        rules = self.rules
         for child in node.children:
             kind = child.type
             if kind in rules.wrappers:
@@ -156,7 +160,8 @@ def remove_comments(code: str, language: str) -> str:
     if rules.text_comments:
         return _cut_comments(code)
     root, text, _ = _parse(code, language)
-    kept, start = [], 0
+    kept = []
+    start = 0
     for node in _leaves(root, rules)[1]:
         kept.append(text[start : node.start_byte])
         start = node.end_byte
@@ -165,11 +170,13 @@ def remove_comments(code: str, language: str) -> str:
 
 def _parse(code: str, language: str) -> tuple[Node, bytes, tuple[range, range]]:
     """Parses `code` in the first frame without an error, else in the first; returns tree, text and hidden bytes."""
-    code, parsed = code.encode("utf-8", "replace"), None
+    code = code.encode("utf-8", "replace")
+    parsed = None
     for before, opening, closing, after in _FRAMES.get(language, _FILE):
         text = b"".join((before, opening, code, closing, after))
         root = parser(language).parse(text).root_node
-        start, end = len(before), len(text) - len(after)
+        start = len(before)
+        end = len(text) - len(after)
         hidden = range(start, start + len(opening)), range(end - len(closing), end)
         if parsed is None or not root.has_error:
             parsed = root, text, hidden
@@ -180,7 +187,9 @@ def _parse(code: str, language: str) -> tuple[Node, bytes, tuple[range, range]]:
 
 def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
     """Returns the tokens under `root`, and the comments and docstrings under it."""
-    tokens, comments, stack = [], [], [root]
+    tokens = []
+    comments = []
+    stack = [root]
     while stack:
         node = stack.pop()
         kind = node.type

@@ -84,7 +84,8 @@ def plain_encoder(model):
         kind = model.active_peft_config.peft_type.value
         raise UserError(f"model: {kind} keeps its weights outside the encoder; use LoRA, with model.add_adapter")
     encoder = model.get_base_model()
-    encoder._hf_peft_config_loaded, encoder.peft_config = True, model.peft_config
+    encoder._hf_peft_config_loaded = True
+    encoder.peft_config = model.peft_config
     return encoder
 
 

@@ -19,7 +19,7 @@ from soft_trainer import distributed
 from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import Progress
 
 if TYPE_CHECKING:  # slow to import, and token ids need no model
@@ -37,7 +37,8 @@ def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
     """Returns the token ids as `tokenize` does, and each text's number of tokens before truncation."""
-    refuse((isinstance(texts, str), f"{texts!r:.40}: a list of texts is expected, not one text"))
+    if isinstance(texts, str):
+        raise UserError(f"{texts!r:.40}: a list of texts is expected, not one text")
     if not len(texts):
         return [], []
     texts = [prefix + text for text in texts]
@@ -113,7 +114,8 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
         mask = attention_mask.unsqueeze(-1).to(states.dtype)
         embeddings = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
     else:
-        states, mask = outputs.last_hidden_state, attention_mask.int()
+        states = outputs.last_hidden_state
+        mask = attention_mask.int()
         # `argmax` gives the first of several ones.
         place = mask.argmax(1) if profile.pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
         embeddings = at_least_float32(states[torch.arange(len(states), device=states.device), place])
@@ -122,7 +124,8 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
 
 def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
     """Computes the scores Tensor[B, N] of queries Tensor[B, d] against codes Tensor[N, d]: dot or cosine, scaled."""
-    queries, codes = comparable(profile, queries), comparable(profile, codes)
+    queries = comparable(profile, queries)
+    codes = comparable(profile, codes)
     with torch.autocast(queries.device.type, enabled=False):
         return queries @ codes.T * profile.score_scale
 
@@ -143,7 +146,8 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
     if "node_mask" in inputs:
         # A plain RoBERTa with the nodes' vectors, and a mask of which token sees which.
         plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        vectors, mask = graph_embeddings(plain.get_input_embeddings(), inputs), inputs["attention_mask"]
+        vectors = graph_embeddings(plain.get_input_embeddings(), inputs)
+        mask = inputs["attention_mask"]
         outputs = model(inputs_embeds=vectors, attention_mask=mask[:, None], position_ids=inputs["position_ids"])
         return pool(profile, outputs, mask[:, 0])  # the first token sees every token of the row
     inputs = dict(inputs)
@@ -224,7 +228,8 @@ class Encoder:
         Raises:
             UserError: the encoder reads data flow, and `language` is missing or unknown.
         """
-        profile, tokenizer = self.profile, self.tokenizer
+        profile = self.profile
+        tokenizer = self.tokenizer
         if not profile.data_flow_length:
             items = tokenize(tokenizer, codes, profile.code_prefix, profile.code_length)
         elif language is None:
@@ -248,7 +253,8 @@ class Encoder:
         them. Hashing takes about 0.1 s per GB of weights; callers should keep the result while the weights stay the
         same.
         """
-        model, digest = self.model, xxhash.xxh3_128()
+        model = self.model
+        digest = xxhash.xxh3_128()
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -286,7 +292,8 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
         side: "query" or "code", which decides how many tokens at the start are left out of the pooling.
         progress: the label of a progress bar; None shows no bar.
     """
-    model, tokenizer = encoder.model, encoder.tokenizer
+    model = encoder.model
+    tokenizer = encoder.tokenizer
     weights = next(model.parameters())
     prompt = prompt_length(tokenizer, encoder.profile, side)
     order = sorted(range(len(items)), key=lambda row: -token_count(items[row]))

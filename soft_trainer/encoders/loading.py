@@ -20,7 +20,7 @@ from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapte
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
 from soft_trainer.encoders.repository import reading
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
 MISSING_WEIGHTS = "_missing_weights"  # attribute of a loaded model: the weights that its files lack
@@ -192,7 +192,8 @@ def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -
 
 def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     """Raises UserError for a model with a decoder, or without the positions, pooler or mask that `profile` needs."""
-    config, kind = model.config, type(model)
+    config = model.config
+    kind = type(model)
     check_lengths(config.to_dict(), profile)
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
@@ -200,10 +201,10 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     no_pooler = profile.pooling == "pooler" and getattr(model, "pooler", None) is None
     attention = str(getattr(config, "_attn_implementation", ""))
     no_mask = profile.data_flow_length and "flash" in attention
-    refuse(
-        (no_pooler, f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token"),
-        (no_mask, f"attn_implementation={attention}: takes no mask for data flow; use sdpa or eager"),
-    )
+    if no_pooler:
+        raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
+    if no_mask:
+        raise UserError(f"attn_implementation={attention}: takes no mask for data flow; use sdpa or eager")
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
@@ -264,7 +265,8 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
     # Absolute positions count the padding on the left too. The saved tokenizer pads on the right in every library.
     tokenizer.padding_side = "right"
     for side in ("query", "code"):
-        prefix, length = getattr(profile, f"{side}_prefix"), getattr(profile, f"{side}_length")
+        prefix = getattr(profile, f"{side}_prefix")
+        length = getattr(profile, f"{side}_length")
         if not prefix:
             continue
         # Truncation on the left would remove the prompt. The saved tokenizer also truncates on the right.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.repository import base_of, published_name, reading, repository_file
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json, write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
@@ -68,10 +68,10 @@ class EncoderProfile:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
         reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
         whole = not self.include_prompt and (self.data_flow_length or self.pooling == "pooler")
-        refuse(
-            (not 0 < self.score_scale < math.inf, f"score_scale={self.score_scale}: must be above 0 and finite"),
-            (whole, f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls"),
-        )
+        if not 0 < self.score_scale < math.inf:
+            raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
+        if whole:
+            raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
 
     @property
     def prefix_tokens(self) -> list[str]:
@@ -211,9 +211,11 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         return read_json(path, kind) if path else {}
 
     modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in read("modules.json", list)}
-    transformer, settings = read("sentence_bert_config.json"), read(SETTINGS_FILE)
+    transformer = read("sentence_bert_config.json")
+    settings = read(SETTINGS_FILE)
     prompts = settings.get("prompts") or {}
-    pooling, pooling_config = "pooler", {}
+    pooling = "pooler"
+    pooling_config = {}
     if "Pooling" in modules:
         file = f"{modules['Pooling']}/config.json"
         pooling_config = read(file)
@@ -266,7 +268,8 @@ _AFTER_PADDING = ("roberta", "camembert", "data2vec-text", "ibert", "longformer"
 
 def most_tokens(config: Mapping) -> int | None:
     """Returns the maximum number of tokens that a model with this `config.json` reads, None if it sets no limit."""
-    positions, kind = config.get("max_position_embeddings"), config.get("model_type") or ""
+    positions = config.get("max_position_embeddings")
+    kind = config.get("model_type") or ""
     if not positions or positions < 0:
         return None
     if kind == "mpnet":

@@ -15,7 +15,9 @@ from safetensors import SafetensorError
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's names
+# peft's names
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,8 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
     values = read_json(path)
-    base, base_revision = values.get("base_model_name_or_path"), values.get("revision")
+    base = values.get("base_model_name_or_path")
+    base_revision = values.get("revision")
     if not base or not isinstance(base, str):
         raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} has no base_model_name_or_path; name the base there")
     if Path(base).resolve() == Path(name_or_path).resolve() and (Path(base).is_dir() or base_revision == revision):

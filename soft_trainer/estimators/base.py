@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.weights import checked_similarity
 
 Rows = Sequence[int] | np.ndarray | Tensor
@@ -114,7 +114,8 @@ class MixtureEstimator(Estimator):
         shares: Sequence[float] | None = None,
         temperatures: Sequence[float] | None = None,
     ):
-        refuse((not members, "a mixture needs at least one estimator"))
+        if not members:
+            raise UserError("a mixture needs at least one estimator")
         self.members = list(members)
         self.alpha, self.beta = (getattr(self.members[0], name, 1.0) for name in ("alpha", "beta"))
         self.in_workers = all(getattr(member, "in_workers", False) for member in self.members)

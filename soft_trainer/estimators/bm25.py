@@ -21,7 +21,7 @@ from torch import Tensor
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.neighbours import Neighbours, cached_neighbours
 from soft_trainer.data.term_neighbours import nearest_by_terms
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.mining.rules import identifier_words
 
@@ -66,7 +66,9 @@ class BM25Estimator(Estimator):
         UserError: an unknown idf or scope, or (in `fit`) a column that is missing or holds no tokens or texts.
     """
 
-    alpha, beta, temperature = 1.5, 0.5, 1.0
+    alpha = 1.5
+    beta = 0.5
+    temperature = 1.0
     positive_temperature = 1.0
     in_workers = True
 
@@ -82,9 +84,15 @@ class BM25Estimator(Estimator):
         cache_dir: str | Path | None = DEFAULT_FOLDER,
     ):
         for name, value, known in (("idf", idf, IDFS), ("scope", scope, SCOPES)):
-            refuse((value not in known, f"{name}={value!r}: use one of {', '.join(known)}"))
-        self.column, self.document_column = column, document_column or column
-        self.k1, self.b, self.idf, self.scope, self.average_length = k1, b, idf, scope, average_length
+            if value not in known:
+                raise UserError(f"{name}={value!r}: use one of {', '.join(known)}")
+        self.column = column
+        self.document_column = document_column or column
+        self.k1 = k1
+        self.b = b
+        self.idf = idf
+        self.scope = scope
+        self.average_length = average_length
         self.cache_dir = cache_dir
 
     def check(self, dataset) -> None:
@@ -96,8 +104,10 @@ class BM25Estimator(Estimator):
         """Counts the tokens of every row, once. A text column is split at white space."""
         columns = [_column(dataset, name) for name in dict.fromkeys((self.column, self.document_column))]
         counts = count_terms([_token_lists(column) for column in columns])
-        self._queries, self._documents = counts[0], counts[-1]
-        self._average_length, self._term_idf = self.average_length, None
+        self._queries = counts[0]
+        self._documents = counts[-1]
+        self._average_length = self.average_length
+        self._term_idf = None
         if self.scope == "corpus":
             if self.average_length is None:
                 self._average_length = self._documents.sum(dtype=np.float64) / len(dataset)
@@ -111,13 +121,15 @@ class BM25Estimator(Estimator):
 
     def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
         """Finds the k rows whose documents score highest for each row's query, with the statistics of all rows."""
-        queries, documents = self._queries[:rows], bm25_weights(self._documents, "lucene", self.k1, self.b)[:codes]
+        queries = self._queries[:rows]
+        documents = bm25_weights(self._documents, "lucene", self.k1, self.b)[:codes]
         build = partial(nearest_by_terms, queries, documents, k, text_ids=text_ids, progress=progress)
         return cached_neighbours(self.cache_dir, [queries, documents, *text_ids], k, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes BM25 scores, Tensor[Q, C] in float64."""
-        queries, documents = self._queries[as_array(query_rows)], self._documents[as_array(code_rows)]
+        queries = self._queries[as_array(query_rows)]
+        documents = self._documents[as_array(code_rows)]
         weights = bm25_weights(documents, self.idf, self.k1, self.b, self._average_length, self._term_idf)
         return torch.from_numpy((queries @ weights.T).toarray())
 
@@ -125,7 +137,8 @@ class BM25Estimator(Estimator):
 def _column(dataset, name: str) -> pa.ChunkedArray:
     """Returns a column of token lists, or the column of texts (named without `_tokens`) if there are no tokens."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
-    refuse((column is None, f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}"))
+    if column is None:
+        raise UserError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
     values = dataset.select_columns(column).with_format("arrow")[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1
@@ -134,7 +147,8 @@ def _column(dataset, name: str) -> pa.ChunkedArray:
     held = values.type.value_type if listed else values.type
     fits = pa.types.is_string(held) or pa.types.is_large_string(held)
     fits |= listed and (pa.types.is_integer(held) or pa.types.is_null(held))  # all lists may be empty
-    refuse((not fits, f"BM25 reads column {column!r}, which holds {values.type}, not tokens or texts"))
+    if not fits:
+        raise UserError(f"BM25 reads column {column!r}, which holds {values.type}, not tokens or texts")
     return values
 
 
@@ -150,7 +164,8 @@ def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
     """Converts lists of tokens, some at a time."""
-    texts, kind = iter(texts), pa.list_(pa.string())
+    texts = iter(texts)
+    kind = pa.list_(pa.string())
     parts = iter(lambda: list(islice(texts, SPLIT_AT_ONCE)), [])
     return pa.chunked_array([pa.array(part, kind) for part in parts], kind)
 
@@ -172,7 +187,8 @@ def count_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
     encoded = tokens.dictionary_encode(null_encoding="encode").chunks  # one dictionary; an empty chunk may be missing
     terms = max(len(encoded[-1].dictionary) if encoded else 0, 1)
     numbers = np.concatenate([np.empty(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded)])
-    parts, counts = np.split(numbers, np.cumsum([len(column) for column in flat[:-1]])), []
+    parts = np.split(numbers, np.cumsum([len(column) for column in flat[:-1]]))
+    counts = []
     for column, indices in zip(columns, parts, strict=True):
         starts = np.cumsum(np.r_[0, pc.list_value_length(column).to_numpy()])
         ones = np.ones(len(indices), np.float32)

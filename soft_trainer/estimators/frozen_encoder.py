@@ -43,7 +43,9 @@ class EncodedRowsEstimator(Estimator):
         batch_size: int = 64,
         trust_remote_code: bool = False,
     ):
-        self.model_name_or_path, self.cache_dir, self.batch_size = str(model_name_or_path), cache_dir, batch_size
+        self.model_name_or_path = str(model_name_or_path)
+        self.cache_dir = cache_dir
+        self.batch_size = batch_size
         self.trust_remote_code = trust_remote_code
         self._name, self._revision = split_revision(self.model_name_or_path)
 
@@ -68,11 +70,14 @@ class EncodedRowsEstimator(Estimator):
         Raises:
             UserError: an embedding is not finite. Nothing is stored then.
         """
-        model, profile, tokenizer = encoder.model, encoder.profile, encoder.tokenizer
+        model = encoder.model
+        profile = encoder.profile
+        tokenizer = encoder.tokenizer
         device = model.device.type
         half = torch.bfloat16 if device != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
         dtype = np.dtype(np.float32 if device == "cpu" else np.float16)
-        tokens, prompt = column_of(dataset, side, profile, tokenizer), prompt_length(tokenizer, profile, side)
+        tokens = column_of(dataset, side, profile, tokenizer)
+        prompt = prompt_length(tokenizer, profile, side)
         progress = f"{type(self).__name__}: encoding {side}"
 
         def build() -> Tensor:
@@ -99,7 +104,8 @@ class EncodedRowsEstimator(Estimator):
 
     def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
         """Finds the k rows that score highest for each row's query, from the cache if possible."""
-        vectors, device = (self._queries[:rows], self._codes[:codes]), distributed.device()
+        vectors = (self._queries[:rows], self._codes[:codes])
+        device = distributed.device()
         build = partial(nearest_rows, *vectors, k, text_ids=text_ids, progress=progress, device=device)
         nearest = cached_neighbours(self.cache_dir, [*vectors, *text_ids], k, build)
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
@@ -113,7 +119,9 @@ class SimCSEEstimator(EncodedRowsEstimator):
     normalised. The paper uses `options.commands.PAPER_MODEL`, which `soft_trainer.simcse` trains further.
     """
 
-    alpha, beta, temperature = 1.3, 0.7, 0.1
+    alpha = 1.3
+    beta = 0.7
+    temperature = 0.1
     distill_temperature = 0.07  # the temperature at which SimCSE is trained, as published
     compares_codes = False
 
@@ -131,7 +139,9 @@ class TrainedModelEstimator(EncodedRowsEstimator):
     folder.
     """
 
-    alpha, beta, temperature = 1.3, 0.7, 5.0
+    alpha = 1.3
+    beta = 0.7
+    temperature = 5.0
 
     @property
     def positive_temperature(self) -> float:

@@ -13,7 +13,7 @@ from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.encoders.repository import split_revision
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, MixtureEstimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
@@ -92,7 +92,8 @@ def choose_estimator(
     if unused := list(left):
         taken = len(models) - len(unused)
         counts = f"{len(models)} encoders, but estimator={arguments.estimator} takes {taken or 'none'}"
-        refuse((taken, f"estimator_model={arguments.estimator_model}: {counts}"))
+        if taken:
+            raise UserError(f"estimator_model={arguments.estimator_model}: {counts}")
         print_on_main(f"warning: estimator_model={arguments.estimator_model} has no effect: {counts}")
     if len(members) == 1:
         return members[0]
@@ -108,7 +109,8 @@ def _make(name: str, arguments: DataArguments, models: Iterator[str], query_colu
     options = entry.arguments(arguments, query_column)
     if entry.takes_model:
         model = next(models, entry.default_model)
-        refuse((model is None, f"estimator={name}: name its folder or Hub name with --estimator_model"))
+        if model is None:
+            raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
         base, revision = split_revision(model)
         # A missing encoder is refused now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)

@@ -35,7 +35,7 @@ from datasets import Dataset, DatasetDict
 from soft_trainer.data.any_rows import is_codesearchnet, load_rows
 from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json, read_json_lines
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main
@@ -105,7 +105,8 @@ def load_evaluation_sets(
         parts = parts or {"rows": _all_rows(folder, arguments, option, profile)}
         for part, (queries, corpus) in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
-            refuse((name in taken, f"{option}={folder}: there are other results called {name}; rename the folder"))
+            if name in taken:
+                raise UserError(f"{option}={folder}: there are other results called {name}; rename the folder")
             try:
                 check_rows(DatasetDict(test=queries, codebase=corpus), profile)
             except UserError as error:
@@ -149,14 +150,16 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
             corpus = load_folder(folder, ("codebase",))["codebase"] if "codebase.jsonl" in files else codebase
             if corpus is None:
                 raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
-            refuse(("url" not in corpus.column_names, f"{folder}: {name} names codes by url; its codebase has no url"))
+            if "url" not in corpus.column_names:
+                raise UserError(f"{folder}: {name} names codes by url; its codebase has no url")
             yield part, (_graded_rows(read(files[name], arguments.languages), corpus, files[name]), corpus)
     # Other columns are read as `--data_dir` reads them.
     if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
         own = "codebase.jsonl" in files
         splits = load_folder(folder, ("test", "codebase")) if own else load_rows(folder, needed=("test",))
         missing = f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"
-        refuse(("codebase" not in splits, missing))
+        if "codebase" not in splits:
+            raise UserError(missing)
         yield "test", (splits["test"], splits["codebase"])
 
 
@@ -170,11 +173,13 @@ def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, 
     if not found and not codes:
         return
     missing = "cosqa-retrieval-dev*.json or -test*.json" if codes else "code_idx_map.txt (or .json)"
-    refuse((not (found and codes), f"{folder}: CoSQA needs {missing} as well, plain or as .gz"))
+    if not (found and codes):
+        raise UserError(f"{folder}: CoSQA needs {missing} as well, plain or as .gz")
     corpus = Dataset.from_list([_code_row(code, number) for code, number in _entries(codes, dict).items()])
     for match in found:
         both = [other[0] for other in found if other[1] == match[1]]
-        refuse((len(both) > 1, f"{folder}: {' and '.join(both)} are both the {match[1]} queries of CoSQA: keep one"))
+        if len(both) > 1:
+            raise UserError(f"{folder}: {' and '.join(both)} are both the {match[1]} queries of CoSQA: keep one")
         rows = _parsed_list(files[match[0]], lambda row: _query_row(row["doc"], row["retrieval_idx"], _LANGUAGE))
         yield match[1], (Dataset.from_list(rows), corpus)
 
@@ -197,12 +202,14 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
     """Maps numbers to texts, from a list of {"NAME-idx": number, NAME: text}."""
 
     def read(row: dict) -> tuple[int, str]:
-        refuse((not isinstance(row[name], str), f"{name} is {row[name]!r}, a text is expected"))
+        if not isinstance(row[name], str):
+            raise UserError(f"{name} is {row[name]!r}, a text is expected")
         return int(row[f"{name}-idx"]), row[name]
 
     pairs = _parsed_list(path, read)
     texts = dict(pairs)
-    refuse((len(texts) < len(pairs), f"{path}: two entries have the same {name}-idx"))
+    if len(texts) < len(pairs):
+        raise UserError(f"{path}: two entries have the same {name}-idx")
     return texts
 
 
@@ -210,7 +217,8 @@ def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the rows of these languages from CodeSearchNet's challenge, with queries in lower case, as published."""
 
     def read(row: dict) -> Judgment | None:
-        language, query = row["Language"].strip().lower(), row["Query"].lower()
+        language = row["Language"].strip().lower()
+        query = row["Query"].lower()
         return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in languages else None
 
     try:
@@ -223,19 +231,17 @@ def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
 
 def _judgments(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the lines of relevance.jsonl."""
-    lines, language = read_json_lines(path), languages[0]
+    lines = read_json_lines(path)
+    language = languages[0]
     return _parsed(lines, lambda row: _judgment(language, row["query"], row["url"], row["relevance"]))
 
 
 def _judgment(language: str, query: str, url: str, relevance) -> Judgment:
     grade = float(relevance)
-    refuse(
-        (not query.strip() or not url.strip(), f"query {query!r} or url {url!r} is blank"),
-        (
-            not 0 <= grade <= MAX_RELEVANCE,
-            f"relevance is {relevance!r}, a number from 0 to {MAX_RELEVANCE} is expected",
-        ),
-    )
+    if not query.strip() or not url.strip():
+        raise UserError(f"query {query!r} or url {url!r} is blank")
+    if not 0 <= grade <= MAX_RELEVANCE:
+        raise UserError(f"relevance is {relevance!r}, a number from 0 to {MAX_RELEVANCE} is expected")
     return (language, " ".join(query.split())), url.strip(), grade
 
 
@@ -244,7 +250,10 @@ def _graded_rows(judgments: Iterable[Judgment], corpus: Dataset, path: Path, que
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
         grades.setdefault(query, {}).setdefault(url, []).append(grade)
-    known, rows, absent, number = set(corpus["url"]), [], 0, 0
+    known = set(corpus["url"])
+    rows = []
+    absent = 0
+    number = 0
     for (language, text, *_), codes in grades.items():
         means = {url: sum(values) / len(values) for url, values in codes.items()}
         absent += len(means.keys() - known)
@@ -271,7 +280,8 @@ def _graded_rows(judgments: Iterable[Judgment], corpus: Dataset, path: Path, que
 def _entries(path: Path, kind: type):
     """Reads a JSON file that must hold a `kind`, `list` or `dict`, with entries."""
     content = read_json(path, kind)
-    refuse((not content, f"{path}: no rows"))
+    if not content:
+        raise UserError(f"{path}: no rows")
     return content
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.evaluation.ranking import Ranking
 
@@ -51,9 +51,11 @@ def lexical_rankings(
     """
     targets = torch.as_tensor(targets).numpy()
     code_counts, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in (codes, queries)])
-    refuse((not code_counts.nnz, f"None of the {len(codes)} codes holds a word: there is nothing to search."))
+    if not code_counts.nnz:
+        raise UserError(f"None of the {len(codes)} codes holds a word: there is nothing to search.")
     weights = bm25_weights(code_counts).T.tocsr()
-    top_k, parts = min(top_k, len(codes)), defaultdict(list)
+    top_k = min(top_k, len(codes))
+    parts = defaultdict(list)
     by_query, by_code = (side.to("cpu", torch.float64).numpy() for side in embeddings)
     for start in tqdm(range(0, len(queries), _BLOCK), "lexical BM25", disable=len(queries) < _SLOW or None):
         block = slice(start, start + _BLOCK)

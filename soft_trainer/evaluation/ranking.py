@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 
 _GROUP = 32  # codes of which only the best is compared with the best so far
 _SAMPLE = 1024  # rows whose mean is the centre
@@ -69,7 +69,9 @@ def rank_codes(
     """
     device = query_embeddings.device
     if device.type == "mps":  # MPS has no float64
-        query_embeddings, code_embeddings, device = query_embeddings.cpu(), code_embeddings.cpu(), torch.device("cpu")
+        query_embeddings = query_embeddings.cpu()
+        code_embeddings = code_embeddings.cpu()
+        device = torch.device("cpu")
     targets = torch.as_tensor(targets, device=device)
     _check(query_embeddings, code_embeddings, targets)
     top_k = min(top_k, len(code_embeddings))
@@ -102,7 +104,8 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
         UserError: there are no ranks.
     """
     ranks = torch.as_tensor(ranks)
-    refuse((len(ranks) == 0, "There are no ranks to average: the evaluation set is empty."))
+    if len(ranks) == 0:
+        raise UserError("There are no ranks to average: the evaluation set is empty.")
     counted = ranks <= (max_rank or pool_size)
     metrics = {"mrr": (counted / ranks.double()).mean().item()}
     metrics |= {f"recall@{k}": (counted & (ranks <= k)).double().mean().item() for k in (1, 5, 10)}
@@ -112,10 +115,12 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
     shapes = [list(each.shape) for each in (queries, codes, targets)]
     fit = len(shapes[0]) == 2 and shapes[1][1:] == shapes[0][1:] and shapes[2] == shapes[0][:1]
-    refuse(
-        (not fit, f"Embeddings and targets must be [queries, d], [codes, d] and [queries], not {str(shapes)[1:-1]}."),
-        (len(codes) == 0, "The corpus is empty: there is nothing to rank."),
-    )
+    if not fit:
+        raise UserError(
+            f"Embeddings and targets must be [queries, d], [codes, d] and [queries], not {str(shapes)[1:-1]}."
+        )
+    if len(codes) == 0:
+        raise UserError("The corpus is empty: there is nothing to rank.")
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
     if len(outside):
         row = int(outside[0])
@@ -164,8 +169,12 @@ class _Corpus:
     """The codes, centred so that `query . (code - centre) = (query - query_centre) . (code - centre) + offset`."""
 
     def __init__(self, rows: Tensor, query_centre: Tensor):
-        self.rows, self.centre, self.query_centre = rows, _centre(rows), query_centre
-        parts, query_centre = rows.split(256), query_centre.double()  # parts that stay in a processor's cache
+        self.rows = rows
+        self.centre = _centre(rows)
+        self.query_centre = query_centre
+        # parts that stay in a processor's cache
+        parts = rows.split(256)
+        query_centre = query_centre.double()
         products = torch.cat([part.double() @ query_centre for part in parts])
         self.offsets = products - self.centre.double() @ query_centre
         self.norm = torch.stack([(part - self.centre).norm(dim=1).max() for part in parts]).max().double()
@@ -201,7 +210,8 @@ def _rank_block(corpus: _Corpus, top_k: int, size: int, queries: Tensor, targets
     low, high = corpus.bounds(queries, centred, own_scores)
     number = min(top_k + _SPARE, len(corpus.rows))
     largest = centred.new_full((len(queries), number), -math.inf)  # of the groups' maxima so far
-    ranks, candidates = torch.zeros_like(targets), []
+    ranks = torch.zeros_like(targets)
+    candidates = []
     for start in range(0, len(corpus.rows), size):
         scores = corpus.scores(centred, slice(start, start + size))
         above = scores > high
@@ -211,14 +221,18 @@ def _rank_block(corpus: _Corpus, top_k: int, size: int, queries: Tensor, targets
         # A code that equals the new floor may be among the best, one that equals the floor of earlier rows may not.
         floor = torch.maximum(floor.nextafter(floor.new_tensor(math.inf)), largest[:, -1:])
         row, code = ((scores >= low) ^ above | (scores >= floor)).nonzero(as_tuple=True)
-        score, code = scores[row, code], start + code
-        top, doubtful = score >= floor[row, 0], (score >= low[row, 0]) & (score <= high[row, 0])
+        score = scores[row, code]
+        code = start + code
+        top = score >= floor[row, 0]
+        doubtful = (score >= low[row, 0]) & (score <= high[row, 0])
         candidates.append((row[top], code[top], score[top]))
-        row, code = row[doubtful], code[doubtful]
+        row = row[doubtful]
+        code = code[doubtful]
         if len(row) > _MANY * len(ranks):  # a collapsed encoder: copies of the own code tie without being scored
             copy = corpus.copies[code] == corpus.copies[targets[row]]
             ranks += row[copy].bincount(minlength=len(ranks))
-            row, code = row[~copy], code[~copy]
+            row = row[~copy]
+            code = code[~copy]
         at_least = _pair_scores(queries, corpus.rows, row, code) >= own_scores[row]  # the own code is among them
         ranks += row[at_least].bincount(minlength=len(ranks))
     row, code = _best(*(torch.cat(parts) for parts in zip(*candidates, strict=True)), number)
@@ -241,7 +255,8 @@ def _pair_scores(queries: Tensor, codes: Tensor, query_rows: Tensor, code_rows: 
     """Computes float64 scores of P pairs by adding the upper half of the products to the lower until one is left."""
     # `sum` would add in an order that depends on the device and on the number of pairs.
     numbers = 2**24 if codes.is_cuda else 2**17  # in one batch of pairs: on a CPU they stay in its cache
-    step, scores = max(1, numbers // queries.shape[1]), []
+    step = max(1, numbers // queries.shape[1])
+    scores = []
     for query, code in zip(query_rows.split(step), code_rows.split(step), strict=True):
         # To float64 first: a product of two types is several times slower.
         products = codes.index_select(0, code).double().mul_(queries.index_select(0, query).double())

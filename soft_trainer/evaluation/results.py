@@ -14,7 +14,7 @@ from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.tokens import text_column
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import written_aside
@@ -23,7 +23,9 @@ from soft_trainer.terminal import shortened, table
 SYSTEMS = ("untrained", "lexical", "trained")  # that a report compares
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 GRADED = {"map": "MAP", "ndcg@10": "nDCG@10"}  # where codes have grades
-_SHOWN, _WIDTH = 3, 300  # codes and characters that a report shows of a query
+# codes and characters that a report shows of a query
+_SHOWN = 3
+_WIDTH = 300
 LABELS = {
     "untrained": "untrained encoder",
     "lexical": "lexical BM25",
@@ -41,8 +43,10 @@ def save_ranks(
     so that a report needs no data set. Texts are read from the first of the named columns that exists.
     """
     urls = codebase["url"][:]
-    query, code = text_column(dataset, query_columns, "query"), text_column(codebase, code_columns, "code")
-    own, top = target_rows(dataset, codebase).tolist(), ranking.top_indices[:, :_SHOWN].tolist()
+    query = text_column(dataset, query_columns, "query")
+    code = text_column(codebase, code_columns, "code")
+    own = target_rows(dataset, codebase).tolist()
+    top = ranking.top_indices[:, :_SHOWN].tolist()
     read = sorted({*own, *(row for rows in top for row in rows)})
     lines = {row: _line(text, _WIDTH) for row, text in zip(read, codebase[read][code], strict=True)}
     columns = {
@@ -64,7 +68,9 @@ class RankedQueries:
     """The rank of every query: the `rows` that `save_ranks` wrote to `path`."""
 
     def __init__(self, path: Path, rows: pa.Table):
-        self.path, self.rows, facts = path, rows, rows.schema.metadata or {}
+        self.path = path
+        self.rows = rows
+        facts = rows.schema.metadata or {}
         self.urls: list[str] = rows["url"].to_pylist()  # of each query's own code
         self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
         # The number of codes in the corpus and a hash of their ids, None if the file does not say.
@@ -88,7 +94,8 @@ class RankedQueries:
 def load_ranks(path: str | Path) -> RankedQueries:
     """Reads a file written by `save_ranks`; raises UserError if there is none, or it is of another kind."""
     path = Path(path)
-    refuse((not path.is_file(), f"{path}: no such folder or file"))
+    if not path.is_file():
+        raise UserError(f"{path}: no such folder or file")
     try:
         rows = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:

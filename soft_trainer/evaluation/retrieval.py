@@ -91,7 +91,8 @@ def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: i
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
     """Averages over the sets every number that all of them have, leaving out counts and times."""
-    start, left_out = f"{prefix}_{keys[0]}_", ("pool_size", "queries", "runtime", "per_second")
+    start = f"{prefix}_{keys[0]}_"
+    left_out = ("pool_size", "queries", "runtime", "per_second")
     means = {}
     for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
         values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]

@@ -74,7 +74,9 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
 
 def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     """Fills in the card of the encoder in `folder`: a header that the Hub reads, and text for people."""
-    folder, base, results = Path(folder), record["base_model"], record["results"]
+    folder = Path(folder)
+    base = record["base_model"]
+    results = record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
     adapter = "merged" if (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file() else None
@@ -106,7 +108,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
     """Builds the YAML header. Names that are not on the Hub stay out of it, because the Hub links them."""
-    base, dataset = _hub_name(record["base_model"]), _hub_name(record["dataset"])
+    base = _hub_name(record["base_model"])
+    dataset = _hub_name(record["dataset"])
     of_encoder = {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter] + ["matryoshka"] * matryoshka
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce", *of_encoder]
     license = None
@@ -200,5 +203,6 @@ def card_header(card: str | Path) -> dict:
 
 def _identity(result: dict) -> tuple:
     """Identifies a measurement: a new result replaces an earlier one with the same identity."""
-    dataset, source = result["dataset"], (result.get("source") or {}).get("name")
+    dataset = result["dataset"]
+    source = (result.get("source") or {}).get("name")
     return (source, result["task"]["type"], *(dataset.get(name) for name in ("name", "config", "split")))

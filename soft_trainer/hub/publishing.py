@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import PUSHED_ROWS, ROW_FILES, check_push, push_folder, reason
 from soft_trainer.options.fields import DataArguments
@@ -41,7 +41,8 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
         return
     if name := data.push_data_to_hub:
         own_rows = data.source_dir or data.history or data.data_dir
-        refuse((not own_rows, "push_data_to_hub: give rows of your own with --source_dir, --history or --data_dir"))
+        if not own_rows:
+            raise UserError("push_data_to_hub: give rows of your own with --source_dir, --history or --data_dir")
         check_push(name, args.hub_token, args.hub_private_repo, "dataset")
     if args.push_to_hub:
         check_push(_model_id(args), args.hub_token, args.hub_private_repo)
@@ -69,7 +70,8 @@ def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) 
     If any split has `source` or `negatives`, all splits get the column. Splits that an earlier run left are deleted.
     UserError if the disk is full or the folder cannot be written.
     """
-    folder, columns = Path(folder), _features(data)
+    folder = Path(folder)
+    columns = _features(data)
     with reporting_disk_errors(folder):
         parts = {split: ({name: row.get(name) for name in columns} for row in rows) for split, rows in data.items()}
         write_rows(parts, folder)
@@ -142,7 +144,8 @@ class Publisher:
 
         Does nothing while another push is in progress, unless `hub_always_push` is set.
         """
-        strategy, busy = self.args.hub_strategy, not all(push.done() for push in self._pushes)
+        strategy = self.args.hub_strategy
+        busy = not all(push.done() for push in self._pushes)
         if strategy == HubStrategy.END or (busy and not self.args.hub_always_push):
             return
         copies = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(folder).name}

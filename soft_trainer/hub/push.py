@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import write_text
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ def check_push(
         UserError: the name is invalid, there is no token, the token is invalid or may not write there, or the Hub
             cannot be reached.
     """
-    api, user = _client(hub_model_id, token, repo_type), None
+    api = _client(hub_model_id, token, repo_type)
+    user = None
     try:
         user = api.whoami()
         _create(api, hub_model_id, private, repo_type)
@@ -90,7 +91,8 @@ def push_folder(
         UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case
             the message has the command that pushes later.
     """
-    api, folder = _client(hub_model_id, token, repo_type), Path(folder)
+    api = _client(hub_model_id, token, repo_type)
+    folder = Path(folder)
     ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
     _check_files(folder, api.token, ignored)
     places = {"revision": revision, "path_in_repo": path_in_repo}
@@ -152,16 +154,17 @@ def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> N
 
 def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
     """Returns a client with the given or the stored token; refuses anything but a valid `USER/NAME`."""
-    option, token = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id", token or get_token()
+    option = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id"
+    token = token or get_token()
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
     complaint = f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations"
-    refuse(
-        (repo_id.count("/") != 1, complaint),
-        (not token, f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}"),
-    )
+    if repo_id.count("/") != 1:
+        raise UserError(complaint)
+    if not token:
+        raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
     return HfApi(token=token)
 
 
@@ -169,7 +172,8 @@ def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
     """Refuses a folder with nothing to push, or with the token in one of its files."""
     paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     paths = list(filter_repo_objects(paths, ignore_patterns=ignored))
-    refuse((not paths, f"{folder}: no files to push"))
+    if not paths:
+        raise UserError(f"{folder}: no files to push")
     for path in paths:
         if not path.endswith(".safetensors") and token.encode() in (folder / path).read_bytes():
             raise UserError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")
@@ -179,7 +183,8 @@ def reason(error: Exception) -> str:
     """Explains in one line what went wrong."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    status, message = error.response.status_code, error.server_message or error.response.reason_phrase
+    status = error.response.status_code
+    message = error.server_message or error.response.reason_phrase
     known = {
         401: f"the token is not valid, take one from {_TOKENS_PAGE}",
         403: "the token may not write there",

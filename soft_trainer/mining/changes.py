@@ -55,8 +55,11 @@ class ChangeReader:
     """
 
     def __init__(self, path: str | os.PathLike[str], language: str, max_functions: int, body: bool):
-        self.path, self.repository, self.language = path, open_repository(path), language
-        self.max_functions, self.body = max_functions, body
+        self.path = path
+        self.repository = open_repository(path)
+        self.language = language
+        self.max_functions = max_functions
+        self.body = body
         shallow = Path(self.repository.path, "shallow")
         # commits whose parents a shallow clone leaves out; libgit2 shows these as roots
         self._ends = frozenset(shallow.read_text().split()) if self.repository.is_shallow else frozenset()
@@ -109,7 +112,9 @@ class ChangeReader:
             return f"no {self.language} file changed"
         if len(deltas) > MAX_CHANGED_FILES:
             return f"over {MAX_CHANGED_FILES} files"
-        functions, touched, digest = [], 0, xxhash.xxh3_128()
+        functions = []
+        touched = 0
+        digest = xxhash.xxh3_128()
         for delta in deltas:
             for name, row, reason in self._changed(delta, digest.update):
                 touched += 1
@@ -118,7 +123,8 @@ class ChangeReader:
                 if not reason:
                     functions.append((name, row))
         if functions:
-            change.functions, change.patch = functions, digest.hexdigest()
+            change.functions = functions
+            change.patch = digest.hexdigest()
             return "kept"
         return "tests or syntax errors alone" if touched else "no function changed, or only its layout and comments"
 
@@ -147,7 +153,8 @@ class ChangeReader:
         old, new = (read_object(self.repository, side.id) if side.mode else None for side in sides)
         # A diff with nothing can only be asked for from the side that exists.
         patch = old.diff(new, context_lines=0) if old and new else (old or new).diff(context_lines=0)
-        removed, added = [], []
+        removed = []
+        added = []
         for hunk in patch.hunks:
             removed.append(range(hunk.old_start, hunk.old_start + hunk.old_lines))
             added.append(range(hunk.new_start, hunk.new_start + hunk.new_lines))

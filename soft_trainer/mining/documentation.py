@@ -80,7 +80,8 @@ _INLINE_TAGS = (
 
 def _link(match: re.Match[str]) -> str:
     """Returns the label of an inline link such as `{@link Map#get(Object) label}`, or its target."""
-    target, label = match["target"], match["label"].strip(" |")
+    target = match["target"]
+    label = match["label"].strip(" |")
     return label or target.lstrip("#").replace("#", ".")
 
 

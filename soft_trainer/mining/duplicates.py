@@ -18,7 +18,9 @@ from datasketch import MinHash
 
 SIMILARITY = 0.8
 PERMUTATIONS = 128
-BANDS, BAND = 9, 13  # at 0.8 these give as many false positives as false negatives
+# at 0.8 these give as many false positives as false negatives
+BANDS = 9
+BAND = 13
 SHINGLE = 3
 _READ_AT_ONCE = 1000  # signatures in memory
 # 32-bit values of 32-bit hashes. Copies of this object share its permutations.

@@ -53,13 +53,17 @@ class FileFunctions:
     """
 
     def __init__(self, root: Node, source: bytes, language: str):
-        self.source, self.language, self.table = source, language, SOURCE_LANGUAGES[language]
+        self.source = source
+        self.language = language
+        self.table = SOURCE_LANGUAGES[language]
         self._comments = comments(root, language)
         self._starts = [node.start_byte for node in self._comments]
         # In some grammars a comment ends at the start of the next line.
         self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
         self.functions: dict[str, Function] = {}
-        end, places, seen = 0, set(), Counter()
+        end = 0
+        places = set()
+        seen = Counter()
         for found in definitions(root, source, language):
             node = named = found.node
             if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
@@ -82,7 +86,8 @@ class FileFunctions:
 
     def row(self, function: Function, path: str) -> Row:
         """Returns the row of a function; see `functions`."""
-        named, (first, last) = function.named, function.lines
+        named = function.named
+        first, last = function.lines
         docstring = self._docstring(function)
         inside = slice(bisect_left(self._starts, named.start_byte), bisect_left(self._starts, named.end_byte))
         # An inner function that consists of a docstring would not parse without it.
@@ -127,7 +132,8 @@ class FileFunctions:
         """Returns the doc comment that ends on the line above a function. Line comments are joined."""
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
-        row, group = node.start_point[0] - 1, [""]
+        row = node.start_point[0] - 1
+        group = [""]
         while (comment := self._by_last_row.get(row)) is not None:
             line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
             if self.source[line_start : comment.start_byte].strip():
@@ -148,7 +154,8 @@ def comments(root: Node, language: str) -> list[Node]:
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
     """Returns the text of `node` without `spans`, nor the lines that become blank, nor the blank lines after them."""
-    pieces, at = [], node.start_byte
+    pieces = []
+    at = node.start_byte
     for start, end in spans:
         line_start = max(source.rfind(b"\n", 0, start) + 1, at)
         rest = _REST_OF_LINE.match(source, end, node.end_byte)
@@ -164,7 +171,9 @@ def _without(source: bytes, node: Node, spans: list[Span]) -> str:
 
 def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:
     """Returns the leaves of `node` outside `spans`. A string is one leaf."""
-    skipped, tokens, cursor = dict(spans), [], node.walk()
+    skipped = dict(spans)
+    tokens = []
+    cursor = node.walk()
     while True:
         leaf = cursor.node
         comment = skipped.get(leaf.start_byte) == leaf.end_byte

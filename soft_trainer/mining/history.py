@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from soft_trainer.dataflow import parser
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining import repository as git
 from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, is_mined_path, read_functions
@@ -29,7 +29,9 @@ from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_bro
 from soft_trainer.mining.tree import each_in_order, explained
 from soft_trainer.terminal import print_on_main
 
-TEST_SHARE, VALID_SHARE = 0.15, 0.1  # of the commits that give pairs, the newest ones
+# of the commits that give pairs, the newest ones
+TEST_SHARE = 0.15
+VALID_SHARE = 0.1
 _CANDIDATES = 40  # commits that are tried as the oldest of a split
 _AT_ONCE = 16  # commits for a worker; neighbours share files
 
@@ -93,7 +95,8 @@ def mine_history(
         if folder is not None:
             rows["train"] += splitter.documented(folder)
     missing = [split for split in rows if not rows[split]]
-    refuse((missing, f"{repository}: the history is too short; no row is left for {', '.join(missing)}"))
+    if missing:
+        raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
     relevance = [{"query": row["docstring"], "url": row["url"], "relevance": 1.0} for row in rows["test"]]
     name = Path(repository).resolve().name.removesuffix(".git")
     rows = {split: [{"repo": name, **row} for row in part] for split, part in (rows | {"codebase": corpus}).items()}
@@ -134,11 +137,13 @@ def history_state(repository: str | os.PathLike[str]) -> str:
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
     """Returns the path of `source_dir` in the repository, with `/` at the end."""
-    own, root = Path(source_dir).resolve(), Path(opened.workdir or opened.path).resolve()
+    own = Path(source_dir).resolve()
+    root = Path(opened.workdir or opened.path).resolve()
     if own == Path(opened.path).resolve():
         return ""
     outside = f"source_dir={source_dir}: is no folder of the repository {root}, whose tree at the cut is read"
-    refuse((not own.is_relative_to(root), outside))
+    if not own.is_relative_to(root):
+        raise UserError(outside)
     return "".join(f"{part}/" for part in own.relative_to(root).parts)
 
 
@@ -154,7 +159,9 @@ class _Splitter:
     """Splits the changes of all commits, oldest first, and makes their rows."""
 
     def __init__(self, repository: git.pygit2.Repository, language: str, changes: Sequence[Change]):
-        self.repository, self.language, self.changes = repository, language, changes
+        self.repository = repository
+        self.language = language
+        self.changes = changes
         kept = [place for place, change in enumerate(changes) if change.functions and change.parent]
         tested, validated = (max(1, math.floor(len(kept) * share)) for share in (TEST_SHARE, VALID_SHARE))
         self.test_start, self.before_test = self._cut(kept, tested, tested + validated)
@@ -167,7 +174,8 @@ class _Splitter:
         """Returns the place of the oldest of the newest `size` commits, and the ids of its parent and all before."""
         reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
         too_few = f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how"
-        refuse((len(kept) <= taken, f"{too_few}; train, valid and test need some each{reasons}"))
+        if len(kept) <= taken:
+            raise UserError(f"{too_few}; train, valid and test need some each{reasons}")
         # Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
         # of a commit on an old branch does not know what happened on other branches.
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
@@ -223,14 +231,16 @@ class _Splitter:
             if split in seen:
                 pairs = [(url, function) for url, function in pairs if url in known]
                 if change.query.casefold() in seen[split] or change.patch in seen[split]:
-                    outcome, pairs = f"{split}: subject or patch occurs before", []
+                    outcome = f"{split}: subject or patch occurs before"
+                    pairs = []
                 elif not pairs:
                     outcome = f"{split}: no function that existed at the cut"
             counts[outcome] += 1
             query = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
             for url, (_, row) in pairs:
                 row = row | query | {"url": url, "partition": split, "source": "history"}
-                part, key = rows[split], (change.query, url)
+                part = rows[split]
+                key = (change.query, url)
                 part[key] = part.pop(key, row)  # the newest version, in the place of the oldest
         return {split: list(part.values()) for split, part in rows.items()}, counts
 

@@ -146,7 +146,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         types=_types("type_alias"),
     ),
 }
-_C, _JAVASCRIPT = SOURCE_LANGUAGES["c"], SOURCE_LANGUAGES["javascript"]
+_C = SOURCE_LANGUAGES["c"]
+_JAVASCRIPT = SOURCE_LANGUAGES["javascript"]
 SOURCE_LANGUAGES["cpp"] = replace(
     _C,
     extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".cu", ".cuh"),

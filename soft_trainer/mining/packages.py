@@ -10,7 +10,8 @@ from collections.abc import Callable
 SPLITS = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.1
 # Shares that are good enough. Better ones would need smaller packages.
-MIN_TRAIN_SHARE, MIN_HELD_OUT_SHARE = 0.6, 0.05
+MIN_TRAIN_SHARE = 0.6
+MIN_HELD_OUT_SHARE = 0.05
 _ENDING = re.compile(r"\.[^/]*\Z")
 
 
@@ -62,7 +63,8 @@ def assign_splits(sizes: Counter[str]) -> dict[str, str]:
     Args:
         sizes: the number of pairs in every package.
     """
-    split, room = {}, dict.fromkeys(("test", "valid"), HELD_OUT_SHARE * sizes.total())
+    split = {}
+    room = dict.fromkeys(("test", "valid"), HELD_OUT_SHARE * sizes.total())
     for package in sorted(sizes, key=lambda package: hashlib.sha256(package.encode()).digest()):
         split[package] = next((name for name in room if sizes[package] <= room[name]), "train")
         if split[package] in room:

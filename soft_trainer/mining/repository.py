@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import MAX_DEPTH, MAX_FILE_BYTES, decoded
 
 try:
@@ -29,12 +29,14 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
     Raises:
         UserError: pygit2 is missing, no repository there, one that libgit2 cannot read, or one without a commit.
     """
-    refuse((pygit2 is None, "history needs the extra: pip install 'soft-trainer[history]'"))
+    if pygit2 is None:
+        raise UserError("history needs the extra: pip install 'soft-trainer[history]'")
     before = pygit2.settings.owner_validation
     pygit2.settings.owner_validation = False  # it protects programs that obey a repository's settings
     try:
         repository = pygit2.Repository(os.fspath(path), RepositoryOpenFlag.NO_SEARCH)
-        refuse((repository.head_is_unborn, f"{path}: the repository has no commit on its current branch"))
+        if repository.head_is_unborn:
+            raise UserError(f"{path}: the repository has no commit on its current branch")
     except (pygit2.GitError, KeyError, OSError) as error:
         hint = "give the root of a git repository, with its .git, or a bare one"
         if Path(path, ".git").exists() or Path(path, "objects").exists():

@@ -15,7 +15,8 @@ from typing import Any
 Row = dict[str, Any]
 
 MIN_CODE_LINES = 3
-MIN_DOCUMENT_TOKENS, MAX_DOCUMENT_TOKENS = 3, 256
+MIN_DOCUMENT_TOKENS = 3
+MAX_DOCUMENT_TOKENS = 256
 
 _LIKE_JAVASCRIPT = ("javascript", "typescript", "tsx")
 # patterns of the names of constructors and destructors

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from soft_trainer.dataflow import parser
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
@@ -123,7 +123,8 @@ def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[
     mined = [_mine_file(source_dir, language, frozenset(), MAX_FILE_BYTES, path) for path in paths]
     candidates = [candidate for _, judged in mined for _, candidate in judged if candidate]
     rows = [row for row, _ in _distinct(candidates, Counter())]
-    refuse((not rows, f"{source_dir}: no function"))
+    if not rows:
+        raise UserError(f"{source_dir}: no function")
     return rows
 
 
@@ -175,12 +176,13 @@ def _source_files(
     """Returns the sorted paths of the language's files, relative to `root`, and counts of others."""
     parser(language)  # refuses an unknown language
     unknown = sorted(set(keep) - set(RULES))
-    refuse(
-        (not Path(root).is_dir(), f"{root}: no such folder; give the root of a source tree"),
-        (unknown, f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}"),
-    )
+    if not Path(root).is_dir():
+        raise UserError(f"{root}: no such folder; give the root of a source tree")
+    if unknown:
+        raise UserError(f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}")
     extensions = SOURCE_LANGUAGES[language].extensions
-    paths, skipped = [], Counter()
+    paths = []
+    skipped = Counter()
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
@@ -196,7 +198,8 @@ def _source_files(
                 skipped["test"] += 1
             else:
                 paths.append(path)
-    refuse((not paths, f"{root}: no {language} file to mine ({' '.join(extensions)}){explained(skipped)}"))
+    if not paths:
+        raise UserError(f"{root}: no {language} file to mine ({' '.join(extensions)}){explained(skipped)}")
     return sorted(paths), skipped
 
 
@@ -234,14 +237,13 @@ def _split(
     pairs = _distinct(pairs, dropped)
     package = package_names(Counter(row["path"] for row, _ in pairs))
     sizes = Counter(package(row["path"]) for row, _ in pairs)
-    refuse(
-        (not pairs, f"{root}: no documented function{explained(dropped)}"),
-        (
-            len(sizes) < len(SPLITS),
+    if not pairs:
+        raise UserError(f"{root}: no documented function{explained(dropped)}")
+    if len(sizes) < len(SPLITS):
+        raise UserError(
             f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
-            "train, valid and test need one each: give a larger tree",
-        ),
-    )
+            "train, valid and test need one each: give a larger tree"
+        )
     split = assign_splits(sizes)
     rows: dict[str, list[Row]] = {name: [] for name in (*SPLITS, "codebase")}
     for row, _ in pairs:

@@ -117,7 +117,8 @@ def language_code(language: str | None) -> str:
 
 def _model_meta(name: str, revision: str | None, encoder: Encoder) -> ModelMeta:
     """Describes the model for mteb's files. mteb requires an owner, so a folder becomes `local/FOLDER`."""
-    profile, published = encoder.profile, published_name(name)
+    profile = encoder.profile
+    published = published_name(name)
     on_hub = published.count("/") == 1 and not Path(published).exists()
     known = {
         "name": published if on_hub else f"local/{Path(name).resolve().name if name else 'encoder'}",

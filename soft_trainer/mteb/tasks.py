@@ -22,7 +22,7 @@ from mteb.results import TaskResult
 
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.files import reporting_disk_errors, write_json, written_aside
 from soft_trainer.mteb.model import MtebEncoder, language_code
@@ -96,16 +96,18 @@ class EvaluationSetTask(AbsTaskRetrieval):
     """
 
     def __init__(self, evaluation_set: EvaluationSet, profile: EncoderProfile, language: str | None = None) -> None:
-        self._set, name = evaluation_set, evaluation_set.name
-        queries, codebase = evaluation_set.queries, evaluation_set.codebase
+        self._set = evaluation_set
+        name = evaluation_set.name
+        queries = evaluation_set.queries
+        codebase = evaluation_set.codebase
         self._query_column = text_column(queries, profile.query_columns, "query")
         self._code_column = text_column(codebase, profile.code_columns, "code")
         taken = any(name == task.metadata.name for task in TASK_LIST)
         fractions = evaluation_set.graded and any(grade % 1 for grade in queries["relevance"][:])
-        refuse(
-            (taken, f"{name}: mteb has a task of this name, whose results it would replace: rename the folder"),
-            (fractions, f"{name}: mteb takes whole numbers as relevance; measure these queries without --mteb"),
-        )
+        if taken:
+            raise UserError(f"{name}: mteb has a task of this name, whose results it would replace: rename the folder")
+        if fractions:
+            raise UserError(f"{name}: mteb takes whole numbers as relevance; measure these queries without --mteb")
         if "language" in codebase.column_names:
             languages = codebase.unique("language")
             language = languages[0] if len(languages) == 1 else None
@@ -125,7 +127,8 @@ class EvaluationSetTask(AbsTaskRetrieval):
         """Fills `dataset` with queries, corpus and the right codes of each query."""
         if self.data_loaded:
             return
-        rows, corpus = self._set.queries, self._set.codebase
+        rows = self._set.queries
+        corpus = self._set.codebase
         numbers = rows["query_number"][:] if self._set.graded else range(len(rows))
         grades = rows["relevance"][:] if self._set.graded else [1] * len(rows)
         queries = dict(zip(map(str, numbers), column_texts(rows, self._query_column), strict=True))
@@ -138,11 +141,13 @@ class EvaluationSetTask(AbsTaskRetrieval):
             relevant_docs=relevant,
             top_ranked=None,
         )
-        self.dataset, self.data_loaded = {"default": {SPLIT: data}}, True
+        self.dataset = {"default": {SPLIT: data}}
+        self.data_loaded = True
 
     def unload_data(self) -> None:
         """Frees `dataset`. The rows themselves stay, so that the task can be loaded again."""
-        self.dataset, self.data_loaded = {}, False
+        self.dataset = {}
+        self.data_loaded = False
 
 
 # ---- Results ----
@@ -214,7 +219,8 @@ def eval_results(results: Iterable[Measured]) -> list[EvalResult]:
     entries = []
     for measured in results:
         metadata = measured.task.metadata
-        path, revision = metadata.dataset["path"], metadata.dataset["revision"]
+        path = metadata.dataset["path"]
+        revision = metadata.dataset["revision"]
         for subset, split, scores, size in measured.scores():
             metrics = RETRIEVAL if size else {"main_score": metadata.main_score}
             entries += [

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
@@ -73,15 +73,16 @@ class Declared:
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
         if isinstance(value, str):
             wrong = self.choices and value not in self.choices
-            refuse(
-                (wrong, f"{name}={value!r}: use one of {', '.join(self.choices)}"),
-                (limits or self.of_estimator is not None, f"{name}={value!r}: a number is expected, not text"),
-            )
+            if wrong:
+                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}")
+            if limits or self.of_estimator is not None:
+                raise UserError(f"{name}={value!r}: a number is expected, not text")
         elif value is not None:
             fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
             finite = not isinstance(value, float) or math.isfinite(value)
             shown = f"{value:g}" if isinstance(value, float) else value
-            refuse((not (finite and fits), f"{name}={shown}: must be {self.range}"))
+            if not (finite and fits):
+                raise UserError(f"{name}={shown}: must be {self.range}")
 
 
 class Help(str):
@@ -150,7 +151,8 @@ def effective_options(kind, values: Values) -> dict[str, object]:
     """
     effective = {}
     for name, declared in declared_options(kind).items():
-        value, read_if = getattr(values, name), declared.read_if
+        value = getattr(values, name)
+        read_if = declared.read_if
         if value is not None and (read_if.holds(values) if read_if else value != declared.default):
             effective[name] = value
     return effective

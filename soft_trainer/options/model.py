@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 
 FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it")
@@ -54,7 +54,8 @@ class LoraOptions:
         check_values(self)
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
             alone = self.lora_r is None and getattr(self, name) is not None
-            refuse((alone, f"{name}: has no meaning without --lora_r, 16 for example"))
+            if alone:
+                raise UserError(f"{name}: has no meaning without --lora_r, 16 for example")
 
 
 @dataclass
@@ -91,4 +92,5 @@ class ModelArguments(LoraOptions, PretrainedOptions):
         LoraOptions.__post_init__(self)  # checks the values of all options
         for side in ("query", "code"):
             given = [getattr(self, f"{side}_{part}") is not None for part in ("prompt", "prefix")]
-            refuse((all(given), f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too"))
+            if all(given):
+                raise UserError(f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too")

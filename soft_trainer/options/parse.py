@@ -102,7 +102,8 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
-    own, of_a_run = {}, {}
+    own = {}
+    of_a_run = {}
     for kind in dataclass_types:
         (of_a_run if kind in OF_A_RUN else own).update({field.name: field for field in dataclasses.fields(kind)})
     common = {title: [of_a_run[name] for name in names if name in of_a_run] for title, names in COMMON.items()}

@@ -11,7 +11,7 @@ from transformers import SchedulerType, Trainer, TrainingArguments, get_schedule
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.training_args import OptimizerNames, ParallelMode
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
 from soft_trainer.options.declared import Declared
 from soft_trainer.terminal import nearest
@@ -83,7 +83,8 @@ def check_options(args: TrainingArguments) -> None:
         for name, (default, reason) in options.items():
             value = getattr(owner, name, default)
             wrong = value != default and (value or default)
-            refuse((wrong, f"{prefix}{name}={value}: has no meaning for this training; {reason}"))
+            if wrong:
+                raise UserError(f"{prefix}{name}={value}: has no meaning for this training; {reason}")
     _check_together(args)
     _check_loggers(args)
     _check_optimizer(args)
@@ -104,47 +105,36 @@ def _check_together(args) -> None:
     parallelism = getattr(args, "parallelism_config", None)
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
-    refuse(
-        (
-            any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH),
+    if any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH):
+        raise UserError(
             "parallelism_config: processes that share a batch (tensor, context or sequence parallelism) are not "
-            "supported; use data parallelism, FSDP or DeepSpeed",
-        ),
-        (
-            cached and args.deepspeed_plugin is not None,
-            "gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP",
-        ),
-        (
-            cached and args.torch_empty_cache_steps is not None,
-            "torch_empty_cache_steps: has no meaning with gradient_cache_chunk_size, use one of them",
-        ),
-        (
-            args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED,
-            "fsdp: needs several processes, start with `accelerate launch` or torchrun",
-        ),
-        (
-            args.auto_find_batch_size and args.world_size > 1,
+            "supported; use data parallelism, FSDP or DeepSpeed"
+        )
+    if cached and args.deepspeed_plugin is not None:
+        raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP")
+    if cached and args.torch_empty_cache_steps is not None:
+        raise UserError("torch_empty_cache_steps: has no meaning with gradient_cache_chunk_size, use one of them")
+    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:
+        raise UserError("fsdp: needs several processes, start with `accelerate launch` or torchrun")
+    if args.auto_find_batch_size and args.world_size > 1:
+        raise UserError(
             "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "
-            "of memory; use gradient_cache_chunk_size for large batches",
-        ),
-        (
-            args.dataloader_persistent_workers and args.dataloader_num_workers == 0,
-            "dataloader_persistent_workers: needs --dataloader_num_workers above 0",
-        ),
-        (
-            args.save_strategy == "best" and args.eval_strategy == "no",
-            "save_strategy=best: saves after an evaluation, and there is none; set --eval_strategy epoch, for example",
-        ),
-        (
-            args.n_gpu > 1,
+            "of memory; use gradient_cache_chunk_size for large batches"
+        )
+    if args.dataloader_persistent_workers and args.dataloader_num_workers == 0:
+        raise UserError("dataloader_persistent_workers: needs --dataloader_num_workers above 0")
+    if args.save_strategy == "best" and args.eval_strategy == "no":
+        raise UserError(
+            "save_strategy=best: saves after an evaluation, and there is none; set --eval_strategy epoch, for example"
+        )
+    if args.n_gpu > 1:
+        raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
-            "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0",
-        ),
-        (
-            args.mixed_precision == "fp16" and args.device.type == "cpu",  # also when the launcher chose it
-            "fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU",
-        ),
-    )
+            "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
+        )
+    # also when the launcher chose it
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":
+        raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
 
 
 def _check_loggers(args) -> None:
@@ -167,7 +157,8 @@ def _check_optimizer(args) -> None:
             kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
             if kind.__module__.startswith("torch.optim"):
                 optimizer = kind(parameters, **settings)
-    name, settings = SchedulerType(args.lr_scheduler_type).value, args.lr_scheduler_kwargs
+    name = SchedulerType(args.lr_scheduler_type).value
+    settings = args.lr_scheduler_kwargs
     mode, better = ("max", "larger") if args.greater_is_better else ("min", "smaller")
     if not isinstance(settings, dict | None):
         raise UserError(f"lr_scheduler_kwargs={settings!r}: a mapping is expected, such as '{{\"num_cycles\": 2}}'")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from transformers import TrainingArguments
 
 from soft_trainer.encoders.encoding import parse_dims
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import Values, check_values, declared_options, effective_options, unread_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
@@ -90,18 +90,15 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     similar = args.train_sampling_strategy == "similar" and options.similar_by == "estimator"
     name = "no estimator" if estimator is None else type(estimator).__name__
     source = options.negatives
-    refuse(
-        (
-            similar and not getattr(estimator, "finds_neighbours", False),
+    if similar and not getattr(estimator, "finds_neighbours", False):
+        raise UserError(
             f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
-            "trained_model or initial_model, or --similar_by bm25",
-        ),
-        (
-            source is not None and not options.negatives_per_query,
-            "negatives: say how many of them each query gets, with --negatives_per_query",
-        ),
-        (source not in (None, COLUMN) and not Path(source).exists(), f"negatives={source}: no such file"),
-    )
+            "trained_model or initial_model, or --similar_by bm25"
+        )
+    if source is not None and not options.negatives_per_query:
+        raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")
+    if source not in (None, COLUMN) and not Path(source).exists():
+        raise UserError(f"negatives={source}: no such file")
     return Plan(
         loss,
         options,
@@ -130,23 +127,19 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
             settings[name] = getattr(estimator, attribute, declared.of_estimator)
     loss = LossSettings(**settings)
     name = type(estimator).__name__
-    refuse(
-        (loss.temperature == 0 and not aware, "temperature=0: must be above 0"),
-        (aware and not loss.uses_weights, f"weighting=positive_aware: {loss.loss} has no weights, only soft_info_nce"),
-        (
-            loss.needs_similarity and estimator is None,
+    if loss.temperature == 0 and not aware:
+        raise UserError("temperature=0: must be above 0")
+    if aware and not loss.uses_weights:
+        raise UserError(f"weighting=positive_aware: {loss.loss} has no weights, only soft_info_nce")
+    if loss.needs_similarity and estimator is None:
+        raise UserError(
             f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "
-            "use loss=info_nce",
-        ),
-        (
-            aware and not getattr(estimator, "compares_codes", True),
-            f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}",
-        ),
-        (
-            loss.cancel == "ratio" and hasattr(estimator, "members"),
-            "cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k",
-        ),
-    )
+            "use loss=info_nce"
+        )
+    if aware and not getattr(estimator, "compares_codes", True):
+        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
+    if loss.cancel == "ratio" and hasattr(estimator, "members"):
+        raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
     return loss
 
 
@@ -158,9 +151,11 @@ def parse_ranks(ranks: str | None) -> tuple[int, int | None]:
     """
     try:
         first, last = (ranks or "0,").split(",")
-        first, last = int(first or 0), int(last) if last.strip() else None
+        first = int(first or 0)
+        last = int(last) if last.strip() else None
     except (ValueError, AttributeError):  # in Python it may be no text
-        first, last = -1, None
+        first = -1
+        last = None
     if first < 0 or (last is not None and last <= first):
         raise UserError(f"negative_ranks={ranks}: write FIRST,LAST, two numbers from 0, such as 5,50") from None
     return first, last
@@ -172,8 +167,10 @@ def check_codes(loss: LossSettings, codes: int) -> None:
     Raises:
         UserError: names the number that works.
     """
-    settings, least = f"loss={loss.loss}, cancel={loss.cancel}", loss.smallest_batch
+    settings = f"loss={loss.loss}, cancel={loss.cancel}"
+    least = loss.smallest_batch
     if loss.uses_weights and loss.weighting == "eq4":
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     message = f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is {least}"
-    refuse((codes < least, message))
+    if codes < least:
+        raise UserError(message)

@@ -27,7 +27,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             asked = {name: name in unsaid for name in PARTS}
         for name, value in asked.items():
             setattr(self, name, bool(value))
-        workers, self.dataloader_num_workers = self.dataloader_num_workers, max(self.dataloader_num_workers, 0)
+        workers = self.dataloader_num_workers
+        self.dataloader_num_workers = max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
             value = getattr(self, name, None)
             if isinstance(value, str) and value.startswith("{"):

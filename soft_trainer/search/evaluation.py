@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.changes import is_mined_path
 from soft_trainer.mining.definitions import parse
@@ -90,7 +90,8 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
             queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
         except (KeyError, TypeError) as error:
             raise UserError(f"{place}: no judged query (repo, query, relevant): {error}") from error
-    refuse((not queries, f"{path}: no query in it"))
+    if not queries:
+        raise UserError(f"{path}: no query in it")
     return queries
 
 
@@ -110,7 +111,8 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(bare)
         queries += [JudgedQuery("", text, frozenset([path]), (f"language {language}",)) for text in documents]
-    refuse((not queries, f"{folder}: no documented function in it to make a query of"))
+    if not queries:
+        raise UserError(f"{folder}: no documented function in it to make a query of")
     random.Random(0).shuffle(queries)
     return queries[:count]
 
@@ -177,7 +179,8 @@ def main_language(repository: str | os.PathLike[str]) -> str:
         paths = [path for path, _ in tree_files(opened, opened.head.target)]
     counts = {name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES}
     known = ", ".join(SOURCE_LANGUAGES)
-    refuse((not any(counts.values()), f"{repository}: no source file in one of {known}; choose with --language"))
+    if not any(counts.values()):
+        raise UserError(f"{repository}: no source file in one of {known}; choose with --language")
     return max(counts, key=counts.__getitem__)
 
 
@@ -193,9 +196,11 @@ def measure(
         places[path].append((first, last, url))
     found: dict[str, list[Measures]] = {"files": [], "functions": []}
     for query in queries:
-        files, named = [], []
+        files = []
+        named = []
         for result in index.search(query.query, HISTORY_DEPTH, lexical=lexical):
-            start, end = result.start_line, result.end_line
+            start = result.start_line
+            end = result.end_line
             shown = [url for first, last, url in places[result.path] if first <= end and last >= start]
             named += shown or [(result.path, start)]
             files.append(result.path)

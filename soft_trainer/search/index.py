@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import soft_trainer
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.search import ranking, store, vectors
 from soft_trainer.search.listing import maybe_vendored
 from soft_trainer.search.results import SearchResult
@@ -74,16 +74,19 @@ class CodeIndex(AbstractContextManager):
                 that its embeddings do not have.
         """
         real = os.path.realpath(folder)
-        refuse((not os.path.isdir(real), f"{folder}: no such folder; give the root of a source tree"))
+        if not os.path.isdir(real):
+            raise UserError(f"{folder}: no such folder; give the root of a source tree")
         target = Path(index_dir) if index_dir is not None else store.default_index_dir(real)
         fresh = model is None and not (target / store.DATABASE).is_file()
-        refuse((fresh and truncate_dim is not None, f"truncate_dim={truncate_dim}: {_NO_ENCODER}"))
+        if fresh and truncate_dim is not None:
+            raise UserError(f"truncate_dim={truncate_dim}: {_NO_ENCODER}")
         store.make_index_dir(target, real)
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
             kept = store.get_meta(database, "folder", real)
             taken = kept != real and os.path.isdir(kept)
-            refuse((taken, f"{target}: it is the index of {kept}; choose another index_dir"))
+            if taken:
+                raise UserError(f"{target}: it is the index of {kept}; choose another index_dir")
             given = {"exclude": exclude, "include": include}
             listed = {name: [value] if isinstance(value, str) else value for name, value in given.items()}
             patterns = {name: [p for p in value if p] for name, value in listed.items() if value is not None}
@@ -100,7 +103,8 @@ class CodeIndex(AbstractContextManager):
         """Opens an index that `build` made; a UserError if there is none, or if it cannot be trusted or read."""
         with _disk_errors(Path(index_dir)):
             index = cls(index_dir, store.connect(Path(index_dir)))
-        refuse((index.folder is None, f"{index_dir}: no index there; make one with `soft-trainer index DIR`"))
+        if index.folder is None:
+            raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
         return index
 
     def update(
@@ -125,7 +129,8 @@ class CodeIndex(AbstractContextManager):
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Reads changed files. If another process writes the index, waits for it or leaves it to that one."""
         gone = f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"
-        refuse((not os.path.isdir(self.folder), gone))
+        if not os.path.isdir(self.folder):
+            raise UserError(gone)
         with _disk_errors(self.index_dir):
             if not find_changes(self.database, self.folder):
                 return False
@@ -173,7 +178,8 @@ class CodeIndex(AbstractContextManager):
         """Returns the encoder and its dimensions, by default those of the index; a UserError for dimensions alone."""
         # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
         name = self.model if model is None else os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
-        refuse((name is None and truncate_dim is not None, f"truncate_dim={truncate_dim}: {_NO_ENCODER}"))
+        if name is None and truncate_dim is not None:
+            raise UserError(f"truncate_dim={truncate_dim}: {_NO_ENCODER}")
         return name, self.truncate_dim if truncate_dim is None and name == self.model else truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
@@ -212,7 +218,8 @@ class CodeIndex(AbstractContextManager):
         with _disk_errors(self.index_dir), self._snapshot() as snapshot:
             segments = snapshot.segments
             empty = not segments.live.any()
-            refuse((empty, f"nothing is indexed of {self.folder}; run `{self._command()}`"))
+            if empty:
+                raise UserError(f"nothing is indexed of {self.folder}; run `{self._command()}`")
             allowed = snapshot.allowed(path, language, name)
             if allowed is not None and not allowed.any():
                 return []
@@ -307,7 +314,8 @@ class CodeIndex(AbstractContextManager):
         try:
             version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
             if version != self._cached_version:
-                self._cached, self._cached_version = Snapshot(self.database, self.index_dir), version
+                self._cached = Snapshot(self.database, self.index_dir)
+                self._cached_version = version
             yield self._cached
         finally:
             self.database.execute("COMMIT")
@@ -328,7 +336,8 @@ class CodeIndex(AbstractContextManager):
         try:
             encoder = self._encoder(name, state.get("truncate_dim"))
             embedding = encoder.queries([query])[0]
-            refuse((encoder.identity != state.get("identity"), changed))
+            if encoder.identity != state.get("identity"):
+                raise UserError(changed)
             return snapshot.similarity(embedding)
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")

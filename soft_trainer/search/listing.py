@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Any
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import MAX_DEPTH, SKIPPED_FOLDERS, read_regular
 
 IGNORE_FILE = ".gitignore"
@@ -83,7 +83,9 @@ class _Walk:
     """One pass over a tree, folder by folder, without recursion."""
 
     def __init__(self, root: str, last: Listing, patterns: dict[str, list[str]]):
-        self.root, self.known, self.skipped = root, last.files, last.skipped
+        self.root = root
+        self.known = last.files
+        self.skipped = last.skipped
         self.listing = Listing(ignores=dict(patterns))
         self.exclude, self.include = (list(map(glob_pattern, patterns[name])) for name in ("exclude", "include"))
         rooted = (pattern.removeprefix("./") for pattern in patterns["include"] if "/" in pattern)
@@ -105,7 +107,8 @@ class _Walk:
                 with os.scandir(os.path.join(self.root, folder)) as scan:
                     entries = sorted(scan, key=lambda entry: entry.name)
             except OSError as error:
-                refuse((not folder, f"{self.root}: the folder cannot be read ({error.strerror})"))
+                if not folder:
+                    raise UserError(f"{self.root}: the folder cannot be read ({error.strerror})") from error
                 self.listing.skipped[folder] = "unreadable"
                 continue
             prefix = folder + "/" if folder else ""
@@ -159,7 +162,8 @@ class _Walk:
         if not stat.S_ISREG(status.st_mode):
             self.listing.skipped[path] = "link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
             return
-        included, large = _matches(path, self.include), status.st_size > MAX_DATA_BYTES
+        included = _matches(path, self.include)
+        large = status.st_size > MAX_DATA_BYTES
         reason = "" if path in self.known else self.skipped.get(path, "")
         if path not in self.known and (not reason or (reason == "data" and not large)):
             reason = self._reason_against_file(path, entry.name, included)

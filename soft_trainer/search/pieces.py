@@ -130,13 +130,15 @@ def _definitions(source: bytes, language: str) -> list[Piece]:
     Functions inside a function that is no longer than `MAX_LINES` belong to it.
     """
     root = parse(source, language, PARSE_SECONDS)
-    spans, hidden_until = [], -1
+    spans = []
+    hidden_until = -1
     for found in definitions(root, source, language) if root else ():
         node = found.node
         if not found.name or node.start_byte < hidden_until:
             continue
         outermost = min([node, *found.wrappers], key=lambda node: node.start_byte)
-        first, last = outermost.start_point.row, node.end_point.row
+        first = outermost.start_point.row
+        last = node.end_point.row
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
         plain = _NAME.findall(found.name.rsplit(".", 1)[-1])

@@ -18,7 +18,9 @@ from soft_trainer.search.store import Segments
 from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, WORD, stem, terms, whole
 
-K1, B = 1.2, 0.75  # BM25's usual ones
+# BM25's usual ones
+K1 = 1.2
+B = 0.75
 FILE_TEXT = 1.0  # BM25 of the whole file, for words that are spread over several pieces
 OWN_NAME_WORDS = 0.5  # share of the query that stands in the file's own name
 OWN_NAME_COVERED = 1.0  # share of the file's own name that stands in the query
@@ -111,7 +113,8 @@ def _share(similarity: np.ndarray) -> np.ndarray:
     known = similarity[~np.isnan(similarity)]
     if not len(known):
         return np.zeros(len(similarity), np.float32)
-    usual, top = float(np.median(known)), float(known.max())
+    usual = float(np.median(known))
+    top = float(known.max())
     shares = np.nan_to_num(np.clip((similarity - usual) / max(top - usual, 1e-9), 0, 1)).astype(np.float32)
     # While few pieces have embeddings, these must not come before better ones that have none yet.
     return shares * (len(known) / len(similarity))
@@ -121,8 +124,10 @@ class _Gathered:
     """Sums over the terms of a query."""
 
     def __init__(self, segments: Segments):
-        self.segments, self.owners = segments, segments.owners
-        files, pieces = len(segments.languages), len(segments.lengths)
+        self.segments = segments
+        self.owners = segments.owners
+        files = len(segments.languages)
+        pieces = len(segments.lengths)
         self.norm, self.file_norm = _norms(segments)
         self.file_text, self.own_name, self.own_parts = np.zeros((3, files), np.float32)
         self.folders, self.defined_words, self.defined = np.zeros((3, files), np.float32)
@@ -160,7 +165,8 @@ class _Gathered:
 
     def scores(self, similar: np.ndarray | None) -> Scores:
         """Sums all shares, `similar` (weighted, by piece) among them."""
-        segments, total = self.segments, self.total or 1.0
+        segments = self.segments
+        total = self.total or 1.0
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
         parts = np.maximum(segments.traits[:, 2], 1)
         files = (
@@ -213,13 +219,15 @@ def order_pieces(
     if allowed is not None:
         keep = np.zeros(len(files), bool)
         keep[segments.owners[allowed]] = True
-        files, pieces = np.where(keep, files, 0), np.where(allowed, pieces, -1)
+        files = np.where(keep, files, 0)
+        pieces = np.where(allowed, pieces, -1)
     taken = np.flatnonzero(files > 0)
     if len(taken) > limit:  # to sort all takes twenty times as long
         taken = taken[files[taken] >= np.partition(files[taken], -limit)[-limit]]
     ranked = []
     for file in sorted(taken.tolist(), key=lambda file: (-files[file], file))[:limit]:
-        first, last = int(segments.firsts[file]), int(segments.firsts[file + 1])
+        first = int(segments.firsts[file])
+        last = int(segments.firsts[file + 1])
         own = pieces[first:last]
         order = np.argsort(-own, kind="stable")[:limit]
         top = max(float(own[order[0]]), 1e-9)

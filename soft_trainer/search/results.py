@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.search.words import STOP_WORDS, WORD, terms
 
 SHOWN_LINES = 4
@@ -53,10 +53,10 @@ class SearchResult:
 
 def check_query(query: str, limit: int) -> None:
     """Raises a UserError for an empty query or a limit below 1."""
-    refuse(
-        (not query.strip(), 'an empty query; say what to look for, such as "parse a date"'),
-        (limit < 1, f"limit={limit}: 1 or more is expected"),
-    )
+    if not query.strip():
+        raise UserError('an empty query; say what to look for, such as "parse a date"')
+    if limit < 1:
+        raise UserError(f"limit={limit}: 1 or more is expected")
 
 
 def query_terms(query: str) -> set[str]:

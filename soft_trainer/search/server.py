@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.search.ranking import parse_query
 from soft_trainer.search.results import query_terms
 from soft_trainer.search.serving import ServedIndex
@@ -29,7 +29,8 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, served: ServedIndex, port: int = 0, editor: str = EDITOR):
         super().__init__(("127.0.0.1", port), _Handler)
-        self.served, self.editor = served, editor
+        self.served = served
+        self.editor = editor
         self.token = secrets.token_urlsafe(24)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
@@ -39,7 +40,8 @@ class PageServer(ThreadingHTTPServer):
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
         results, notices = self.served.search(query, MAX_RESULTS, **filters)
-        wanted, rows = query_terms(query), []
+        wanted = query_terms(query)
+        rows = []
         for result in results:
             lines = [number for number, _ in result.telling_lines(wanted)]
             path = quote(f"{self.served.index.folder}/{result.path}")
@@ -54,15 +56,18 @@ class PageServer(ThreadingHTTPServer):
         with self.served.lock:
             text = self.served.index.text_of(options.get("path", ""))
         try:
-            start, end = max(int(options["start"]), 1), int(options["end"])
+            start = max(int(options["start"]), 1)
+            end = int(options["end"])
         except (KeyError, ValueError) as error:
             raise UserError("start and end: whole numbers are expected") from error
-        refuse((text is None, "path: not in the index"))
+        if text is None:
+            raise UserError("path: not in the index")
         return {"start_line": start, "text": "\n".join(text.split("\n")[start - 1 : end])}
 
     def about(self, _: dict[str, str]) -> dict:
         """Returns the folder and the languages that the filters offer."""
-        index, query = self.served.index, "SELECT language FROM files GROUP BY 1 ORDER BY count(*) DESC"
+        index = self.served.index
+        query = "SELECT language FROM files GROUP BY 1 ORDER BY count(*) DESC"
         with self.served.lock:
             return {"folder": index.folder, "languages": [language for (language,) in index.database.execute(query)]}
 

@@ -24,10 +24,13 @@ class ServedIndex:
     """
 
     def __init__(self, index: CodeIndex, update: bool = True, lexical: bool = False):
-        self.index, self.lexical = index, lexical
+        self.index = index
+        self.lexical = lexical
         self.lock = threading.Lock()  # SQLite's connection is one
         self.watch = Watch(index.folder, index.patterns.get("include", ())) if update else None
-        self.loaded, self.work, self.problem = threading.Event(), threading.Event(), ""
+        self.loaded = threading.Event()
+        self.work = threading.Event()
+        self.problem = ""
         self.encodes = False
         if update:
             index.remedy = "the others are being encoded"
@@ -44,7 +47,8 @@ class ServedIndex:
             self._start_encoder()
             by_words = self.lexical or not self.loaded.is_set()
             results = self.index.search(query, limit, lexical=by_words, **filters)
-            notices, self.index.notices = self.index.notices, []
+            notices = self.index.notices
+            self.index.notices = []
         if by_words and not self.lexical and self.index.model:
             notices.append(f"searching by words alone: {self.problem or 'the encoder is being loaded'}")
         elif self.problem and not self.lexical:
@@ -84,14 +88,18 @@ class Watch:
 
     def __init__(self, folder: str, include: Sequence[str] = ()):
         self.include = [glob_pattern(pattern) for pattern in include]
-        self.folder, self.dirty, self.watching, self.asked = folder, True, False, 0.0
+        self.folder = folder
+        self.dirty = True
+        self.watching = False
+        self.asked = 0.0
         threading.Thread(target=self._watch, daemon=True).start()
 
     def changed(self) -> bool:
         """Returns True if something may have changed since the last call."""
         due = self.dirty if self.watching else time.monotonic() - self.asked > CHECK_SECONDS
         if due:
-            self.dirty, self.asked = False, time.monotonic()
+            self.dirty = False
+            self.asked = time.monotonic()
         return due
 
     def _watch(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.search import store, vectors
 from soft_trainer.search.listing import glob_pattern
 from soft_trainer.search.results import SearchResult
@@ -49,10 +49,12 @@ class Snapshot:
             wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
             languages = store.get_meta(self.database, "languages", [])
             numbers = [number for number, known in enumerate(languages) if known in wanted]
-            refuse((not numbers, f"language={language!r}: the index has {', '.join(sorted(languages))}"))
+            if not numbers:
+                raise UserError(f"language={language!r}: the index has {', '.join(sorted(languages))}")
             files &= np.isin(segments.languages, numbers)
         if path is not None:
-            pattern, rows = glob_pattern(path), self.database.execute("SELECT id, path FROM files")
+            pattern = glob_pattern(path)
+            rows = self.database.execute("SELECT id, path FROM files")
             files &= np.isin(np.arange(len(files)), [file for file, own in rows if pattern.fullmatch(own)])
         pieces = files[segments.owners]
         if name is not None:

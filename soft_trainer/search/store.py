@@ -21,9 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 
-DATABASE, LOCK, ENCODING_LOCK = "index.sqlite", "lock", "encoding.lock"
+DATABASE = "index.sqlite"
+LOCK = "lock"
+ENCODING_LOCK = "encoding.lock"
 FORMAT = 6
 # Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program; 1 for a file in
 # a folder that may hold other people's code.
@@ -73,7 +75,10 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path:
 def make_index_dir(index_dir: Path, folder: str) -> None:
     """Makes a private folder for an index; a UserError if it lies in the tree or cannot be made."""
     inside = os.path.commonpath([os.path.realpath(index_dir), folder]) == folder
-    refuse((inside, f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"))
+    if inside:
+        raise UserError(
+            f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"
+        )
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
         index_dir.mkdir(mode=0o700, exist_ok=True)
@@ -89,7 +94,8 @@ def _check_owner(index_dir: Path) -> None:
     database = index_dir / DATABASE
     owners = {index_dir.stat().st_uid, database.lstat().st_uid if os.path.lexists(database) else os.geteuid()}
     why = "a link or somebody else's, so it is not trusted; choose another index_dir"
-    refuse((database.is_symlink() or owners != {os.geteuid()}, f"{index_dir}: {why}"))
+    if database.is_symlink() or owners != {os.geteuid()}:
+        raise UserError(f"{index_dir}: {why}")
 
 
 @contextmanager
@@ -111,7 +117,8 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """
     path = index_dir / DATABASE
     missing = not create and not path.is_file()
-    refuse((missing, f"{index_dir}: no index there; make one with `soft-trainer index DIR`"))
+    if missing:
+        raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
     _check_owner(index_dir)
     # A folder that may not be written has no room for SQLite's log: the file is then read as it is.
     writable = os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK))
@@ -124,10 +131,10 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
             database.execute(f"PRAGMA {setting}")
         version = database.execute("PRAGMA user_version").fetchone()[0]
         made = f"{index_dir}: format {version} of the index, and this version of soft_trainer has {FORMAT}"
-        refuse(
-            (version > FORMAT, f"{made}: a newer version made it; upgrade, or delete it and index again"),
-            (version < FORMAT and not create, f"{made}; rebuild it with `soft-trainer index DIR`"),
-        )
+        if version > FORMAT:
+            raise UserError(f"{made}: a newer version made it; upgrade, or delete it and index again")
+        if version < FORMAT and not create:
+            raise UserError(f"{made}; rebuild it with `soft-trainer index DIR`")
         if version < FORMAT:
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.execute("PRAGMA journal_mode = WAL")
@@ -176,7 +183,9 @@ def insert_postings(database: sqlite3.Connection, segment: int, vocabulary: list
     if not len(term):
         return
     order = np.argsort(term, kind="stable")
-    term, piece, count = term[order], piece[order].astype(np.uint32), count[order]
+    term = term[order]
+    piece = piece[order].astype(np.uint32)
+    count = count[order]
     starts = np.flatnonzero(np.r_[True, term[1:] != term[:-1]])
     ends = np.r_[starts[1:], len(term)]
     differences = np.diff(piece, prepend=np.uint32(0))
@@ -184,7 +193,8 @@ def insert_postings(database: sqlite3.Connection, segment: int, vocabulary: list
     largest = np.maximum.reduceat(differences, starts)
     widths = np.where(largest < 1 << 8, 1, np.where(largest < 1 << 16, 2, 4)).tolist()
     packed = {width: differences.astype(kind).data.cast("B") for width, kind in _WIDTHS.items()}
-    counts, firsts = count.data.cast("B"), piece[starts].astype("<u4").data.cast("B")
+    counts = count.data.cast("B")
+    firsts = piece[starts].astype("<u4").data.cast("B")
     names = term[starts].tolist()
 
     def rows() -> Iterator[tuple]:
@@ -199,7 +209,8 @@ def insert_postings(database: sqlite3.Connection, segment: int, vocabulary: list
 
 def unpack(width: int, pieces: bytes) -> np.ndarray:
     """Decodes the pieces of one term and segment, int64[n], ascending."""
-    first, differences = np.frombuffer(pieces, "<u4", 1), np.frombuffer(pieces, _WIDTHS[width], offset=4)
+    first = np.frombuffer(pieces, "<u4", 1)
+    differences = np.frombuffer(pieces, _WIDTHS[width], offset=4)
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
 
 
@@ -213,7 +224,8 @@ def compact(database: sqlite3.Connection) -> None:
     segments = Segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
-    counts, total = old[:, 2], int(old[:, 2].sum())
+    counts = old[:, 2]
+    total = int(old[:, 2].sum())
     number = count_segments(database)
     # Each segment repeats the words that it holds: in a small index a few segments double its size.
     few = number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
@@ -223,7 +235,9 @@ def compact(database: sqlite3.Connection) -> None:
     taken = np.repeat(old[:, 1] - firsts, counts) + np.arange(total)
     new_piece = np.full(len(segments.lengths), -1, np.int64)
     new_piece[taken] = np.arange(total)
-    vocabulary, piece, count = [], [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
+    vocabulary = []
+    piece = [np.zeros(0, np.int32)]
+    count = [np.zeros(0, np.uint8)]
     rows = database.execute("SELECT term, width, pieces, counts FROM postings ORDER BY term, segment")
     for name, same in itertools.groupby(rows, operator.itemgetter(0)):
         pieces, times = segments.joined([row[1:] for row in same])
@@ -245,7 +259,8 @@ def compact(database: sqlite3.Connection) -> None:
     database.execute("UPDATE files SET first = (SELECT first FROM moves WHERE new = id)")
     database.execute("DROP TABLE moves")
     insert_postings(database, 0, vocabulary, term, np.concatenate(piece), np.concatenate(count))
-    owners, kept = np.repeat(np.arange(len(files)), counts), old[:, 0]
+    owners = np.repeat(np.arange(len(files)), counts)
+    kept = old[:, 0]
     by_piece = segments.lengths[taken], owners, segments.names[taken]
     insert_segment(database, 0, *by_piece, segments.languages[kept], segments.traits[kept])
 

@@ -20,7 +20,11 @@ from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, l
 from soft_trainer.search.words import WORD, source_words, stem, terms, whole
 
 # A term's first letter says what it is found in; a term of the text has none.
-DEFINED, NAME, PATH, OWN_NAME, SUMMARY = "=", "@", "/", "//", "~"
+DEFINED = "="
+NAME = "@"
+PATH = "/"
+OWN_NAME = "//"
+SUMMARY = "~"
 MAX_COUNT = 255
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
@@ -49,7 +53,8 @@ class Batch:
 
 def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     """Reads files, splits them and counts their terms; `known` maps their paths to (digest, language) in the index."""
-    batch, numbers = Batch(), defaultdict(count().__next__)
+    batch = Batch()
+    numbers = defaultdict(count().__next__)
     term: list[int] = []
     sizes: list[int] = []
     numbers_of = cache(lambda word: [numbers[one] for one in terms(word)])
@@ -58,7 +63,8 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
         if isinstance(source, str):
             batch.skipped[path] = source
             continue
-        digest, language = blake2b(source, digest_size=16).digest(), language_of(path, source)
+        digest = blake2b(source, digest_size=16).digest()
+        language = language_of(path, source)
         if (digest, language) == as_indexed:
             batch.touched.append(path)
             continue
@@ -73,8 +79,11 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
             batch.names.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
         places = json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(pieces), digest, places, zlib.compress(source, 1)))
-        depth, parts = path.count("/"), len(identifier_words(_name_and_folders(path)[0]))
-        test, text_only, vendored = is_test_path(path, language), language in TEXT_LANGUAGES, maybe_vendored(path)
+        depth = path.count("/")
+        parts = len(identifier_words(_name_and_folders(path)[0]))
+        test = is_test_path(path, language)
+        text_only = language in TEXT_LANGUAGES
+        vendored = maybe_vendored(path)
         batch.traits.append((int(test), min(depth, 255), min(parts, 255), int(text_only), int(vendored)))
     batch.vocabulary = list(numbers)
     # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.

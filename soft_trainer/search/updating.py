@@ -95,7 +95,8 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
     """Reads files in batches, in several processes if there are many."""
     rows = list(files.items())
     batches = [dict(rows[start : start + BATCH_FILES]) for start in range(0, len(rows), BATCH_FILES)]
-    workers, many = min(os.cpu_count() or 1, len(batches)), len(files) >= MIN_PARALLEL_FILES
+    workers = min(os.cpu_count() or 1, len(batches))
+    many = len(files) >= MIN_PARALLEL_FILES
     run = map
     with ExitStack() as stack:
         if many and workers > 1 and _may_fork():
@@ -130,7 +131,8 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
         if not rows:
             return
         segments = store.Segments(database)
-        first_file, counts = len(segments.languages), [row[2] for row in rows]
+        first_file = len(segments.languages)
+        counts = [row[2] for row in rows]
         firsts = len(segments.lengths) + np.cumsum([0, *counts])
         for file, first, row in zip(count(first_file), firsts.tolist(), rows, strict=False):
             path, language, number, digest, pieces, text = row

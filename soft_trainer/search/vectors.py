@@ -27,7 +27,9 @@ from soft_trainer.search.store import get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
 
 # A commit holds some seconds of work, which is lost when the process is killed.
-FIRST_TEXTS, COMMIT_TEXTS, COMMIT_SECONDS = 32, 512, 5.0
+FIRST_TEXTS = 32
+COMMIT_TEXTS = 512
+COMMIT_SECONDS = 5.0
 SLOW_RATE = 20.0  # pieces a second, where nothing is known
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
@@ -57,7 +59,9 @@ class SearchEncoder:
             if "trust_remote_code" not in str(error):
                 raise
             raise UserError(f"{name}: its code comes with it, and a search never runs such code") from error
-        self.name, self.truncate_dim, self.identity = name, truncate_dim, self._encoder.identity()
+        self.name = name
+        self.truncate_dim = truncate_dim
+        self.identity = self._encoder.identity()
         self._comparable = partial(comparable, self._encoder.profile)
 
     @cached_property
@@ -97,7 +101,8 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchE
         for digests, rows in database.execute("SELECT digests, slots FROM vectors")
         for place, row in enumerate(np.frombuffer(rows, "<i4").tolist())
     }
-    size, total = FIRST_TEXTS, unencoded(database)
+    size = FIRST_TEXTS
+    total = unencoded(database)
     with Progress("Encoding" if progress else None, total, "piece") as bar:
         while group := _pending(database, min(size, COMMIT_TEXTS)):
             started = time.perf_counter()
@@ -221,7 +226,8 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
     """Maps the embeddings into memory, float16[rows, d]; a UserError if the file is too short."""
-    path, shape = vector_file(index_dir, state["number"]), (state["rows"], state["dimension"])
+    path = vector_file(index_dir, state["number"])
+    shape = (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)
     try:

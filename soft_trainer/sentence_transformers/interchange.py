@@ -12,14 +12,17 @@ from soft_trainer.data.negative_files import TrainingRows, check_texts, column_n
 from soft_trainer.data.negatives import Negatives
 from soft_trainer.data.sources import as_rows
 from soft_trainer.data.tokens import column_texts, text_column
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.sentence_transformers.rows import LABEL, LABEL_COLUMNS, NO_TEXTS, with_rows
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.hard_batches import COLUMN_NAME
 
 LAYOUTS = ("n-tuple", "triplet", "labeled-list")
-SCORES, OWN_SCORE = "negative_scores", "positive_score"  # columns that go with `negatives`
-QUERY_COLUMNS, CODE_COLUMNS = ("docstring", "docstring_tokens"), ("code", "original_string", "code_tokens")
+# columns that go with `negatives`
+SCORES = "negative_scores"
+OWN_SCORE = "positive_score"
+QUERY_COLUMNS = ("docstring", "docstring_tokens")
+CODE_COLUMNS = ("code", "original_string", "code_tokens")
 
 
 def to_sentence_transformers(
@@ -49,10 +52,10 @@ def to_sentence_transformers(
     Raises:
         UserError: no such layout, no negatives where the layout needs them, or no scores where they are asked for.
     """
-    refuse(
-        (layout not in LAYOUTS, f"layout={layout!r}: use one of {', '.join(LAYOUTS)}"),
-        (number is not None and number < 1, f"number={number}: must be 1 or more"),
-    )
+    if layout not in LAYOUTS:
+        raise UserError(f"layout={layout!r}: use one of {', '.join(LAYOUTS)}")
+    if number is not None and number < 1:
+        raise UserError(f"number={number}: must be 1 or more")
     rows = as_rows(rows, "rows")
     queries = list(column_texts(rows, text_column(rows, QUERY_COLUMNS, "query")))
     codes = list(column_texts(rows, text_column(rows, CODE_COLUMNS, "code")))
@@ -176,14 +179,18 @@ def _pairs(dataset: Dataset) -> Iterator[tuple[object, str, str, dict[str, float
 def _documents(row: Mapping, place: str) -> tuple[str, list[tuple[str, bool, float]]]:
     """Returns the query of one row of a layout, and its documents: text, True if it is right, score or NaN."""
     names = list(row)
-    labels, scores = row.get("labels", row.get("label")), row.get("scores", row.get("score"))
+    labels = row.get("labels", row.get("label"))
+    scores = row.get("scores", row.get("score"))
     is_pair = len(names) == 2 and names[1] not in LABEL_COLUMNS
     if not is_pair and (len(names) < 3 or names[2] not in LABEL_COLUMNS or (labels is None and scores is None)):
         query, texts, scores = tuple_texts(row, place)
         return query, list(zip(texts, [True] + [False] * (len(texts) - 1), scores, strict=True))
-    query, texts = row[names[0]], row[names[1]]
+    query = row[names[0]]
+    texts = row[names[1]]
     if isinstance(texts, str) or texts is None:
-        texts, labels, scores = [texts], [1 if is_pair else labels or 0], None if scores is None else [scores]
+        texts = [texts]
+        labels = [1 if is_pair else labels or 0]
+        scores = None if scores is None else [scores]
         if labels[0] not in (0, 1):
             raise UserError(f"{place}: label {labels[0]}: 1 (right) or 0 (wrong) is expected")
     labels = [1] + [0] * (len(texts) - 1) if labels is None else labels

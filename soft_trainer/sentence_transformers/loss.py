@@ -20,7 +20,7 @@ from soft_trainer import distributed, losses
 from soft_trainer.callbacks import EstimatorCallback
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
@@ -96,11 +96,13 @@ class SoftInfoNCELoss(nn.Module):
     ):
         super().__init__()
         unknown = next(iter(options.keys() - set(OPTIONS)), None)
-        refuse(
-            (unknown, f"{unknown}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}"),
-            (not scale > 0, f"scale={scale}: must be above 0"),
-        )
-        self.model, self.scale, self.similarity_fct = model, scale, similarity_fct
+        if unknown:
+            raise UserError(f"{unknown}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
+        if not scale > 0:
+            raise UserError(f"scale={scale}: must be above 0")
+        self.model = model
+        self.scale = scale
+        self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
         self.options = SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
         self.estimator = _own_estimator(estimator, model)
@@ -126,7 +128,8 @@ class SoftInfoNCELoss(nn.Module):
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
         """Returns queries, the codes of all processes that share negatives, their batch sizes, and this place."""
-        given, expected = len(embeddings), 2 + self.rows.negatives.shape[1]
+        given = len(embeddings)
+        expected = 2 + self.rows.negatives.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
             raise UserError(
                 f"{type(self).__name__}: a batch of {given} columns of texts, but the train_dataset that the loss was "
@@ -214,7 +217,8 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         if has_static_embedding_input(model):
             raise UserError("model: static embeddings cannot be encoded in mini-batches; use SoftInfoNCELoss")
         super().__init__(model, estimator, train_dataset, **settings)
-        self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
+        self.mini_batch_size = mini_batch_size
+        self.mini_batch_num_tokens = mini_batch_num_tokens
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -255,10 +259,13 @@ class SentenceTransformerEstimator(Estimator):
     """
 
     # As those of InitialModelEstimator, whose scores these are.
-    alpha, beta, temperature = 1.3, 0.7, 2.0
+    alpha = 1.3
+    beta = 0.7
+    temperature = 2.0
 
     def __init__(self, model: SentenceTransformer | None = None, batch_size: int = 64):
-        self.model, self.batch_size = model, batch_size
+        self.model = model
+        self.batch_size = batch_size
 
     @property
     def score_scale(self) -> float:
@@ -277,7 +284,8 @@ class SentenceTransformerEstimator(Estimator):
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the model's scaled similarities, Tensor[Q, C] in float32."""
-        queries, codes = self._queries[as_array(query_rows)], self._codes[as_array(code_rows)]
+        queries = self._queries[as_array(query_rows)]
+        codes = self._codes[as_array(code_rows)]
         return self.model.similarity(queries, codes) * self.score_scale
 
     def _embeddings(self, encode, texts: list[str]) -> Tensor:
@@ -295,13 +303,14 @@ def _own_estimator(estimator, model: SentenceTransformer):
         estimator.members = [copy.copy(member) for member in estimator.members]
     for member in members_of(estimator):
         methods = (getattr(member, name, None) for name in ("fit", "similarity"))
-        is_class, is_initial = isinstance(member, type), isinstance(member, InitialModelEstimator)
+        is_class = isinstance(member, type)
+        is_initial = isinstance(member, InitialModelEstimator)
         given = f"the class {member.__name__}" if is_class else repr(member)
         is_estimator = all(map(callable, methods)) and not is_class
-        refuse(
-            (not is_estimator, f"estimator: an object such as BM25Estimator() is expected, not {given}"),
-            (is_initial, "InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()"),
-        )
+        if not is_estimator:
+            raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {given}")
+        if is_initial:
+            raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
         if isinstance(member, SentenceTransformerEstimator) and member.model is None:
             member.model = model
     return estimator

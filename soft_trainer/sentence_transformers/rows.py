@@ -16,7 +16,7 @@ from soft_trainer.data.batches import same_texts
 from soft_trainer.data.negative_files import TrainingRows, code_numbers
 from soft_trainer.data.negatives import own_columns
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.training.hard_batches import with_codes
 
 LABEL = "label"
@@ -31,20 +31,19 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     The numbers stay with their rows: the result may be shuffled, filtered or split. Anything but one `Dataset` without
     labels and scores raises UserError.
     """
-    kind, columns = type(train_dataset).__name__, getattr(train_dataset, "column_names", ())
+    kind = type(train_dataset).__name__
+    columns = getattr(train_dataset, "column_names", ())
     taken = next((name for name in LABEL_COLUMNS if name in columns), None)
-    refuse(
-        (
-            not isinstance(train_dataset, Dataset),
+    if not isinstance(train_dataset, Dataset):
+        raise UserError(
             f"with_rows: one datasets.Dataset is expected, not {kind}: call it for each of a dict, and collect the "
-            "rows of a stream first",
-        ),
-        (
-            taken,
+            "rows of a stream first"
+        )
+    if taken:
+        raise UserError(
             f"with_rows: the data set has a column {taken!r} already; the loss takes row numbers in its place: "
-            f"train_dataset.remove_columns({taken!r})",
-        ),
-    )
+            f"train_dataset.remove_columns({taken!r})"
+        )
     return train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
 
 
@@ -145,7 +144,8 @@ def columns_of(
         meet_all: True if own negatives are negatives of every query of the batch, False if only of theirs.
         duplicates: "mask", "positives" or "ignore".
     """
-    global_rows, width = np.concatenate(rows_of), 1 + table.negatives.shape[1]
+    global_rows = np.concatenate(rows_of)
+    width = 1 + table.negatives.shape[1]
     sizes = [len(rows) for rows in rows_of]
     starts = np.cumsum([0, *sizes])
     # By place: the number of each encoded code, its query, and whether it is an own negative.
@@ -157,7 +157,9 @@ def columns_of(
     places = [np.flatnonzero(~added), np.flatnonzero(added)[first[np.searchsorted(distinct, codes)]]]
     code_rows = np.concatenate([global_rows, codes])
     positives = torch.arange(starts[rank], starts[rank + 1])
-    rows, meets, fewest = rows_of[rank], None, len(code_rows)
+    rows = rows_of[rank]
+    meets = None
+    fewest = len(code_rows)
     if len(codes) and not meet_all:
         drawn_for = drawn_for[starts[rank] : starts[rank + 1]]
         fewest = len(global_rows) + int(drawn_for.sum(1).min())

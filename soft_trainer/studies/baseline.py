@@ -14,7 +14,7 @@ from soft_trainer import distributed
 from soft_trainer.data.sources import load_data, load_local, needed_splits
 from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.commands import BASELINES, BaselineArguments
@@ -70,7 +70,8 @@ def train_baseline(
     local = load_local(data_args, needed)
     profile = build_profile(model_args)
     wrong_score = baseline.baseline == "gist" and profile.score_function != "cosine"
-    refuse((wrong_score, "baseline=gist compares by cosine: add --score_function cosine --score_scale 20"))
+    if wrong_score:
+        raise UserError("baseline=gist compares by cosine: add --score_function cosine --score_scale 20")
     data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
     sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
     tokenizer = build_tokenizer(model_args, profile, data["train"])
@@ -81,7 +82,8 @@ def train_baseline(
     trainer.save_model()
     trainer.save_state()
     run = BaselineRun(trainer, data, model_args, data_args, {}, sets)
-    run.baseline, run.seconds = baseline, seconds
+    run.baseline = baseline
+    run.seconds = seconds
     run.measure("trained", data_args.lexical)
     run.finish()
 
@@ -94,7 +96,8 @@ class BaselineRun(Run):
 
     def record(self) -> dict:
         """Returns the record of the run, as `Run.record`, with the loss and the options of the baseline."""
-        record, options = super().record(), dataclasses.asdict(self.baseline)
+        record = super().record()
+        options = dataclasses.asdict(self.baseline)
         settings = {name: value for name, value in options.items() if value and name != "baseline"}
         return record | {
             "options": record["options"] | options,
@@ -117,7 +120,8 @@ def check_baseline(model_args: ModelArguments, data_args: DataArguments, args: S
     if ignored:
         raise UserError(f"{ignored[0]}: an option of our trainer, which the baseline ignores; leave it out")
     several = args.world_size > 1
-    refuse((model_args.from_scratch or several, "the baseline trains a pretrained encoder in one process"))
+    if model_args.from_scratch or several:
+        raise UserError("the baseline trains a pretrained encoder in one process")
 
 
 def _train(model, tokenizer, profile: EncoderProfile, rows: Dataset, baseline: BaselineArguments, args) -> tuple:
@@ -170,10 +174,12 @@ def _with_negatives(pairs: Dataset, guide, baseline: BaselineArguments, args) ->
     """Returns the pairs that have enough negatives, with them."""
     from sentence_transformers.util import mine_hard_negatives  # for the same reason
 
-    number, size = baseline.mined_negatives, args.per_device_eval_batch_size
+    number = baseline.mined_negatives
+    size = args.per_device_eval_batch_size
     ranks = {"range_max": baseline.mined_ranks, "relative_margin": baseline.guide_margin}
     settings = {"sampling_strategy": "random", "output_format": "n-tuple", "batch_size": size}
     mined = mine_hard_negatives(pairs, guide, num_negatives=number, **ranks, **settings)
     few = f"mined_negatives={number}: {len(mined)} of {len(pairs)} queries have so many, less than a batch"
-    refuse((len(mined) < args.per_device_train_batch_size, f"{few}; lower guide_margin or raise mined_ranks"))
+    if len(mined) < args.per_device_train_batch_size:
+        raise UserError(f"{few}; lower guide_margin or raise mined_ranks")
     return mined

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
 from soft_trainer.studies.significance import (
     Comparison,
@@ -30,7 +30,8 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
     Raises:
         UserError: the run has no ranks of this split and system.
     """
-    path, name = Path(run), f"ranks-{split}-{system}.parquet"
+    path = Path(run)
+    name = f"ranks-{split}-{system}.parquet"
     if path.is_dir() and not (path / name).is_file():
         present = ", ".join(sorted(file.name for file in path.glob("ranks-*.parquet"))) or "none"
         raise UserError(f"{path}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
@@ -90,10 +91,10 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     sizes = reference.pool_size, ranked.pool_size
     unnamed = [side.path for side in (reference, ranked) if side.corpus is None]
     different_codes = not unnamed and reference.corpus != ranked.corpus
-    refuse(
-        (len({*sizes} - {None}) > 1, f"{files}: the corpora differ: {sizes[0]} and {sizes[1]} codes"),
-        (different_codes, f"{files}: the corpora differ: {sizes[0]} codes in each, but not the same"),
-    )
+    if len({*sizes} - {None}) > 1:
+        raise UserError(f"{files}: the corpora differ: {sizes[0]} and {sizes[1]} codes")
+    if different_codes:
+        raise UserError(f"{files}: the corpora differ: {sizes[0]} codes in each, but not the same")
     if unnamed:
         print_on_main(
             f"warning: {unnamed[0]} does not say which codes it ranked, as its version did not record them: only the "
@@ -111,7 +112,8 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
 
 def describe(comparison: Comparison) -> str:
     """Describes a comparison in two lines."""
-    interval, queries = comparison.interval, comparison.wins + comparison.losses + comparison.ties
+    interval = comparison.interval
+    queries = comparison.wins + comparison.losses + comparison.ties
     return (
         f"delta MRR {comparison.delta:+.4f}, 95% interval {interval.low:+.4f} to "
         f"{interval.high:+.4f}, p {p_text(comparison.p, '= ')}\n"
@@ -205,7 +207,8 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
             raise UserError(f"{one[alone[0]]}: no run of {pattern} is its partner")
     sets: dict[tuple, list[tuple]] = defaultdict(list)  # queries and corpus -> parts of the name, ranks of a and b
     for parts in sorted(folders[0]):
-        pair, names = [side[parts] for side in folders], split.split(",")
+        pair = [side[parts] for side in folders]
+        names = split.split(",")
         present = [name for name in names if any((run / f"ranks-{name}-{system}.parquet").is_file() for run in pair)]
         for name in present or names:  # without any, the first is named as missing
             ours, theirs = (ranks_of(run, name, system) for run in pair)
@@ -225,8 +228,8 @@ def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
     expression = re.compile("([^/]*)".join(map(re.escape, parts)))
     matches = {folder: expression.fullmatch(folder) for folder in glob.glob("*".join(map(glob.escape, parts)))}
     folders = {match.groups(): Path(folder) for folder, match in matches.items() if match and Path(folder).is_dir()}
-    refuse(
-        ("*" not in pattern, f"{pattern}: write * in place of the sets and seeds, in both patterns or in none"),
-        (not folders, f"{pattern}: no such folders"),
-    )
+    if "*" not in pattern:
+        raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
+    if not folders:
+        raise UserError(f"{pattern}: no such folders")
     return folders

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.files import newest_complete, read_json, record_path, write_json
@@ -32,7 +32,9 @@ from soft_trainer.studies.baseline import check_baseline
 from soft_trainer.studies.grid import PlannedRun, Study
 from soft_trainer.terminal import print_on_main, table
 
-OPTIONS, RECIPE, LOG = "cell.json", "recipe.yaml", "log.txt"
+OPTIONS = "cell.json"
+RECIPE = "recipe.yaml"
+LOG = "log.txt"
 OURS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 # The command of a run and its arguments, by its module.
 COMMANDS = {
@@ -88,12 +90,14 @@ class FolderState:
 def progress(study: Study, run: PlannedRun) -> FolderState:
     """Reads the state of a run's folder, which another study may change at any time."""
     folder = study.folder(run.name)
-    record, results = _read_json(folder / OPTIONS), _read_json(record_path(folder))
+    record = _read_json(folder / OPTIONS)
+    results = _read_json(record_path(folder))
     if record is None:
         return FolderState("new") if results is None else FolderState("changed", ("made without the study",))
     changes = []
     for name, options in _options(study, run).items():
-        before, prefix = record["options"].get(name, {}), "" if name == run.name else f"{name}: "
+        before = record["options"].get(name, {})
+        prefix = "" if name == run.name else f"{name}: "
         for key in sorted({*options, *before}):
             if options.get(key) != before.get(key):
                 was, now = (values.get(key, "not given") for values in (before, options))
@@ -155,7 +159,8 @@ def command(study: Study, run: PlannedRun, resume: bool = False) -> list[str]:
     launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # this Python's own, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
-    refuse((shutil.which(launcher[0]) is None, f"launcher={study.launcher!r}: no command {launcher[0]}"))
+    if shutil.which(launcher[0]) is None:
+        raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
     start = ["-m", "soft_trainer.cli", COMMANDS[run.module][0], "--config", str(study.folder(run.name) / RECIPE)]
     return [*launcher, *start, *(["--resume_from_checkpoint", "last"] if resume else [])]
 
@@ -179,7 +184,8 @@ def execute(study: Study, run: PlannedRun) -> str | None:
         record = {"options": _options(study, run), "seconds": before.seconds if resume else 0.0}
         write_json(folder / OPTIONS, record)
         (folder / RECIPE).write_text(yaml.safe_dump(recipe(study, run), sort_keys=True))
-        start, offset = time.monotonic(), log.tell()
+        start = time.monotonic()
+        offset = log.tell()
         # Ctrl-C reaches the study, the launcher and the run, as they share a process group.
         process = subprocess.Popen(command(study, run, resume), stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -262,7 +268,8 @@ def run_all(study: Study, chosen: Sequence[PlannedRun]) -> int:
             outcomes[run.name] = _outcome(study, run, f"[{number}/{len(chosen)}] {run.name}", outcomes)
     except KeyboardInterrupt:
         outcomes[run.name] = ("stopped", "by Ctrl-C")
-    states, rows = {state for state, _ in outcomes.values()}, []
+    states = {state for state, _ in outcomes.values()}
+    rows = []
     for name, (state, reason) in outcomes.items():
         now = progress(study, study.runs[name])
         rows.append([name, state, now.mrr, now.time if state in DONE else None, reason])

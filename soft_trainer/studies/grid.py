@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.options.recipes import read_recipe
 
 KEYS = ("grid", "keep_checkpoints", "launcher", "once", "options", "output_dir")
@@ -62,7 +62,8 @@ class Study:
         # By hand, since `graphlib` sorts by layers and would not keep the order of the grid.
         def add(name: str, waiting: tuple[str, ...] = ()) -> None:
             """Adds a run after the runs that it needs; `waiting` are those that need it."""
-            refuse((name in waiting, f"needs: {' needs '.join((*waiting, name))}: no order is possible"))
+            if name in waiting:
+                raise UserError(f"needs: {' needs '.join((*waiting, name))}: no order is possible")
             for needed in self.runs[name].needs:
                 add(needed, (*waiting, name))
             ordered.setdefault(name, self.runs[name])
@@ -99,18 +100,23 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, **set
 
 
 def _study(content: dict, folder: Path, changes: dict) -> Study:
-    grid, unknown = content.get("grid"), set(content) - set(KEYS)
+    grid = content.get("grid")
+    unknown = set(content) - set(KEYS)
     recipe = "the recipe of one run is for `soft-trainer train --config`"
-    refuse(
-        (not grid or not isinstance(grid, dict), f"no grid, so it is not a study; {recipe}"),
-        (unknown, f"unknown key {min(unknown, default='')!r}; a study has {', '.join(KEYS)}"),
-        (not content.get("output_dir"), "name an output_dir, where every run has its folder"),
-    )
-    shared, once = content.get("options") or {}, content.get("once") or {}
+    if not grid or not isinstance(grid, dict):
+        raise UserError(f"no grid, so it is not a study; {recipe}")
+    if unknown:
+        raise UserError(f"unknown key {min(unknown, default='')!r}; a study has {', '.join(KEYS)}")
+    if not content.get("output_dir"):
+        raise UserError("name an output_dir, where every run has its folder")
+    shared = content.get("options") or {}
+    once = content.get("once") or {}
     for name, part in (("options", shared), ("once", once)):
-        refuse((not isinstance(part, dict), f"{name}: a mapping is expected"))
+        if not isinstance(part, dict):
+            raise UserError(f"{name}: a mapping is expected")
     for name, entry in once.items():
-        refuse((not isinstance(entry, dict), f"{name}: a mapping is expected"))
+        if not isinstance(entry, dict):
+            raise UserError(f"{name}: a mapping is expected")
     axes = {axis: _entries(axis, entries, folder) for axis, entries in grid.items()}
     once = {name: _entry({"name": name, **entry}, folder) for name, entry in once.items()}
     runs = {}
@@ -119,14 +125,17 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
         options = _filled(entry["config"] | entry["options"] | own, {})
         runs[name] = PlannedRun(name, {}, options, entry["needs"], entry["module"])
     taken = min(set(changes) & set(axes), default=None)
-    refuse((taken, f"set {taken}: it is an axis of the grid, choose from it with --only {taken}=..."))
+    if taken:
+        raise UserError(f"set {taken}: it is an axis of the grid, choose from it with --only {taken}=...")
     for entries in itertools.product(*axes.values()):
         run = _run_of_grid(dict(zip(axes, entries, strict=True)), shared, changes, once)
-        refuse((run.name in runs, f"{run.name}: two runs have this name; give their entries different ones"))
+        if run.name in runs:
+            raise UserError(f"{run.name}: two runs have this name; give their entries different ones")
         runs[run.name] = run
     missing = (f"{run.name} needs {needed}" for run in runs.values() for needed in run.needs if needed not in runs)
     first = next(missing, None)
-    refuse((first, f"{first}, which is neither in the grid nor under once"))
+    if first:
+        raise UserError(f"{first}, which is neither in the grid nor under once")
     return Study(
         output_dir=Path(content["output_dir"]),
         launcher=content.get("launcher") or "accelerate launch",
@@ -138,19 +147,23 @@ def _study(content: dict, folder: Path, changes: dict) -> Study:
 
 def _entries(axis: str, entries: object, folder: Path) -> list[dict]:
     """Returns the entries of an axis, each in the parts of `_entry`."""
-    refuse((not isinstance(entries, list) or not entries, f"grid: {axis}: a list of entries is expected"))
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"grid: {axis}: a list of entries is expected")
     entries = [entry if isinstance(entry, dict) else {"name": _as_text(entry, "-"), axis: entry} for entry in entries]
     unnamed = next((entry for entry in entries if "name" not in entry), None)
-    refuse((unnamed is not None, f"grid: {axis}: {unnamed}: give it a name, which becomes a folder's name"))
+    if unnamed is not None:
+        raise UserError(f"grid: {axis}: {unnamed}: give it a name, which becomes a folder's name")
     return [_entry(entry, folder) for entry in entries]
 
 
 def _entry(content: dict, folder: Path) -> dict:
     """Splits an entry into its name, the options of its recipe, its own, the runs that it needs, and its module."""
-    needs, name = content.get("needs") or (), str(content["name"])
+    needs = content.get("needs") or ()
+    name = str(content["name"])
     path = Path(name)
     outside = path.is_absolute() or ".." in path.parts or not path.parts
-    refuse((outside, f"{name!r} cannot be a folder of the study: write {{name: NAME, OPTION: {name!r}}}"))
+    if outside:
+        raise UserError(f"{name!r} cannot be a folder of the study: write {{name: NAME, OPTION: {name!r}}}")
     return {
         "name": name,
         "config": read_recipe(folder / content["config"]) if "config" in content else {},
@@ -171,8 +184,10 @@ def _run_of_grid(entries: dict[str, dict], shared: dict, changes: dict, once: di
         for axis, entry in entries.items()
         for needed in entry["needs"]
     )
-    name, modules = "/".join(place.values()), sorted({entry["module"] for entry in entries.values()} - {None})
-    refuse((len(modules) > 1, f"{name}: it has two modules, {' and '.join(modules)}"))
+    name = "/".join(place.values())
+    modules = sorted({entry["module"] for entry in entries.values()} - {None})
+    if len(modules) > 1:
+        raise UserError(f"{name}: it has two modules, {' and '.join(modules)}")
     return PlannedRun(name, place, _filled(options, place), needs, modules[0] if modules else None)
 
 
@@ -181,7 +196,8 @@ def _filled(options: dict, place: dict[str, str]) -> dict:
     known = {**place, **{key: value for key, value in options.items() if value is not None}}
 
     def value_of(match: re.Match) -> str:
-        refuse((match[1] not in known, f"{match[0]}: no option {match[1]!r} is given: --set {match[1]}=..."))
+        if match[1] not in known:
+            raise UserError(f"{match[0]}: no option {match[1]!r} is given: --set {match[1]}=...")
         return _as_text(known[match[1]])
 
     def filled(value):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 
 RESAMPLES = 10_000
 TAIL = 0.025  # outside of an interval, on either side
@@ -43,13 +43,15 @@ class Comparison:
 def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
     """Returns the reciprocal rank of each query, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)
-    refuse((not (ranks >= 1).all(), "Ranks begin at 1, and rank 1 is best: found a lower one."))
+    if not (ranks >= 1).all():
+        raise UserError("Ranks begin at 1, and rank 1 is best: found a lower one.")
     return 1 / ranks
 
 
 def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
     """Returns the percentile bootstrap interval of the mean difference, from 10,000 samples of the queries."""
-    batch, rng = max(1, _NUMBERS // len(differences)), np.random.default_rng(seed)
+    batch = max(1, _NUMBERS // len(differences))
+    rng = np.random.default_rng(seed)
     settings = {"n_resamples": RESAMPLES, "confidence_level": 1 - 2 * TAIL, "method": "percentile"}
     interval = stats.bootstrap((differences,), np.mean, batch=batch, rng=rng, **settings).confidence_interval
     return Interval(float(interval.low), float(interval.high))
@@ -64,7 +66,8 @@ def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
             dimension only.
     """
     generator = np.random.default_rng(0)
-    sums, queries = np.zeros(RESAMPLES), 0
+    sums = np.zeros(RESAMPLES)
+    queries = 0
     for differences in map(np.asarray, strata):
         seeds, number = differences.shape
         drawn_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES) / seeds
@@ -117,11 +120,12 @@ def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
     Raises:
         UserError: fewer than two queries, or sides of different lengths.
     """
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    refuse(
-        (a.shape != b.shape, f"Two systems must rank the same queries: got {a.size} and {b.size} numbers."),
-        (a.size < 2, f"A paired test needs two queries or more, not {a.size}."),
-    )
+    a = np.asarray(a, dtype=np.float64)
+    b = np.asarray(b, dtype=np.float64)
+    if a.shape != b.shape:
+        raise UserError(f"Two systems must rank the same queries: got {a.size} and {b.size} numbers.")
+    if a.size < 2:
+        raise UserError(f"A paired test needs two queries or more, not {a.size}.")
     difference = a - b
     return Comparison(
         delta=float(difference.mean()),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.tokens import column_texts, text_column
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure, save_png
@@ -42,8 +42,10 @@ def show_weights(arguments: WeightPlotArguments) -> tuple[str, Path | None]:
     Raises:
         UserError: a value that an option does not take, rows or an encoder that cannot be loaded, or no matplotlib.
     """
-    rows, query = batch_rows(arguments), arguments.query
-    refuse((query is not None and not 0 <= query < len(rows), f"query={query}: use 0 to {len(rows) - 1}"))
+    rows = batch_rows(arguments)
+    query = arguments.query
+    if query is not None and not 0 <= query < len(rows):
+        raise UserError(f"query={query}: use 0 to {len(rows) - 1}")
     drawn = arguments.output.lower() != "none"
     if drawn:
         new_figure(1, 1)  # reports a missing matplotlib before anything is encoded
@@ -68,7 +70,8 @@ def estimate(name: str, estimator, rows: Dataset) -> Estimate:
     """
     alpha, beta, temperature = (getattr(estimator, setting, 1.0) for setting in ("alpha", "beta", "temperature"))
     least = smallest_batch(alpha, beta)
-    refuse((len(rows) < least, f"{len(rows)} rows are too few for {name}: take at least {least}"))
+    if len(rows) < least:
+        raise UserError(f"{len(rows)} rows are too few for {name}: take at least {least}")
     estimator.fit(rows)
     similarity = checked_similarity(estimator, range(len(rows)), range(len(rows)))
     weights = negative_weights(similarity, alpha, beta, temperature, FLOOR)
@@ -83,12 +86,13 @@ def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
     """
     names = arguments.estimators.split(",")
     different = len(set(names)) == len(names) <= len(COLORS)
-    refuse(
-        ("none" in names, "estimators: none gives no weights; leave it out"),
-        (not different, f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected"),
-    )
+    if "none" in names:
+        raise UserError("estimators: none gives no weights; leave it out")
+    if not different:
+        raise UserError(f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected")
     # As one mixture, they take the models of --estimator_model one after the other.
-    joined, models = "+".join(names), arguments.estimator_model
+    joined = "+".join(names)
+    models = arguments.estimator_model
     options = DataArguments(estimator=joined, estimator_model=models, no_estimator_cache=True)
     chosen = choose_estimator(options, trust_remote_code=arguments.trust_remote_code)
     members = iter(chosen.members if "+" in joined else [chosen])
@@ -102,15 +106,18 @@ def batch_rows(arguments: WeightPlotArguments) -> Dataset:
     Raises:
         UserError: a file cannot be read, or has fewer rows than the batch.
     """
-    refuse(((arguments.data_dir is None) == (arguments.pairs is None), "data_dir and pairs: give one of them"))
+    if (arguments.data_dir is None) == (arguments.pairs is None):
+        raise UserError("data_dir and pairs: give one of them")
     if arguments.pairs:
         rows = load_jsonl(Path(arguments.pairs))
         rows = rows.select_columns([name for name in rows.column_names if None not in rows[name]])
         text_column(rows, ("docstring",), "query")  # checks that it is there
         tokens = [document_tokens(text) for text in rows["docstring"]]
         return rows if "docstring_tokens" in rows.column_names else rows.add_column("docstring_tokens", tokens)
-    rows, size = load_folder(arguments.data_dir, ("train",))["train"], arguments.batch_size
-    refuse((len(rows) < size, f"{arguments.data_dir}: {len(rows)} training rows, batch_size={size}"))
+    rows = load_folder(arguments.data_dir, ("train",))["train"]
+    size = arguments.batch_size
+    if len(rows) < size:
+        raise UserError(f"{arguments.data_dir}: {len(rows)} training rows, batch_size={size}")
     return rows.select(np.random.default_rng(arguments.seed).permutation(len(rows))[:size])
 
 
@@ -132,7 +139,8 @@ def draw_weights(estimates: Sequence[Estimate], queries: Sequence[str], query: i
     """Draws the paper's Figure 2: left the sorted weights of the batch, right one query's negatives, as a figure."""
     figure = new_figure(15, 2.2 + 0.55 * max(len(negatives), 7))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    size, places = len(queries), np.arange(len(negatives))
+    size = len(queries)
+    places = np.arange(len(negatives))
     for number, (each, color, marker) in enumerate(zip(estimates, COLORS, MARKERS, strict=False)):
         rows = each.weights.double().numpy()[~np.eye(size, dtype=bool)].reshape(size, size - 1)
         low, median, high = np.quantile(np.sort(rows, 1), (0.1, 0.5, 0.9), axis=0)

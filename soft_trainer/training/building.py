@@ -13,7 +13,7 @@ from soft_trainer.encoders.loading import load_config, load_model, load_tokenize
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
 from soft_trainer.encoders.repository import base_of, published_name, reading, reading_base, repository_file
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import RECIPES, read_recipe
@@ -38,13 +38,10 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         UserError: a value that a profile does not take, or a model that cannot be loaded.
     """
     if arguments.from_scratch:
-        refuse(
-            (arguments.model_name_or_path, "from_scratch and model_name_or_path: give only one of them"),
-            (
-                arguments.dtype or arguments.attn_implementation,
-                "dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch",
-            ),
-        )
+        if arguments.model_name_or_path:
+            raise UserError("from_scratch and model_name_or_path: give only one of them")
+        if arguments.dtype or arguments.attn_implementation:
+            raise UserError("dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch")
         parse_size(arguments.from_scratch)
         profile = resolve_profile("", name=arguments.profile or "auto")
     else:
@@ -65,7 +62,9 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         UserError: no tokenizer, or texts that are longer than the model's positions.
     """
     if not arguments.from_scratch:
-        name, revision, trust = model_name(arguments), arguments.model_revision, arguments.trust_remote_code
+        name = model_name(arguments)
+        revision = arguments.model_revision
+        trust = arguments.trust_remote_code
         tokenizer = load_tokenizer(name, profile, revision, trust)
         check_lengths(pretrained_config(arguments).to_dict(), profile)
         return tokenizer
@@ -82,7 +81,8 @@ def pretrained_config(arguments: ModelArguments):
     Raises:
         UserError: it cannot be loaded.
     """
-    name, revision = model_name(arguments), arguments.model_revision
+    name = model_name(arguments)
+    revision = arguments.model_revision
     base = base_of(name, revision)
     with nullcontext() if base[0] == name else reading_base(name), reading(*base):
         return load_config(*base, arguments.trust_remote_code)

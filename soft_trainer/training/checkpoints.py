@@ -43,8 +43,10 @@ def whole_checkpoint(trainer, run: str) -> Iterator[None]:
     Raises:
         UserError: the disk is full. The unfinished checkpoint is removed.
     """
-    args, folder = trainer.args, Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
-    limit, args.save_total_limit = args.save_total_limit, None
+    args = trainer.args
+    folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+    limit = args.save_total_limit
+    args.save_total_limit = None
     try:
         with saving_checkpoint(folder):
             yield
@@ -63,7 +65,8 @@ def how_to_continue(args) -> str:
     Args:
         args: `TrainingArguments`; those that `parse` has read are continued by a command.
     """
-    from_command, checkpoint = hasattr(args, "given"), newest_complete(args.output_dir) if args.output_dir else None
+    from_command = hasattr(args, "given")
+    checkpoint = newest_complete(args.output_dir) if args.output_dir else None
     if checkpoint is None:
         again = "the same command starts" if from_command else "trainer.train() starts"
         return f"no checkpoint has been written; {again} from the first step"

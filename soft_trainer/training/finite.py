@@ -64,7 +64,8 @@ class FiniteGuard:
         """
         if self._pending is None:
             return
-        (step, loss, rows), self._pending = self._pending, None
+        step, loss, rows = self._pending
+        self._pending = None
         value = float(loss)
         if not math.isfinite(value):
             raise NotFiniteError(self._message(step, value, rows.tolist()))
@@ -74,7 +75,8 @@ class FiniteGuard:
     def mean_loss(self) -> float | None:
         """Returns the mean loss of the steps since the last call, None if there are none."""
         self.check()
-        losses, self._of_steps = self._of_steps, {}
+        losses = self._of_steps
+        self._of_steps = {}
         return sum(losses.values()) / len(losses) if losses else None
 
     def _message(self, step: int, value: float, rows: list[int]) -> str:
@@ -100,8 +102,11 @@ class OverflowCounter(TrainerCallback):
     MOST = 20  # from its start at 2^16 the scale is then below 1: smaller gradients would not help
 
     def __init__(self, scaler):
-        self._scaler, self.count = scaler, 0
-        self._in_a_row, self._before, self._pending = 0, None, None
+        self._scaler = scaler
+        self.count = 0
+        self._in_a_row = 0
+        self._before = None
+        self._pending = None
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         """Checks the scale that the step before left.
@@ -110,7 +115,8 @@ class OverflowCounter(TrainerCallback):
             NotFiniteError: `MOST` steps in a row were skipped.
         """
         scale = None if self._pending is None else float(self._pending)
-        fell, self._before = self._before is not None and scale < self._before, scale
+        fell = self._before is not None and scale < self._before
+        self._before = scale
         self._in_a_row = self._in_a_row + 1 if fell else 0
         self.count += fell
         if self._in_a_row >= self.MOST:

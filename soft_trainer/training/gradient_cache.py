@@ -59,7 +59,9 @@ def cached_backward(
     Returns:
         The loss, a scalar without graph.
     """
-    chunks, parts, states = [*batch.query.chunks, *batch.code.chunks], [], []
+    chunks = [*batch.query.chunks, *batch.code.chunks]
+    parts = []
+    states = []
     with torch.no_grad():
         for chunk in chunks:
             states.append(RandomState(chunk["input_ids"].device))
@@ -94,7 +96,8 @@ def loss_in_blocks(
     Returns:
         The loss, a scalar without graph.
     """
-    q, c = queries.detach().requires_grad_(), codes.detach().requires_grad_()
+    q = queries.detach().requires_grad_()
+    c = codes.detach().requires_grad_()
     total = queries.new_zeros(())
     for start in range(0, max(len(q), 1), block_size):  # a process without queries has its share of the gather too
         loss = loss_of(q[start : start + block_size], c, slice(start, start + block_size))

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.sources import as_rows
-from soft_trainer.errors import refuse
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking
 from soft_trainer.terminal import print_on_main, table
 
-QUERIES, CODES = 2000, 2000  # a guard is measured often, so a larger one is sampled
+# a guard is measured often, so a larger one is sampled
+QUERIES = 2000
+CODES = 2000
 DIFFERENCE = "difference ± 95 %"
 
 
@@ -33,7 +35,8 @@ class GuardSets:
     def __init__(self, guards: Mapping[str, tuple] | None, predict: Callable[..., RetrievalOutput]):
         given = {} if guards is None else guards
         form = f"a dict {{name: (queries, corpus)}} is expected, not {type(guards).__name__}"
-        refuse((not isinstance(given, Mapping), f"guards: {form}"))
+        if not isinstance(given, Mapping):
+            raise UserError(f"guards: {form}")
         self.sets = tuple(_set_of(name, pair) for name, pair in given.items())
         self._predict = predict
         self._outputs: dict[str, dict[str, RetrievalOutput]] = {}
@@ -63,7 +66,8 @@ class GuardSets:
 
     def report(self, tolerance: float) -> None:
         """Prints every set before and after training, and warns of one that fell by more than `tolerance`."""
-        before, after = self.reciprocal_ranks("untrained"), self.reciprocal_ranks("trained")
+        before = self.reciprocal_ranks("untrained")
+        after = self.reciprocal_ranks("trained")
         means = {name: (before[name].mean(), after[name].mean()) for name in before}
         rows = [(name, *means[name], difference(before[name], after[name])) for name in before]
         print_on_main(table(["guard, MRR", "before training", "after", DIFFERENCE], rows, floats=".4f"))
@@ -81,7 +85,8 @@ class GuardSets:
 def _set_of(name: str, pair: tuple) -> EvaluationSet:
     """Makes a guard of its queries and corpus."""
     whole = isinstance(pair, (tuple, list)) and len(pair) == 2 and not any(rows is None for rows in pair)
-    refuse((not whole, f"guards[{name!r}]: a pair (queries, corpus) is expected"))
+    if not whole:
+        raise UserError(f"guards[{name!r}]: a pair (queries, corpus) is expected")
     return sampled(EvaluationSet(name, *(as_rows(rows, f"guards[{name!r}]") for rows in pair)))
 
 
@@ -103,7 +108,9 @@ def difference(before: np.ndarray, after: np.ndarray) -> str:
 
 def sampled(evaluation_set: EvaluationSet, queries: int = QUERIES, codes: int = CODES) -> EvaluationSet:
     """Returns at most `queries` queries of a set over their codes and others, `codes` in all, and says so."""
-    generator, rows, corpus = np.random.default_rng(0), evaluation_set.queries, evaluation_set.codebase
+    generator = np.random.default_rng(0)
+    rows = evaluation_set.queries
+    corpus = evaluation_set.codebase
     numbers = np.asarray(rows["query_number"]) if evaluation_set.graded else np.arange(len(rows))
     total = len(np.unique(numbers))
     if total <= queries and len(corpus) <= codes:

@@ -17,7 +17,7 @@ from soft_trainer.data.negatives import NegativeChoice, Negatives, from_neighbou
 from soft_trainer.data.neighbours import EXACT_ROWS, cached_neighbours, exact_neighbours
 from soft_trainer.data.tokens import SIDES, side_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, MixtureEstimator, members_of
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.options.fields import SoftInfoNCEOptions
@@ -51,8 +51,12 @@ def prepare_rows(trainer) -> PreparedRows:
     Raises:
         UserError: negatives that cannot be read or that the limits leave none of, or an estimator without vectors.
     """
-    plan, options, dataset, profile = trainer.plan, trainer.plan.options, trainer.train_dataset, trainer.encoder
-    estimator, choice = trainer.estimator, choice_of(options)
+    plan = trainer.plan
+    options = trainer.plan.options
+    dataset = trainer.train_dataset
+    profile = trainer.encoder
+    estimator = trainer.estimator
+    choice = choice_of(options)
     negatives = read_negatives(options, dataset, profile)
     rows, ids = with_codes(dataset, negatives.code_only if negatives is not None else (), profile)
     if plan.loss.needs_similarity:
@@ -81,10 +85,12 @@ def read_negatives(options: SoftInfoNCEOptions, dataset: Dataset, profile: Encod
     Raises:
         UserError: no such file or column, or negatives of other rows.
     """
-    source, column = options.negatives, COLUMN_NAME in dataset.column_names
+    source = options.negatives
+    column = COLUMN_NAME in dataset.column_names
     if not options.negatives_per_query or (source is None and not column):
         return None
-    refuse((source == COLUMN and not column, f"negatives={source}: the training rows have no column {COLUMN_NAME!r}"))
+    if source == COLUMN and not column:
+        raise UserError(f"negatives={source}: the training rows have no column {COLUMN_NAME!r}")
     texts = training_texts(dataset, profile)
     if source in (None, COLUMN):
         return column_negatives(dataset[COLUMN_NAME][:], texts)
@@ -156,7 +162,8 @@ def mined_negatives(
     Raises:
         UserError: too many rows for an estimator that cannot but compare all pairs.
     """
-    texts, progress = tuple(ids.values()), "Mining negatives"
+    texts = tuple(ids.values())
+    progress = "Mining negatives"
     # The neighbours of a mixture are those of one member alone.
     if isinstance(estimator, Estimator) and estimator.finds_neighbours and not isinstance(estimator, MixtureEstimator):
         return from_neighbours(estimator.neighbours(count, texts, progress, rows), ids["code"], code_only)
@@ -178,8 +185,11 @@ def mined_negatives(
 
 def _similar(trainer, ids: Mapping) -> dict[str, object]:
     """Returns the arguments of `similar_batches`."""
-    options, dataset, estimator = trainer.plan.options, trainer.train_dataset, trainer.estimator
-    count, rows = max(options.neighbours, options.group_size, options.nearest_apart + 1), len(dataset)
+    options = trainer.plan.options
+    dataset = trainer.train_dataset
+    estimator = trainer.estimator
+    count = max(options.neighbours, options.group_size, options.nearest_apart + 1)
+    rows = len(dataset)
     if options.similar_by == "bm25":
         cache_dir = getattr(estimator, "cache_dir", trainer.cache_dir)
         estimator = BM25Estimator(text_column(dataset, trainer.encoder.query_columns, "query"), cache_dir=cache_dir)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from soft_trainer.encoders.adapters import adapter_state, has_adapter, set_adapter_state
 from soft_trainer.encoders.profiles import PROFILE_FILE
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.hub.push import UNMERGED
 from soft_trainer.merging import RATIOS, RatioResult, check_ratio, choose_ratio, interpolate, scale_adapter
 from soft_trainer.terminal import print_on_main, table
@@ -50,16 +50,12 @@ def check_merging(args, has_guards: bool, has_valid: bool) -> None:
     """
     ratio = parse_ratio(getattr(args, "merge_ratio", None))
     missing = "valid queries (eval_dataset)" if has_guards else "queries that must not get worse: --guard DIR"
-    refuse(
-        (
-            ratio == AUTO and not (has_guards and has_valid),
-            f"merge_ratio=auto: the ratio is chosen by {missing}; name them, or a number, such as 0.5",
-        ),
-        (
-            ratio is not None and (args.fsdp or args.deepspeed),
-            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it",
-        ),
-    )
+    if ratio == AUTO and not (has_guards and has_valid):
+        raise UserError(f"merge_ratio=auto: the ratio is chosen by {missing}; name them, or a number, such as 0.5")
+    if ratio is not None and (args.fsdp or args.deepspeed):
+        raise UserError(
+            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it"
+        )
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -89,19 +85,22 @@ class MergeAtEnd:
         Raises:
             UserError: the weights before training are gone, or the adapter cannot be scaled.
         """
-        model, trained = trainer.model, trainer.state.global_step > 0
+        model = trainer.model
+        trained = trainer.state.global_step > 0
         if parse_ratio(getattr(trainer.args, "merge_ratio", None)) is None:
             self._before = None
         elif resumed and trained:
             lost = "merge_ratio: this trainer has trained the encoder; resume with a new trainer"
-            refuse((self._before is None, lost))
+            if self._before is None:
+                raise UserError(lost)
         else:
             self._before = weights_of(model)
             if has_adapter(model):
                 scale_adapter(model, 1.0)  # refuses one that cannot be scaled
                 old = any(tensor.any() for name, tensor in self._before.items() if "lora_B" in name)
                 only_new = "merge_ratio: the adapter is trained already, and only a new one can be scaled to nothing"
-                refuse((old, only_new))
+                if old:
+                    raise UserError(only_new)
         if trained and not resumed:
             trainer.guards.forget("untrained")
         trainer.guards.outputs("untrained")
@@ -109,7 +108,8 @@ class MergeAtEnd:
     def finish(self, trainer) -> None:
         """Merges the model after the last step, and prints the guards before and after."""
         if self._before is None:
-            self.record, earlier = None, Path(trainer.args.output_dir) / UNMERGED
+            self.record = None
+            earlier = Path(trainer.args.output_dir) / UNMERGED
             if trainer.args.should_save and (earlier / PROFILE_FILE).is_file():
                 shutil.rmtree(earlier)  # an earlier run into this folder merged
         else:
@@ -121,7 +121,8 @@ class MergeAtEnd:
 
 def _merge(trainer, before: Mapping[str, Tensor]) -> dict:
     """Saves the unmerged encoder, chooses the ratio, and gives the model the merged weights."""
-    args, ratio = trainer.args, parse_ratio(trainer.args.merge_ratio)
+    args = trainer.args
+    ratio = parse_ratio(trainer.args.merge_ratio)
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if callable(getattr(trainer.optimizer, "eval", None)):  # schedule-free optimizers hold two sets of weights
         trainer.optimizer.eval()
@@ -155,7 +156,9 @@ def set_merged(
 
 def _measure_ratios(trainer, model: PreTrainedModel, before: Mapping, after: Mapping) -> list[RatioResult]:
     """Measures the encoder merged at each ratio, and prints the table."""
-    start, results, rows = trainer.guards.reciprocal_ranks("untrained"), [], []
+    start = trainer.guards.reciprocal_ranks("untrained")
+    results = []
+    rows = []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {None: trainer.eval_dataset}
     for ratio in RATIOS:
         set_merged(model, before, after, ratio)

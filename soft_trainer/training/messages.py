@@ -19,7 +19,9 @@ SPEED = ("_runtime", "_per_second", "_pool_size")  # endings of metrics that say
 
 def banner(trainer) -> str:
     """Returns the settings of a training as a table."""
-    args, plan, encoder = trainer.args, trainer.plan, trainer.encoder
+    args = trainer.args
+    plan = trainer.plan
+    encoder = trainer.encoder
     prefixes = {"query": encoder.query_prefix, "code": encoder.code_prefix}
     note = "" if encoder.include_prompt else ", not pooled"
     rows = {
@@ -57,7 +59,9 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
 
 def warnings_of(trainer) -> list[str]:
     """Returns lines about settings that work, but probably not as intended."""
-    plan, encoder, model = trainer.plan, trainer.encoder, trainer.model
+    plan = trainer.plan
+    encoder = trainer.encoder
+    model = trainer.model
     warnings = [*ignored_options(trainer.args), *plan.unread(trainer.args, bool(trainer.guards.sets))]
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
@@ -77,7 +81,8 @@ def warnings_of(trainer) -> list[str]:
             f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
             "load the base's main branch: use load_encoder, or --merge_lora true"
         )
-    dims, size = plan.dims, model.config.hidden_size
+    dims = plan.dims
+    size = model.config.hidden_size
     if dims and dims[0] < size:
         warnings.append(
             f"warning: matryoshka_dims leaves {size} out, so the dimensions after the first {dims[0]} do not learn: "
@@ -102,11 +107,13 @@ class ProgressLines(TrainerCallback):
     """Prints step, loss, speed and time left, at most every ten seconds, and the metrics of each evaluation."""
 
     def __init__(self, loss: Callable[[], float | None]):
-        self._loss, self._logged = loss, None
+        self._loss = loss
+        self._logged = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Starts the clock."""
-        self._start, self._first_step = time.monotonic(), state.global_step
+        self._start = time.monotonic()
+        self._first_step = state.global_step
         self._next_line = self._start + LINE_SECONDS
 
     def on_log(self, args, state, control, logs=None, **kwargs):

@@ -18,7 +18,7 @@ from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, ch
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, saved_adapter
 from soft_trainer.encoders.scratch import parse_size
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, members_of
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
@@ -55,7 +55,8 @@ def check_before_loading(
         UserError: the setting that cannot work, and values that do.
     """
     plan = resolve(args, estimator)
-    scratch, new = model_args.from_scratch, model_args.lora_r is not None
+    scratch = model_args.from_scratch
+    new = model_args.lora_r is not None
     name = None if scratch else model_name(model_args)
     saved = saved_adapter(name, model_args.model_revision) if name else None
     if new:
@@ -67,20 +68,19 @@ def check_before_loading(
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], by_language(data.get("valid"), data_args.languages))
     check_merging(args, bool(data_args.guard), "valid" in data)
-    refuse(
-        (new and scratch, "lora_r: an encoder from scratch has no weights worth freezing; leave it out"),
-        (new and saved, f"lora_r: {name} is an adapter, which is trained as it is; leave the options of LoRA out"),
-        (args.merge_lora and not (new or saved), "merge_lora: no adapter to merge; set --lora_r, 16 for example"),
-        (
-            data_args.early_stopping_patience is not None and args.eval_strategy == "no",
-            "early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example",
-        ),
-        (
-            scratch and _reads_initial_model(estimator),
+    if new and scratch:
+        raise UserError("lora_r: an encoder from scratch has no weights worth freezing; leave it out")
+    if new and saved:
+        raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave the options of LoRA out")
+    if args.merge_lora and not (new or saved):
+        raise UserError("merge_lora: no adapter to merge; set --lora_r, 16 for example")
+    if data_args.early_stopping_patience is not None and args.eval_strategy == "no":
+        raise UserError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
+    if scratch and _reads_initial_model(estimator):
+        raise UserError(
             f"estimator=initial_model: with --from_scratch {scratch} the encoder starts at random, "
-            "and so would the weights; use bm25, simcse or trained_model",
-        ),
-    )
+            "and so would the weights; use bm25, simcse or trained_model"
+        )
     if args.do_train:
         check_rows_of(plan, args, estimator, data["train"])
         negatives = read_negatives(plan.options, data["train"], profile)
@@ -95,32 +95,32 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
     Raises:
         UserError: names what is missing, and the size of a batch that works.
     """
-    strategy, size = plan.train_sampling_strategy, plan.batch_size * plan.processes
+    strategy = plan.train_sampling_strategy
+    size = plan.batch_size * plan.processes
     languages = languages_of(train_dataset) if strategy == "one_language" else ()
     drop_last = args.dataloader_drop_last
     GlobalBatchSampler(len(train_dataset), size, strategy=strategy, drop_last=drop_last, languages=languages)
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(train_dataset)
-    options, number = plan.options, plan.options.negatives_per_query
+    options = plan.options
+    number = plan.options.negatives_per_query
     mines = number and options.negatives is None and COLUMN_NAME not in train_dataset.column_names
     first, last = parse_ranks(options.negative_ranks)
-    refuse(
-        (
-            mines and estimator is None,
+    if mines and estimator is None:
+        raise UserError(
             "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a "
-            "column 'negatives'",
-        ),
-        (
-            last is not None and last - first < number,
-            f"negative_ranks={options.negative_ranks}: too few ranks for negatives_per_query={number}; name more",
-        ),
-        (
-            mines and last is None and first and options.negative_candidates < first + number,
+            "column 'negatives'"
+        )
+    if last is not None and last - first < number:
+        raise UserError(
+            f"negative_ranks={options.negative_ranks}: too few ranks for negatives_per_query={number}; name more"
+        )
+    if mines and last is None and first and options.negative_candidates < first + number:
+        raise UserError(
             f"negative_ranks={options.negative_ranks}: only {options.negative_candidates} candidates of each query "
-            f"are mined; set --negative_candidates {first + number} or more",
-        ),
-    )
+            f"are mined; set --negative_candidates {first + number} or more"
+        )
 
 
 def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
@@ -142,13 +142,15 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     measured = [f"{prefix}{each}" for prefix in ("", *(f"{key}_" for key in keys)) for each in names]
     if name == "loss":
         reads = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING
-        refuse((reads, f"metric_for_best_model='loss': evaluation has none, use {measured[0]!r}"))
+        if reads:
+            raise UserError(f"metric_for_best_model='loss': evaluation has none, use {measured[0]!r}")
         return
     if name not in measured:
         hint = nearest(name, measured, f"use one of {', '.join(measured)}")
         raise UserError(f"metric_for_best_model={metric!r}: is not measured{hint}")
     larger = name.endswith((*METRICS, *shorter_titles(measured)))
-    refuse((larger and not args.greater_is_better, f"greater_is_better=False: {name} is better when larger"))
+    if larger and not args.greater_is_better:
+        raise UserError(f"greater_is_better=False: {name} is better when larger")
 
 
 def check_trainer(trainer) -> None:
@@ -157,15 +159,21 @@ def check_trainer(trainer) -> None:
     Raises:
         UserError: settings that cannot work.
     """
-    plan, args, collator, prompts = trainer.plan, trainer.args, trainer.data_collator, trainer.prompt_lengths
+    plan = trainer.plan
+    args = trainer.args
+    collator = trainer.data_collator
+    prompts = trainer.prompt_lengths
     if isinstance(collator, PairCollator):
         collator.prompt_lengths = prompts
     else:
-        own, left_out = plan.options.negatives_per_query, any(prompts.values())
-        refuse(
-            (own, "data_collator: collates pairs, so it cannot be used with negatives_per_query"),
-            (left_out, "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it"),
-        )
+        own = plan.options.negatives_per_query
+        left_out = any(prompts.values())
+        if own:
+            raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
+        if left_out:
+            raise UserError(
+                "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it"
+            )
     check_merging(args, bool(trainer.guards.sets), trainer.eval_dataset is not None)
     if trainer.compute_metrics is None:
         check_metric(args, trainer.evaluated_dims, trainer.eval_dataset)
@@ -187,47 +195,46 @@ def check_adapter(model: PreTrainedModel, args) -> None:
     """
     merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
-        refuse((merge, "merge_lora: the encoder has no adapter to merge; add one with model.add_adapter"))
+        if merge:
+            raise UserError("merge_lora: the encoder has no adapter to merge; add one with model.add_adapter")
         return
     adapters.check_apart_from_base(model, args.output_dir, "output_dir=")
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    name, saved, base = adapters.active_adapter(model), adapters.adapter_state(model), adapters.base_name(model)
+    name = adapters.active_adapter(model)
+    saved = adapters.adapter_state(model)
+    base = adapters.base_name(model)
     own = ("", f".modules_to_save.{name}", f".{name}.weight", f".{name}")  # DoRA's magnitudes have no ".weight"
     unsaved = (each for each in trained if not any(part in each and each.replace(part, "") in saved for part in own))
     unsaved = next(unsaved, None)
     missing = next((weight for weight in getattr(model, MISSING_WEIGHTS, ()) if weight not in saved), None)
     pooler = ", or --pooling mean" if missing and missing.startswith("pooler.") else ""
-    refuse(
-        (
-            not trained,
+    if not trained:
+        raise UserError(
             "model: its adapter is frozen, as AutoModel loads it: load the base, then model.load_adapter(FOLDER, "
-            "is_trainable=True), or make it trainable with requires_grad_",
-        ),
-        (
-            unsaved,
+            "is_trainable=True), or make it trainable with requires_grad_"
+        )
+    if unsaved:
+        raise UserError(
             f"model: {unsaved} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
-            "name its module in modules_to_save",
-        ),
-        (
-            merge and (args.fsdp or args.deepspeed),
-            "merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training",
-        ),
-        (
-            missing and not merge,
+            "name its module in modules_to_save"
+        )
+    if merge and (args.fsdp or args.deepspeed):
+        raise UserError("merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training")
+    if missing and not merge:
+        raise UserError(
             f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
-            f"--merge_lora true{pooler}",
-        ),
-        (
-            not base and not merge,
+            f"--merge_lora true{pooler}"
+        )
+    if not base and not merge:
+        raise UserError(
             "model: its base has neither a folder nor a name on the Hub, so nothing could load the saved adapter: "
-            "save and load the base first, or set merge_lora",
-        ),
-        (
-            args.push_to_hub and not merge and base and Path(base).is_dir(),
+            "save and load the base first, or set merge_lora"
+        )
+    if args.push_to_hub and not merge and base and Path(base).is_dir():
+        raise UserError(
             f"push_to_hub: the adapter needs its base, {base}, which nobody else has: set --merge_lora true, or push "
-            "the base and train from its name",
-        ),
-    )
+            "the base and train from its name"
+        )
 
 
 def check_training(trainer, checkpoint: str | None) -> None:
@@ -238,21 +245,21 @@ def check_training(trainer, checkpoint: str | None) -> None:
             checkpoint with another adapter, or one to resume from where the estimator needs the encoder as it was
             before.
     """
-    args, sets, trained = trainer.args, trainer.eval_dataset, trainer.state.global_step > 0
-    refuse(
-        (trainer.train_dataset is None, "train_dataset: training needs rows"),
-        (
-            checkpoint and trained and _reads_initial_model(trainer.estimator),
-            "estimator=initial_model: this trainer has trained the encoder; resume with a new trainer",
-        ),
-    )
+    args = trainer.args
+    sets = trainer.eval_dataset
+    trained = trainer.state.global_step > 0
+    if trainer.train_dataset is None:
+        raise UserError("train_dataset: training needs rows")
+    if checkpoint and trained and _reads_initial_model(trainer.estimator):
+        raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
     check_checkpoint(trainer.model, checkpoint)
     for each in trainer.guards.sets:
         target_rows(each.queries, each.codebase, f"guards[{each.name!r}]")
     chooses = getattr(args, "merge_ratio", None) == AUTO
     if args.eval_strategy == "no" and not args.eval_on_start and not chooses:
         return
-    refuse((sets is None, "eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)"))
+    if sets is None:
+        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
     for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
         name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
         target_rows(queries, trainer.corpus_of(key), name)
@@ -275,18 +282,15 @@ def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
     # Other settings leave the shapes of the weights as they are. With another rank, alpha differs too, and the message
     # about the weights names both ranks.
     checked = ("lora_alpha", "lora_dropout", "use_rslora") if known.get("r") == own.get("r") else ()
-    refuse(
-        (saved and not adapted, f"{checkpoint}: holds an adapter; resume it with the same options of LoRA"),
-        (adapted and not (saved or sharded), f"{checkpoint}: holds no adapter; resume it without options of LoRA"),
-        *(
-            (
-                name in known and known[name] != own.get(name),
-                f"{checkpoint}: its adapter has {name}={known.get(name)}, not {own.get(name)}; resume it with the "
-                "same",
+    if saved and not adapted:
+        raise UserError(f"{checkpoint}: holds an adapter; resume it with the same options of LoRA")
+    if adapted and not (saved or sharded):
+        raise UserError(f"{checkpoint}: holds no adapter; resume it without options of LoRA")
+    for name in checked:
+        if name in known and known[name] != own.get(name):
+            raise UserError(
+                f"{checkpoint}: its adapter has {name}={known[name]}, not {own.get(name)}; resume it with the same"
             )
-            for name in checked
-        ),
-    )
 
 
 def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -> None:
@@ -303,16 +307,17 @@ def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -
     # A PeftModel is not a PreTrainedModel, but has one inside.
     is_encoder = model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")
     no_model = model is None and arguments.get("model_init") is None
-    refuse(
-        (no_model, "model: pass a PreTrainedModel encoder, or model_init= that makes one"),
-        (not is_encoder, f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}"),
-        (processing_class is None, "processing_class: SoftInfoNCETrainer needs the encoder's tokenizer"),
-        (not isinstance(encoder, EncoderProfile | None), f"encoder={encoder!r}: must be an EncoderProfile"),
-        *(
-            (arguments.get(name) is not None, f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
-            for name, alternative in REFUSED_ARGUMENTS.items()
-        ),
-    )
+    if no_model:
+        raise UserError("model: pass a PreTrainedModel encoder, or model_init= that makes one")
+    if not is_encoder:
+        raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
+    if processing_class is None:
+        raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
+    if not isinstance(encoder, EncoderProfile | None):
+        raise UserError(f"encoder={encoder!r}: must be an EncoderProfile")
+    for name, alternative in REFUSED_ARGUMENTS.items():
+        if arguments.get(name) is not None:
+            raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
     add_padding_token(processing_class)
 
 

@@ -49,7 +49,9 @@ _CITATION = """\
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class MRR(evaluate.Metric):
     def _info(self):
-        ids, scores, number = datasets.Value("string"), datasets.Value("float64"), datasets.Value("int64")
+        ids = datasets.Value("string")
+        scores = datasets.Value("float64")
+        number = datasets.Value("int64")
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -62,13 +64,15 @@ class MRR(evaluate.Metric):
         )
 
     def _compute(self, predictions, references, max_rank=None, pool_size=None):
-        pairs, pools = list(zip(predictions, references, strict=True)), references
+        pairs = list(zip(predictions, references, strict=True))
+        pools = references
         if isinstance(references[0], str):
             found = [(list(ids), right) for ids, right in pairs]
             ranks = [ids.index(right) + 1 if right in ids else np.inf for ids, right in found]
             pools = [pool_size]
         elif np.ndim(predictions[0]):
-            ranks, pools = [], [len(scores) for scores in predictions]
+            ranks = []
+            pools = [len(scores) for scores in predictions]
             for row, (given, right) in enumerate(pairs):
                 scores = np.asarray(given)
                 if not 0 <= right < len(scores):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import ESTIMATORS
 from soft_trainer.evaluation.results import SYSTEMS
 from soft_trainer.files import NUMBERS, RECORD, record_path
@@ -65,11 +65,13 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[ReportedRun], dict[st
     """
     places: dict[Path, Path] = {}  # real path -> path as named: a folder that is named twice counts once
     for folder in map(Path, folders):
-        refuse((not folder.is_dir(), f"{folder}: no such folder"))
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
         found = {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in folder.rglob(name)}
         for place in sorted(found):
             places.setdefault(place.resolve(), place)
-    runs, left_out = [], {}
+    runs = []
+    left_out = {}
     for folder in places.values():
         try:
             runs.append(read_run(folder))
@@ -94,13 +96,16 @@ def read_run(folder: Path) -> ReportedRun:
         UserError: the run was measured, but not trained.
         OSError, ValueError, AttributeError, KeyError, TypeError: its record is not there or not that of a run.
     """
-    record, state = json.loads(record_path(folder).read_text(encoding="utf-8")), folder / "trainer_state.json"
+    record = json.loads(record_path(folder).read_text(encoding="utf-8"))
+    state = folder / "trainer_state.json"
     if "results" in record and "loss" not in record:
         raise UserError("measured by `soft-trainer evaluate`, not trained; `soft-trainer compare` reads it")
     for metrics in (metrics for systems in record["results"].values() for metrics in systems.values()):
         _ = metrics["mrr"], metrics["pool_size"]
     base, languages, _ = (record[name] for name in ("base_model", "languages", "dataset"))
-    encoder, loss, estimator = record.get("encoder", {}), record["loss"], record.get("estimator", {})
+    encoder = record.get("encoder", {})
+    loss = record["loss"]
+    estimator = record.get("estimator", {})
     kind = loss.get("cancel", "none")
     number = loss.get({"top_k": "cancel_k", "ratio": "cancel_ratio"}.get(kind), "")
     cancel = "" if kind == "none" else f"{kind} {number}"
@@ -232,7 +237,8 @@ def make_cells(runs: Iterable[ReportedRun]) -> tuple[list[Cell], dict[str, str]]
                     names = run.settings if system == "trained" else encoder
                     settings = {name: value for name, value in run.settings.items() if name in names}
                     methods[evaluation, run.encoder, system, *method].append((place, run, settings))
-    cells, repeated = {}, {}
+    cells = {}
+    repeated = {}
     for method, members in methods.items():
         names = _varying(members)
         for place, run, settings in members:
@@ -291,7 +297,8 @@ def column_labels(cells: Iterable[Cell]) -> dict[tuple, str]:
 
 def compare_with_infonce(cells: Sequence[Cell]) -> list[str]:
     """Compares every trained cell with its baseline, p corrected over all; returns why others are not compared."""
-    compared, problems = [], []
+    compared = []
+    problems = []
     for cell in cells:
         if cell.system == "trained" and not cell.is_baseline:
             try:
@@ -308,12 +315,15 @@ def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
     """Compares a cell with the InfoNCE of its encoder and column that shares most settings, then seeds, with it."""
     place = (cell.encoder, cell.column)
     candidates = [other for other in cells if other.is_baseline and (other.encoder, other.column) == place]
-    refuse((not candidates, "no run of InfoNCE with this encoder, language, data set and corpus"))
+    if not candidates:
+        raise UserError("no run of InfoNCE with this encoder, language, data set and corpus")
     theirs = {other: {run.seed for run in other.runs} for other in candidates}
     common = {other: tuple(run.seed for run in cell.runs if run.seed in theirs[other]) for other in candidates}
     baseline = min(candidates, key=lambda other: (len(_also(cell, other)), -len(common[other])))
-    seeds, also = common[baseline], _also(cell, baseline)
-    refuse((not seeds, "no seed in common"))
+    seeds = common[baseline]
+    also = _also(cell, baseline)
+    if not seeds:
+        raise UserError("no seed in common")
     pairing = Pairing(
         *([ranks_of(run.folder, each.key(run)) for run in each.runs if run.seed in seeds] for each in (cell, baseline))
     )
@@ -323,7 +333,8 @@ def _difference(cell: Cell, cells: Sequence[Cell]) -> Difference:
 
 def _also(cell: Cell, other: Cell) -> tuple[str, ...]:
     """Returns the settings in which two cells differ, other than the loss, its weights and the estimator."""
-    ours, theirs = cell.runs[0], other.runs[0]
+    ours = cell.runs[0]
+    theirs = other.runs[0]
     of_method = {*ours.record["loss"], *ours.record.get("estimator", {}), *theirs.record.get("estimator", {})}
     names = (name for name in dict.fromkeys([*ours.settings, *theirs.settings]) if name not in of_method)
     return tuple(name for name in names if ours.settings.get(name) != theirs.settings.get(name))

@@ -68,7 +68,8 @@ def weight_distribution(cells: Sequence[Cell]) -> Picture | None:
     figure, axes = _figure("weight of a negative", "density")
     words = []
     for cell, histogram in histograms.items():
-        counts, edges = np.array(histogram["counts"], dtype=float), np.array(histogram["edges"])
+        counts = np.array(histogram["counts"], dtype=float)
+        edges = np.array(histogram["edges"])
         style = _style(cells.index(cell), cell.label)
         axes.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, lw=1.6, **style)
         middles = np.repeat((edges[1:] + edges[:-1]) / 2, counts.astype(int))
@@ -81,9 +82,11 @@ def weight_distribution(cells: Sequence[Cell]) -> Picture | None:
 
 def gains_by_query(cells: Sequence[Cell]) -> Picture | None:
     """Draws every query's difference in reciprocal rank. Gains are above 0 and losses below, each sorted by size."""
-    lines, words = [], []
+    lines = []
+    words = []
     for cell in (cell for cell in cells if cell.difference):
-        comparison, differences = cell.difference.comparison, cell.difference.differences
+        comparison = cell.difference.comparison
+        differences = cell.difference.differences
         words.append(f"{cell.label}: {comparison.wins} queries gained, {comparison.losses} lost")
         for side in (np.sort(differences[differences > 0])[::-1], np.sort(differences[differences < 0])):
             lines += [(cell, np.arange(1, len(side) + 1), side)] if len(side) else []

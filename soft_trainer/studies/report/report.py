@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from pandas import DataFrame
 
 from soft_trainer.data.statistics import PAPER_ROWS
-from soft_trainer.errors import UserError, refuse
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import GRADED
 from soft_trainer.files import write_text
 from soft_trainer.studies.compare import change_text, p_text
@@ -99,7 +99,8 @@ def make_report(folders: Sequence[str | Path]) -> Report:
     """
     runs, left_out = find_runs(folders)
     cells, repeated = make_cells(runs)
-    refuse((not cells, "the runs measured nothing: --do_eval and --do_predict make them"))
+    if not cells:
+        raise UserError("the runs measured nothing: --do_eval and --do_predict make them")
     left_out |= repeated
     report = Report([run for run in runs if str(run.folder) not in left_out], cells)
     problems = compare_with_infonce(report.main_cells)
@@ -148,14 +149,16 @@ def mrr_table(cells: Sequence[Cell]) -> DataFrame:
     A column "Overall" follows if all six languages of the paper are there.
     """
     labels = column_labels(cells)
-    columns, languages = list(labels.values()), [language for _, language, *_ in labels]
+    columns = list(labels.values())
+    languages = [language for _, language, *_ in labels]
     entries = [(cell.encoder, *cell.labels, labels[cell.column], _mrr_entry(cell, cells)) for cell in cells]
     if set(PAPER_ROWS) <= set(languages) and len(set(languages)) == len(languages):
         columns.append("Overall")
         for row, in_row in itertools.groupby(cells, lambda cell: (cell.encoder, *cell.labels)):
             six = [cell for cell in in_row if cell.language in PAPER_ROWS]
             if len(six) == len(PAPER_ROWS):
-                paper, mean = paper_mrr(six[0], "overall"), np.mean([cell.mean() for cell in six])
+                paper = paper_mrr(six[0], "overall")
+                mean = np.mean([cell.mean() for cell in six])
                 entries.append((*row, "Overall", f"{mean:.3f}" + ("" if paper is None else f" (paper {paper:.3f})")))
     lines = DataFrame(entries, columns=["Encoder", *METHOD, "column", "mrr"], dtype=object)
     table = lines.pivot_table("mrr", ["Encoder", *METHOD], "column", "first", sort=False).reindex(columns=columns)
@@ -193,7 +196,8 @@ def differences_table(cells: Sequence[Cell]) -> DataFrame:
 
 def data_table(cells: Sequence[Cell]) -> DataFrame:
     """Lists the columns of the report with their data set, queries and codes, and those of the paper."""
-    rows, first = [], {cell.column: cell for cell in reversed(cells)}
+    rows = []
+    first = {cell.column: cell for cell in reversed(cells)}
     for column, label in column_labels(cells).items():
         cell = first[column]
         *_, queries, codes = PAPER_ROWS.get(cell.language, (None, None))
@@ -279,7 +283,8 @@ def write_report(report: Report, folder: str | Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)  # before the pictures, which take time
         made = sections(report)
-        runs, compared = len(report.runs), len(report.compared)
+        runs = len(report.runs)
+        compared = len(report.compared)
         summary = f"{runs} run{'s' * (runs != 1)}, {compared} comparison{'s' * (compared != 1)} with InfoNCE"
         if compared:
             significant = sum(cell.difference.p < SIGNIFICANT for cell in report.compared)
