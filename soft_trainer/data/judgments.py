@@ -1,0 +1,254 @@
+"""Queries, a corpus, and judgments of which code answers which query: the form of all training and evaluation rows.
+
+Nothing pairs a query and a code by position, and rows are never merged: there is one rank for each row of the queries,
+against the rows of the corpus as they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from datasets import Dataset, concatenate_datasets
+from scipy import sparse
+from torch import Tensor
+
+from soft_trainer.errors import UserError
+
+QUERY_COLUMNS = ("docstring", "docstring_tokens")
+CODE_COLUMNS = ("original_string", "code", "code_tokens")
+NEGATIVES = "negatives"  # the column of texts or urls of codes that do not answer a row's query
+
+
+@dataclass(frozen=True)
+class Judgments:
+    """The codes that answer each query and those that do not, for Q queries and C codes.
+
+    Args:
+        right (`csr[Q, C]`): the grade of each code that answers a query, above 0; 1 where nobody graded.
+        wrong (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
+        examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on; all pairs of `right` when None.
+        gain: of a grade g in nDCG, "linear" (g, as trec_eval has it) or "exponential" (2^g - 1, as CodeSearchNet's
+            challenge has it). None: nobody graded.
+    """
+
+    right: sparse.csr_matrix
+    wrong: sparse.csr_matrix | None = None
+    examples: np.ndarray | None = None
+    gain: str | None = None
+
+    def pairs(self) -> np.ndarray:
+        """Returns the (query, code) pairs to train on, int64[P, 2], in the order of the source's rows."""
+        if self.examples is not None:
+            return self.examples
+        queries, codes = self.right.nonzero()
+        return np.stack([queries, codes], axis=1).astype(np.int64)
+
+    def first_queries(self) -> np.ndarray:
+        """Returns the query of each code's first pair, int64[C]; -1 for a code without one."""
+        pairs = self.pairs()
+        first = np.full(self.right.shape[1], -1, dtype=np.int64)
+        first[pairs[::-1, 1]] = pairs[::-1, 0]  # of several, the last assignment stays
+        return first
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a data set.
+
+    Args:
+        queries: query-side columns, a row for each query, without an index mapping.
+        corpus: code-side columns, a row for each code, without an index mapping.
+        judgments: which code answers which query.
+    """
+
+    queries: Dataset
+    corpus: Dataset
+    judgments: Judgments
+
+    @classmethod
+    def from_pairs(cls, rows: Dataset) -> Split:
+        """Makes a split of rows that hold a query and a code each.
+
+        Rows that share a `url` hold versions of one code, which answer each other's queries. The codes of a column
+        `negatives` become `wrong`; those that no row holds follow the rows' codes in the corpus.
+
+        Raises:
+            UserError: `negatives` holds something else than texts or urls of codes.
+        """
+        rows = _flat(rows)
+        urls = _column(rows, "url")
+        right = _equal(urls, urls)
+        queries = _without(rows, (*CODE_COLUMNS, NEGATIVES))
+        corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES))
+        wrong = None
+        if NEGATIVES in rows.column_names:
+            corpus, wrong = _with_negatives(rows, corpus, urls)
+            right.resize(len(queries), len(corpus))
+        places = np.arange(len(rows))
+        return cls(queries, corpus, Judgments(right, wrong, np.stack([places, places], axis=1)))
+
+    @classmethod
+    def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
+        """Makes a split in which a code answers the queries that have its `url`."""
+        queries = _flat(queries)
+        corpus = _flat(corpus)
+        return cls(queries, corpus, Judgments(_equal(_column(queries, "url"), _column(corpus, "url"))))
+
+    @classmethod
+    def from_grades(
+        cls, queries: Dataset, corpus: Dataset, pairs: np.ndarray, grades: Sequence[float], gain: str = "linear"
+    ) -> Split:
+        """Makes a split of graded pairs.
+
+        Args:
+            pairs (`int64[P, 2]`): rows of `queries` and of `corpus`, each pair once.
+            grades (`float[P]`): a grade of 0 or below makes a code wrong for the query.
+            gain: see `Judgments`.
+        """
+        pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+        grades = np.asarray(grades, dtype=np.float32)
+        shape = (len(queries), len(corpus))
+        answers = grades > 0
+        right = _matrix(pairs[answers], grades[answers], shape)
+        wrong = None
+        if not answers.all():
+            unknown = np.full(int((~answers).sum()), np.nan, dtype=np.float32)
+            wrong = _matrix(pairs[~answers], unknown, shape)
+        return cls(_flat(queries), _flat(corpus), Judgments(right, wrong, pairs[answers], gain))
+
+    def pair_rows(self) -> Dataset:
+        """Returns the training pairs as rows that hold a query and a code each."""
+        pairs = self.judgments.pairs()
+        queries = self.queries.select(pairs[:, 0])
+        both = [name for name in self.corpus.column_names if name in queries.column_names]
+        codes = self.corpus.remove_columns(both).select(pairs[:, 1])
+        return concatenate_datasets([queries.flatten_indices(), codes.flatten_indices()], axis=1)
+
+
+class RightAnswers:
+    """Looks up which codes of a batch answer its queries, by judgments and by equal texts.
+
+    A code answers a query if somebody judged that a code of the same text answers a query of the same text. The texts
+    are those that the encoder reads.
+
+    Args:
+        right (`csr[Q, C]`): see `Judgments`.
+        query_texts (`uint64[Q]`), code_texts (`uint64[C]`): numbers of the texts, equal for equal texts.
+    """
+
+    def __init__(self, right: sparse.csr_matrix, query_texts: np.ndarray, code_texts: np.ndarray):
+        self.query_texts, known_queries = pd.factorize(query_texts)
+        self.code_texts, known_codes = pd.factorize(code_texts)
+        queries, codes = right.nonzero()
+        pairs = np.stack([self.query_texts[queries], self.code_texts[codes]], axis=1)
+        answers = np.ones(len(pairs), dtype=np.float32)
+        self.of_texts = _matrix(pairs, answers, (len(known_queries), len(known_codes)))
+
+    def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
+        """Returns which of N codes answer which of B queries, BoolTensor[B, N]."""
+        answers = self.of_texts[self.query_texts[queries]][:, self.code_texts[codes]]
+        return torch.from_numpy(answers.toarray() > 0)
+
+
+def _flat(rows: Dataset) -> Dataset:
+    """Returns the rows in their own order on disk; an index mapping would cost a look-up for every row read."""
+    if rows._indices is None:
+        return rows
+    return rows.flatten_indices()
+
+
+def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:
+    return rows.remove_columns([name for name in columns if name in rows.column_names])
+
+
+def _column(rows: Dataset, name: str) -> np.ndarray:
+    """Returns the values of a column, object[rows]; None where there is no value or only an empty one."""
+    if name not in rows.column_names:
+        return np.full(len(rows), None, dtype=object)
+    values = pd.Series(rows[name][:], dtype=object)
+    return values.where(values.astype(bool), None).to_numpy()
+
+
+def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
+    """Returns a sparse matrix with int32 indices; the values of repeated pairs are added."""
+    indices = pairs.astype(np.int32)
+    matrix = sparse.csr_matrix((values, (indices[:, 0], indices[:, 1])), shape=shape)
+    matrix.sort_indices()
+    return matrix
+
+
+def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
+    """Returns ones where two lists of ids are equal, csr[left, right]; a row without an id equals its own place."""
+    numbers, _ = pd.factorize(np.concatenate([left, right]))
+    places = np.concatenate([np.arange(len(left)), np.arange(len(right))])
+    unknown = numbers < 0
+    numbers[unknown] = numbers.max(initial=-1) + 1 + places[unknown]
+    known = int(numbers.max(initial=-1)) + 1
+    sides = []
+    for part in (numbers[: len(left)], numbers[len(left) :]):
+        entries = np.stack([np.arange(len(part)), part], axis=1)
+        sides.append(_matrix(entries, np.ones(len(part), dtype=np.float32), (len(part), known)))
+    equal = (sides[0] @ sides[1].T).tocsr()
+    equal.sort_indices()
+    return equal
+
+
+def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, sparse.csr_matrix]:
+    """Returns the corpus with the codes that only `negatives` holds, and the pairs known to be wrong."""
+    row_of = {}
+    texts = _code_texts(corpus)
+    for row in reversed(range(len(rows))):  # the first row of several stays
+        row_of[texts[row]] = row
+        if urls[row] is not None:
+            row_of[urls[row]] = row
+    added = []
+    pairs = []
+    for query, names in enumerate(rows[NEGATIVES]):
+        for name in _names(names, query):
+            code = row_of.get(name, row_of.get(" ".join(name.split())))
+            if code is None:
+                if len(name.split()) < 2:
+                    raise UserError(
+                        f"negatives, row {query + 1}: {name[:80]!r} is neither the url of a row nor a code; "
+                        "give the code's text"
+                    )
+                code = len(rows) + len(added)
+                row_of[" ".join(name.split())] = code
+                added.append(_code_row(name, corpus, query))
+            if code != query:
+                pairs.append((query, code))
+    if added:
+        corpus = concatenate_datasets([corpus, Dataset.from_list(added, features=corpus.features)])
+    pairs = np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0)
+    unknown = np.full(len(pairs), np.nan, dtype=np.float32)
+    return corpus, _matrix(pairs, unknown, (len(rows), len(corpus)))
+
+
+def _names(names, row: int) -> list[str]:
+    """Returns the negatives of a row as a list of texts."""
+    if names is None:
+        return []
+    if isinstance(names, str):
+        names = [names]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"negatives, row {row + 1}: a list of codes or urls is expected, not {names!r:.80}")
+    return [name for name in names if name.strip()]
+
+
+def _code_texts(corpus: Dataset) -> list[str]:
+    """Returns the code of every row with single spaces, by which a negative is recognised."""
+    if "code" in corpus.column_names:
+        return [" ".join((code or "").split()) for code in corpus["code"]]
+    return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]
+
+
+def _code_row(code: str, corpus: Dataset, row: int) -> dict:
+    """Returns a row of the corpus for a code that comes alone, in the language of the row that names it."""
+    values = {"original_string": code, "code": code, "code_tokens": code.split()}
+    if "language" in corpus.column_names:
+        values["language"] = corpus[row]["language"]
+    return {name: values.get(name) for name in corpus.column_names}

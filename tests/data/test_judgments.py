@@ -1,0 +1,100 @@
+"""Queries, corpus, judgments: who answers whom."""
+
+import itertools
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from soft_trainer.data.judgments import RightAnswers, Split
+from soft_trainer.errors import UserError
+
+ROWS = [
+    {"docstring": "sort a list", "code": "def sort(xs): pass", "url": "a"},
+    {"docstring": "order a list", "code": "def sort(xs, key): pass", "url": "a"},
+    {"docstring": "read a file", "code": "def read(path): pass", "url": None},
+    {"docstring": "write a file", "code": "def write(path): pass", "url": ""},
+]
+
+
+def test_a_pair_is_a_query_and_a_code():
+    split = Split.from_pairs(Dataset.from_list(ROWS))
+    assert split.queries.column_names == ["docstring", "url"]
+    assert split.corpus.column_names == ["code", "url"]
+    assert split.judgments.pairs().tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert split.judgments.right.indices.dtype == np.int32
+    assert split.pair_rows()[:] == Dataset.from_list(ROWS).select_columns(["docstring", "url", "code"])[:]
+
+
+def test_versions_of_a_code_answer_each_others_queries():
+    right = Split.from_pairs(Dataset.from_list(ROWS)).judgments.right
+    assert right.toarray().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_rows_without_urls_answer_themselves():
+    rows = Dataset.from_list(ROWS).remove_columns("url")
+    assert (Split.from_pairs(rows).judgments.right.toarray() == np.eye(4)).all()
+
+
+def test_the_rows_of_a_selection_are_numbered_from_zero():
+    rows = Dataset.from_list(ROWS).select([3, 0])
+    split = Split.from_pairs(rows)
+    assert split.queries._indices is None
+    assert split.queries["docstring"][:] == ["write a file", "sort a list"]
+
+
+def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
+    new = "def drop(path): pass"
+    rows = [row | {"negatives": []} for row in ROWS]
+    rows[2]["negatives"] = ["a", "def  write(path):\n pass", new]
+    rows[3]["negatives"] = [new, "def write(path): pass"]
+    split = Split.from_pairs(Dataset.from_list(rows))
+    assert split.corpus["code"][:][4:] == [new]
+    wrong = split.judgments.wrong.tocoo()
+    assert set(zip(wrong.row.tolist(), wrong.col.tolist(), strict=True)) == {(2, 0), (2, 3), (2, 4), (3, 4)}
+    assert np.isnan(wrong.data).all()
+    assert split.judgments.right.shape == (4, 5)
+    assert split.judgments.first_queries().tolist() == [0, 1, 2, 3, -1]
+
+
+@pytest.mark.parametrize("names", [["short"], [["nested"]]])
+def test_negatives_that_are_no_codes_are_named_with_their_row(names):
+    rows = [row | {"negatives": names} for row in ROWS]
+    with pytest.raises(UserError, match="negatives, row 1"):
+        Split.from_pairs(Dataset.from_list(rows))
+
+
+def test_codes_answer_the_queries_with_their_url():
+    queries = Dataset.from_list([{"docstring": "x", "url": "b"}, {"docstring": "y", "url": "c"}])
+    corpus = Dataset.from_list([{"code": "1", "url": "c"}, {"code": "2", "url": "a"}, {"code": "3", "url": "b"}])
+    assert Split.from_urls(queries, corpus).judgments.right.toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_grades_of_zero_are_wrong():
+    queries = Dataset.from_list([{"docstring": "x"}, {"docstring": "y"}])
+    corpus = Dataset.from_list([{"code": "1"}, {"code": "2"}, {"code": "3"}])
+    split = Split.from_grades(queries, corpus, [(0, 2), (0, 1), (1, 0)], [2, 0, 1], gain="exponential")
+    assert split.judgments.right.toarray().tolist() == [[0, 0, 2], [1, 0, 0]]
+    assert split.judgments.wrong.nonzero()[1].tolist() == [1]
+    assert split.judgments.pairs().tolist() == [[0, 2], [1, 0]]
+
+
+def test_equal_texts_have_equal_answers():
+    generator = np.random.default_rng(0)
+    query_texts = generator.integers(12, size=40).astype(np.uint64)
+    code_texts = generator.integers(15, size=50).astype(np.uint64)
+    judged = generator.random((40, 50)) < 0.02
+    queries = Dataset.from_dict({"docstring": ["x"] * 40})
+    corpus = Dataset.from_dict({"code": ["x"] * 50})
+    pairs = np.argwhere(judged)
+    split = Split.from_grades(queries, corpus, pairs, np.ones(len(pairs)))
+    chosen_queries = generator.integers(40, size=9)
+    chosen_codes = generator.integers(50, size=17)
+    known = {(query_texts[query], code_texts[code]) for query, code in pairs}
+    expected = [
+        (query_texts[query], code_texts[code]) in known
+        for query, code in itertools.product(chosen_queries, chosen_codes)
+    ]
+    answers = RightAnswers(split.judgments.right, query_texts, code_texts).among(chosen_queries, chosen_codes)
+    assert answers.flatten().tolist() == expected
+    assert any(expected)
