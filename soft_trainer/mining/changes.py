@@ -21,6 +21,7 @@ from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, person_ma
 # A query may ask for a constructor or for a function of two lines, so they stay.
 RULES = ("tests",)
 MAX_CHANGED_FILES = 100  # a commit that changes more of the language's files is taken for a mechanical one
+Names = tuple[str | None, str | None]
 _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the same ones
 
 
@@ -134,18 +135,19 @@ class ChangeReader:
         versions = [self._functions(side.id, side.path) if side.mode else None for side in sides]
         if not any(file and file.functions for file in versions):
             return
-        names: dict[str, None] = {}
-        for file, lines in zip(versions, self._lines(sides, update), strict=True):
-            names |= dict.fromkeys(sorted(file.at(lines)) if file else ())
-        for name in names:
+        touched = [
+            sorted(file.at(lines)) if file else ()
+            for file, lines in zip(versions, self._lines(sides, update), strict=True)
+        ]
+        for names in _pairs(versions, touched):
             found = [
-                (file.row(file.functions[name], side.path), file.functions[name].node)
-                for file, side in zip(versions, sides, strict=True)
-                if file and name in file.functions
+                (name, file.row(file.functions[name], side.path), file.functions[name].node)
+                for name, file, side in zip(names, versions, sides, strict=True)
+                if name
             ]
-            if len(found) == 2 and found[0][0]["code_tokens"] == found[1][0]["code_tokens"]:
+            if len(found) == 2 and found[0][1]["code_tokens"] == found[1][1]["code_tokens"]:
                 continue
-            row, node = found[0]  # as it was before the commit, or as it was added
+            name, row, node = found[0]  # as it was before the commit, or as it was added
             yield name, row, "syntax error" if node.has_error else first_broken(row, RULES)
 
     def _lines(self, sides: Sequence[pygit2.DiffFile], update: Callable[[bytes], None]) -> tuple[list[range], ...]:
@@ -161,6 +163,14 @@ class ChangeReader:
             for line in hunk.lines:
                 update((line.origin if old else "+").encode() + line.raw_content.strip())
         return (removed, added) if old else ([], removed)
+
+
+def _pairs(versions: Sequence[FileFunctions | None], touched: Sequence[Sequence[str]]) -> list[Names]:
+    """Returns each touched function's name in the old and the new version of a file; None where it does not exist."""
+    old, new = versions
+    pairs = [(name, old.counterpart(name, new) if new else None) for name in touched[0]]
+    pairs += [(new.counterpart(name, old) if old else None, name) for name in touched[1]]
+    return list(dict.fromkeys(pairs))
 
 
 def read_functions(repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str) -> FileFunctions | None:

@@ -32,9 +32,10 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
 
 
 class Function(NamedTuple):
-    """A named function: its syntax node, the node around it that names it, and its body."""
+    """A named function: its parameters, its syntax node, the node around it that names it, and its body."""
 
     name: str
+    parameters: str
     node: Node
     named: Node
     body: Node
@@ -49,7 +50,8 @@ class FileFunctions:
     """The functions of one file. They are found at once; a row, which costs most of the time, is made on request.
 
     Attributes:
-        functions: in order, each by a name that no other function of the file has (`Cart.total`, `Cart.total~2`).
+        functions: in order, each by a name that no other function of the file has: `Cart.total`, of overloads
+            `Cart.total(int count)`, and `Cart.total(int count)~2` for a second one with the same parameters.
     """
 
     def __init__(self, root: Node, source: bytes, language: str):
@@ -60,11 +62,22 @@ class FileFunctions:
         self._starts = [node.start_byte for node in self._comments]
         # In some grammars a comment ends at the start of the next line.
         self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
+        found = list(self._found(root))
+        overloads = Counter(function.name for function in found)
+        seen = Counter()
         self.functions: dict[str, Function] = {}
+        for function in found:
+            own = name = function.name if overloads[function.name] == 1 else f"{function.name}({function.parameters})"
+            while name in self.functions:  # also if another function has the very name `total~2`
+                seen[own] += 1
+                name = f"{own}~{1 + seen[own]}"
+            self.functions[name] = function
+
+    def _found(self, root: Node) -> Iterator[Function]:
+        """Yields the named functions that have a body, at most one on the same lines."""
         end = 0
         places = set()
-        seen = Counter()
-        for found in definitions(root, source, language):
+        for found in definitions(root, self.source, self.language):
             node = named = found.node
             if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
                 continue
@@ -75,14 +88,24 @@ class FileFunctions:
                 if not self.table.wrappers.get(named.type):
                     continue
             scope = [outer.name for outer in found.around if outer.kind == "container"]
-            function = Function(".".join([*scope, found.name]), node, named, body)
+            parameters = _parameters(self.source, node)
+            function = Function(".".join([*scope, found.name]), parameters, node, named, body)
             if body is not None and found.name and function.lines not in places:
                 places.add(function.lines)
-                name = function.name
-                while name in self.functions:  # also if another function has the very name `total~2`
-                    seen[function.name] += 1
-                    name = f"{function.name}~{1 + seen[function.name]}"
-                self.functions[name] = function
+                yield function
+
+    def counterpart(self, name: str, other: FileFunctions) -> str | None:
+        """Returns the name of a function in another version of the file, None if it is not there.
+
+        Overloads are told apart by their parameters.
+        """
+        if name in other.functions:
+            return name
+        own = self.functions[name]
+        for key, function in other.functions.items():
+            if (function.name, function.parameters) == (own.name, own.parameters):
+                return key
+        return None
 
     def row(self, function: Function, path: str) -> Row:
         """Returns the row of a function; see `functions`."""
@@ -144,6 +167,15 @@ class FileFunctions:
                 del group[1:]
                 break
         return "\n".join(group) if group[0].startswith(self.table.doc_prefix) else ""
+
+
+def _parameters(source: bytes, node: Node) -> str:
+    """Returns the parameters of a function in one line, without the brackets around them."""
+    parameters = node.child_by_field_name("parameters")
+    declarator = node
+    while parameters is None and (declarator := declarator.child_by_field_name("declarator")):  # in C
+        parameters = declarator.child_by_field_name("parameters")
+    return "" if parameters is None else " ".join(_node_text(source, parameters)[1:-1].split())
 
 
 def comments(root: Node, language: str) -> list[Node]:

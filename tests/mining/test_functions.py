@@ -220,7 +220,7 @@ def test_functions_of_one_name_are_all_rows_whatever_the_others_are_called():
     names = ["x", "x", '"x~2"', "x", '"x~2"']
     source = "var a = {\n" + "".join(f"  {name}: function () {{ return 1 }},\n" for name in names) + "}\n"
     file = FileFunctions(parse(source.encode(), "javascript"), source.encode(), "javascript")
-    assert list(file.functions) == ["x", "x~2", "x~2~2", "x~3", "x~2~3"]
+    assert list(file.functions) == ["x()", "x()~2", "x~2()", "x()~3", "x~2()~2"]
     assert [row["func_name"] for row in rows_of(source, "javascript")] == ["x", "x", "x~2", "x", "x~2"]
 
 

@@ -119,6 +119,34 @@ def test_commits_without_a_change_to_search_for_are_left_out(repository, message
     assert (kept, +changes) == ((1, {}) if outcome == "kept" else (0, {outcome: 1}))
 
 
+def overloaded(*overloads):
+    """A Java class whose method `put` has these parameters, each with a body."""
+    methods = "".join(f"  void put({parameters}) {{\n    {body}\n  }}\n" for parameters, body in overloads)
+    return {"src/Box.java": f"class Box {{\n{methods}}}\n"}
+
+
+def test_a_commit_is_paired_with_the_overload_that_it_changes(tmp_path):
+    repository = Repository(tmp_path)
+    number = ("int number", "numbers.add(number);")
+    text = ("String text", "texts.add(text);")
+    repository.commit("Put numbers into a box", overloaded(number))
+    repository.commit("Put texts into a box too", overloaded(text, number))
+    repository.commit("Count the numbers in the box", overloaded(text, (number[0], "count += 1;")))
+    repository.commit("Take the texts out again", overloaded((number[0], "count += 1;")))
+    last = overloaded((number[0], "count += 1;"))
+    for size in range(30):
+        code = f"class Size {{ int f() {{ return {size}; }} }}"
+        repository.commit(f"Grow the box to size {size}", {**last, "src/Size.java": code})
+    rows = mine(repository, "java").rows["train"]
+    paired = [(row["docstring"], row["code"].split("\n")[1].strip()) for row in rows if "Box" in row["path"]]
+    assert paired[::-1] == [
+        ("Put numbers into a box", number[1]),
+        ("Put texts into a box too", text[1]),
+        ("Count the numbers in the box", number[1]),
+        ("Take the texts out again", text[1]),
+    ]
+
+
 def test_max_functions_and_body_are_options_and_a_bot_and_addresses_are_left_out(repository):
     assert len(mine(repository, max_functions=4).rows["train"]) == 15  # without the first commit's five
     message = "Make it nicer for ann@example.org\n\nSo Bob said.\nCo-authored-by: Ann Author <ann@example.org>"
@@ -197,8 +225,8 @@ class A {
         ([range(3, 4)], {"inner"}),
         ([range(5, 6)], {"outer"}),
         ([range(1, 6)], {"outer", "inner"}),
-        ([range(8, 9)], {"A.x"}),
-        ([range(9, 10)], {"A.x~2"}),
+        ([range(8, 9)], {"A.x()"}),
+        ([range(9, 10)], {"A.x(v)"}),
         ([range(7, 8), range(10, 12)], set()),
     ],
 )
