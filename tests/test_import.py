@@ -32,5 +32,5 @@ def test_every_public_name_can_be_imported():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="soft_trainer.*'HardInfoNCETrainer'"):
+    with pytest.raises(AttributeError, match="soft_trainer attribute HardInfoNCETrainer"):
         _ = soft_trainer.HardInfoNCETrainer

@@ -38,6 +38,13 @@ ORDER = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
+# The room that each name comes from which the package itself exports.
+HOMES = {
+    alias.name: node.module.split(".")[0]
+    for node in ast.parse((PACKAGE / "__init__.pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
 
 
 def imported_rooms(tree: ast.AST) -> set[str]:
@@ -52,7 +59,7 @@ def imported_rooms(tree: ast.AST) -> set[str]:
             names = [alias.name for alias in node.names]
         parts = [name.split(".")[1] for name in names if name.startswith("soft_trainer.")]
         # A name imported from the package itself counts as the room that it comes from.
-        found |= {soft_trainer._HOMES.get(part, part).split(".")[0] for part in parts}
+        found |= {HOMES.get(part, part) for part in parts}
     return found
 
 

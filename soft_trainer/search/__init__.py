@@ -1,13 +1,6 @@
 """Search in one repository: an index of its functions, classes and texts, and queries in words or symbols."""
 
-import importlib
+import lazy_loader
 
-__all__ = ["CodeIndex", "SearchResult"]
-
-
-def __getattr__(name: str):
-    """Imports a public name on first use, because printing the help of the command needs no NumPy."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"CodeIndex": "index", "SearchResult": "results"}[name]
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+# Importing a name on first use keeps the help of the command free of NumPy. `__init__.pyi` lists the names.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
