@@ -14,9 +14,10 @@ from datasets import Dataset, Features, List, Value
 from datasets.fingerprint import Hasher
 
 from soft_trainer.dataflow.inputs import graph_features
-from soft_trainer.encoders.encoding import tokenize_with_lengths, tokenizer_identity
+from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.identity import tokenizer_fingerprint
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32"), "text": Value("uint64")})
@@ -155,7 +156,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         values = {name: [row[name] for row in features] for name in GRAPHS}
         return pa.Table.from_pydict(values, schema=GRAPHS.arrow_schema)
 
-    key = [column, lengths, tokenizer_identity(tokenizer), "data flow"]
+    key = [column, lengths, tokenizer_fingerprint(tokenizer), "data flow"]
     parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset), PARSED_AT_ONCE)}
     return _mapped(dataset, [column, "language"], run, GRAPHS, key, desc="Extracting data flow", **parallel)
 
@@ -207,6 +208,6 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         columns = [pa.ListArray.from_arrays(offsets, values), pa.array(lengths, pa.int32()), pa.array(text_ids(texts))]
         return pa.Table.from_arrays(columns, schema=TOKENS.arrow_schema)
 
-    key = [column, settings, tokenizer_identity(tokenizer)]
+    key = [column, settings, tokenizer_fingerprint(tokenizer)]
     processes = processes_for(len(dataset), TOKENIZED_BY_PROCESS)
     return _mapped(dataset, [column], run, TOKENS, key, desc=f"Tokenising {side}", num_proc=processes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +17,7 @@ from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.identity import encoder_fingerprint
 from soft_trainer.terminal import Progress
 
 if TYPE_CHECKING:  # slow to import, and token ids need no model
@@ -193,11 +191,6 @@ def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Ten
 
 # ---- Any number of texts ----
 
-# Fields of a profile, a configuration and an adapter that leave every embedding as it is.
-_UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
-_UNREAD_CONFIG = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
-_UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
-
 
 @dataclass(frozen=True)
 class Encoder:
@@ -246,34 +239,11 @@ class Encoder:
         return score(self.profile, queries, codes)
 
     def identity(self) -> str:
-        """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
+        """Returns the fingerprint of the encoder; embeddings stored under it can be reused with an equal one.
 
-        Embeddings stored under this hash can be reused with any encoder of the same identity. An adapter's weights and
-        settings are part of it. The score scale and the columns to read are not, since embeddings do not depend on
-        them. Hashing takes about 0.1 s per GB of weights; callers should keep the result while the weights stay the
-        same.
+        Callers should keep it while the weights stay the same.
         """
-        model = self.model
-        digest = xxhash.xxh3_128()
-        for name, tensor in sorted(model.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        adapters = getattr(model, "peft_config", {})
-        settings = [
-            f"{type(model).__module__}.{type(model).__qualname__}",
-            [name for name, module in model.named_modules() if getattr(module, "is_causal", False)],
-            _without(model.config.to_dict(), _UNREAD_CONFIG),
-            {name: _without(config.to_dict(), _UNREAD_ADAPTER) for name, config in adapters.items()},
-            model.active_adapters() if adapters else [],
-            _without(dataclasses.asdict(self.profile), _UNREAD_PROFILE),
-            tokenizer_identity(self.tokenizer),
-        ]
-
-        def plain(value):  # a set has another order in every process
-            return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
-
-        digest.update(json.dumps(settings, sort_keys=True, default=plain).encode())
-        return digest.hexdigest()
+        return encoder_fingerprint(self.model, self.tokenizer, self.profile)
 
     def _embed(self, items: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
         embeddings = embed(self, items, side, batch_size, "Encoding" if progress else None)
@@ -330,25 +300,3 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     rows = np.concatenate([order[process::processes] for process in range(processes)])
     embeddings[torch.from_numpy(rows).to(gathered.device)] = gathered
     return embeddings
-
-
-# ---- What embeddings depend on ----
-
-
-def tokenizer_identity(tokenizer) -> str:
-    """Returns a hash that changes if any text gets other ids, or if long texts are truncated on the other side."""
-    if tokenizer.is_fast:
-        # A copy without the truncation and padding of the last call.
-        backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
-        backend.no_truncation()
-        backend.no_padding()
-        vocabulary = backend.to_str()
-    else:
-        vocabulary = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
-    splits = getattr(tokenizer, "split_special_tokens", False)
-    settings = tokenizer.special_tokens_map, tokenizer.truncation_side, splits
-    return xxhash.xxh3_128_hexdigest(f"{vocabulary}{settings!r}".encode())
-
-
-def _without(settings: dict, unread: set[str]) -> dict:
-    return {key: value for key, value in settings.items() if key not in unread}

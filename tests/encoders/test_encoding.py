@@ -1,17 +1,13 @@
 """Texts to ids, token vectors to embeddings, embeddings to scores; pooling and prompts as in sentence-transformers."""
 
-import copy
-
 import pytest
 import torch
 from refusals import refused
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
-from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.encoding import Encoder, embed, encode, pad, pool, prompt_length, score, tokenize
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
-from soft_trainer.options.model import LoraOptions
 
 THEIRS = {"mean": "mean", "cls": "cls", "last_token": "lasttoken"}
 COLUMNS = {"query": "docstring", "code": "code"}
@@ -201,57 +197,3 @@ def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, 
 def test_prompts_that_cannot_be_left_out_are_refused(prompted, trainer_of):
     with refused("data_collator: does not know which tokens are the prompt's"):
         trainer_of(arguments={"encoder": prompted[2], "data_collator": lambda features: {}})
-
-
-# ---- What embeddings depend on ----
-
-
-def change_a_weight(model, tokenizer):
-    with torch.no_grad():
-        model.encoder.layer[0].output.dense.bias[0] += 1e-3
-
-
-def change_an_adapter(model, tokenizer):
-    model.peft_config["default"].lora_alpha *= 2
-
-
-CHANGES = {
-    "a weight": change_a_weight,
-    "activation": lambda model, tokenizer: setattr(model.config, "hidden_act", "relu"),
-    "epsilon": lambda model, tokenizer: setattr(model.config, "layer_norm_eps", 1e-3),
-    "decoder": lambda model, tokenizer: setattr(model.config, "is_decoder", True),
-    "side of the cut": lambda model, tokenizer: setattr(tokenizer, "truncation_side", "left"),
-    "one more token": lambda model, tokenizer: tokenizer.add_tokens(["<one_more>"]),
-    "an adapter": lambda model, tokenizer: add_lora(model, LoraOptions(lora_r=2)),
-    "the settings of an adapter": change_an_adapter,
-}
-PROFILE_CHANGES = [
-    {"code_length": 31},
-    {"query_length": 15},
-    {"code_prefix": "code: "},
-    {"pooling": "cls"},
-    {"include_prompt": False},
-    {"normalize": True},
-]
-
-
-@pytest.mark.parametrize("change", [*CHANGES, *PROFILE_CHANGES], ids=str)
-def test_a_change_changes_the_identity(model, tokenizer, profile, change):
-    if change == "the settings of an adapter":
-        add_lora(model, LoraOptions(lora_r=2))
-    before, tokenizer = Encoder(model, tokenizer, profile).identity(), copy.deepcopy(tokenizer)
-    assert Encoder(model, tokenizer, profile).identity() == before
-    if isinstance(change, dict):
-        profile = profile.replace(**change)
-    else:
-        CHANGES[change](model, tokenizer)
-    assert Encoder(model, tokenizer, profile).identity() != before
-
-
-def test_what_leaves_embeddings_as_they_are_leaves_the_identity(model, tokenizer, profile):
-    before = Encoder(model, tokenizer, profile).identity()
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer(["a text"], truncation=True, max_length=5, padding=True)
-    model.config._name_or_path = "elsewhere"
-    profile = profile.replace(name="codebert", score_scale=7.0, code_columns=("text",))
-    assert Encoder(model, tokenizer, profile).identity() == before

@@ -1,0 +1,210 @@
+"""Knows things by their content. A fingerprint changes with what a thing holds, never with its name or place.
+
+Whatever is kept for later stores the fingerprint of what it was made from: rows, encoder, tokenizer, settings and the
+code that made it. A reader compares it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from huggingface_hub.constants import HF_HOME
+
+from soft_trainer.errors import UserError
+from soft_trainer.files import read_json, write_json
+
+FILES = Path(HF_HOME) / "soft_trainer" / "files"  # the hashes of files
+AT_ONCE = 1 << 16  # rows that are read at once
+READ_BYTES = 1 << 22
+RECENT = 2.0  # seconds; a file that has just changed may change again without another time
+# Fields of a profile, a configuration and an adapter that leave every embedding as it is.
+_UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
+_UNREAD_CONFIG = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+_UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
+
+
+def fingerprint(*parts) -> str:
+    """Returns a hash of values: plain ones, lists and mappings of them, bytes, arrays and sparse matrices."""
+    digest = xxhash.xxh3_128()
+    _add(digest, parts)
+    return digest.hexdigest()
+
+
+def _add(digest, value) -> None:
+    """Adds a value to a hash, after its type and its length, so that no two values are added alike."""
+    if isinstance(value, np.ndarray):
+        digest.update(f"array {value.dtype} {value.shape} ".encode())
+        for start in range(0, len(value), AT_ONCE):
+            digest.update(np.ascontiguousarray(value[start : start + AT_ONCE]).data)
+    elif hasattr(value, "indptr"):
+        _add(digest, ["sparse", value.shape, value.indptr, value.indices, value.data])
+    elif isinstance(value, Mapping):
+        _add(digest, ["mapping", *sorted(value.items())])
+    elif isinstance(value, bytes):
+        digest.update(f"bytes {len(value)} ".encode())
+        digest.update(value)
+    elif isinstance(value, list | tuple):
+        digest.update(f"list {len(value)} ".encode())
+        for item in value:
+            _add(digest, item)
+    elif value is None or isinstance(value, bool | int | float | str):
+        _add(digest, [type(value).__name__.encode(), repr(value).encode(errors="surrogatepass")])
+    else:
+        raise TypeError(f"{type(value).__name__} has no fingerprint")
+
+
+# ---- Rows ----
+
+
+def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
+    """Returns a hash of the values in some columns of a `datasets.Dataset`, of all columns when None."""
+    import pyarrow as pa  # slow to import, and a search has no rows
+
+    digest = xxhash.xxh3_128()
+    chosen = sorted(rows.column_names if columns is None else columns)
+    _add(digest, [len(rows), *chosen])
+    for table in rows.select_columns(chosen).with_format("arrow").iter(AT_ONCE):
+        for name in chosen:
+            values = table[name].combine_chunks()
+            _add(digest, [str(values.type), values.is_null().to_numpy(zero_copy_only=False)])
+            # Arrow writes equal values as equal bytes, whatever they were cut from.
+            digest.update(pa.record_batch([values.drop_null()], [name]).serialize())
+    return digest.hexdigest()
+
+
+# ---- Tokenizers and encoders ----
+
+
+def tokenizer_fingerprint(tokenizer) -> str:
+    """Returns a hash that changes if any text gets other ids, or if long texts are truncated on the other side."""
+    settings = {name: getattr(tokenizer, name, None) for name in ("truncation_side", "split_special_tokens")}
+    settings |= tokenizer.special_tokens_map
+    if tokenizer.is_fast:
+        # A copy without the truncation and padding of the last call.
+        backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        return fingerprint(settings, backend.to_str())
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    source = inspect.getsourcefile(type(tokenizer))
+    return fingerprint(settings, Path(source).read_bytes(), files)
+
+
+def encoder_fingerprint(model, tokenizer, profile) -> str:
+    """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
+
+    An adapter's weights and settings are part of it. The score scale and the columns to read are not, since embeddings
+    do not depend on them. It takes about 0.1 s per GB of weights.
+    """
+    import torch  # loaded already, as there is a model
+
+    digest = xxhash.xxh3_128()
+    for name, tensor in sorted(model.state_dict().items()):
+        values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        _add(digest, [name, str(tensor.dtype), tuple(tensor.shape), values.numpy()])
+    adapters = getattr(model, "peft_config", {})
+    settings = [
+        f"{type(model).__module__}.{type(model).__qualname__}",
+        [name for name, module in model.named_modules() if getattr(module, "is_causal", False)],
+        _without(model.config.to_dict(), _UNREAD_CONFIG),
+        {name: _without(config.to_dict(), _UNREAD_ADAPTER) for name, config in adapters.items()},
+        model.active_adapters() if adapters else [],
+        _without(dataclasses.asdict(profile), _UNREAD_PROFILE),
+        tokenizer_fingerprint(tokenizer),
+    ]
+
+    def plain(value):  # a set has another order in every process
+        return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
+
+    _add(digest, json.dumps(settings, sort_keys=True, default=plain))
+    return digest.hexdigest()
+
+
+def _without(settings: dict, unread: set[str]) -> dict:
+    return {key: value for key, value in settings.items() if key not in unread}
+
+
+# ---- Files ----
+
+
+def file_fingerprint(path: str | os.PathLike) -> str:
+    """Returns a hash of the bytes of a file.
+
+    It is kept with the file's inode, size and times, so that an unchanged file is read only once.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        state = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        kept = FILES / f"{status.st_dev}-{status.st_ino}.json"
+        with suppress(UserError, ValueError):
+            known, hashed = read_json(kept, list)
+            if known == state:
+                return hashed
+        digest = xxhash.xxh3_128()
+        while part := file.read(READ_BYTES):
+            digest.update(part)
+    young = time.time() - status.st_ctime < RECENT
+    if not young:
+        with suppress(OSError):  # then it is read again the next time
+            FILES.mkdir(parents=True, exist_ok=True)
+            write_json(kept, [state, digest.hexdigest()])
+    return digest.hexdigest()
+
+
+def folder_fingerprint(folder: str | os.PathLike, pattern: str = "*") -> str:
+    """Returns a hash of the names and the bytes of the files below a folder, or of a single file.
+
+    Hidden files and those in hidden folders are left out.
+
+    Args:
+        pattern: only files whose names match it.
+    """
+    root = Path(folder)
+    if root.is_file():
+        return file_fingerprint(root)
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob(pattern) if path.is_file()}
+    seen = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.split("/"))}
+    return fingerprint({name: file_fingerprint(path) for name, path in seen.items()})
+
+
+# ---- Code ----
+
+
+@cache
+def code_fingerprint(*modules: str) -> str:
+    """Returns a hash of the source of modules and packages, the version of the format of what they make.
+
+    Args:
+        modules: full names, such as "soft_trainer.dataflow".
+    """
+    files = []
+    for name in modules:
+        origin = Path(importlib.util.find_spec(name).origin)
+        files += sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+    return fingerprint([path.read_bytes() for path in files])
+
+
+# ---- Comparison ----
+
+
+def differences(then: Mapping, now: Mapping) -> list[str]:
+    """Describes the settings that two mappings share and that differ, such as "seed was 1, is 2"."""
+    shared = [name for name in now if name in then]
+    return [f"{name} was {then[name]}, is {now[name]}" for name in shared if then[name] != now[name]]
