@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
-from soft_trainer.evaluation.ranking import Ranking
+from soft_trainer.evaluation.ranking import Corpus, Ranking, rank_scores
 
 _BLOCK = 64  # queries whose scores over the corpus are held at once
 _SLOW = 1000  # with fewer queries there is no progress bar
+_NOISE = 1e-6  # what rounding in float32 may change in the cosine of two embeddings
 
 
 def lexical_rankings(
@@ -34,7 +33,7 @@ def lexical_rankings(
     last bit.
 
     The second ranking is by the sum of both scores: each is standardised over a query's codes (mean 0, deviation 1),
-    so that neither outweighs the other.
+    so that neither outweighs the other. An encoder whose scores of a query differ only by rounding adds nothing.
 
     Args:
         queries: tokens of each query's text, its docstring.
@@ -49,35 +48,27 @@ def lexical_rankings(
     Raises:
         UserError: no code contains a word.
     """
-    targets = torch.as_tensor(targets).numpy()
+    targets = torch.as_tensor(targets)
     code_counts, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in (codes, queries)])
     if not code_counts.nnz:
         raise UserError(f"None of the {len(codes)} codes holds a word: there is nothing to search.")
     weights = bm25_weights(code_counts).T.tocsr()
-    top_k = min(top_k, len(codes))
-    parts = defaultdict(list)
-    by_query, by_code = (side.to("cpu", torch.float64).numpy() for side in embeddings)
+    query_embeddings, code_embeddings = (side.cpu() for side in embeddings)
+    corpus = Corpus(code_embeddings)
+    noise = _NOISE * query_embeddings.double().norm(dim=1) * code_embeddings.double().norm(dim=1).max()
+    lexical = []
+    combined = []
     for start in tqdm(range(0, len(queries), _BLOCK), "lexical BM25", disable=len(queries) < _SLOW or None):
         block = slice(start, start + _BLOCK)
-        scores = (counts[block] @ weights).toarray()
-        parts["lexical"].append(_rank(scores, targets[block], top_k))
-        # Rounded, since equal codes should tie, and a matrix product may differ in its last bits.
-        sums = np.round(_standardised(scores) + _standardised(by_query[block] @ by_code.T), 9)
-        parts["combined"].append(_rank(sums, targets[block], top_k))
-    return {name: Ranking(*map(torch.cat, zip(*blocks, strict=True))) for name, blocks in parts.items()}
+        scores = torch.from_numpy((counts[block] @ weights).toarray())
+        lexical.append(rank_scores(scores, targets[block], top_k))
+        sums = _standardised(scores) + _standardised(corpus.scores(query_embeddings[block]), noise[block])
+        combined.append(rank_scores(sums, targets[block], top_k))
+    return {"lexical": Ranking.join(lexical), "combined": Ranking.join(combined)}
 
 
-def _standardised(scores: np.ndarray) -> np.ndarray:
-    """Brings the scores of each query, float64[B, C], to mean 0 and deviation 1; equal scores become 0."""
-    deviation = scores.std(1, keepdims=True)
-    return (scores - scores.mean(1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
-
-
-def _rank(scores: np.ndarray, targets: np.ndarray, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns ranks, and rows and scores of the top codes by score, then by row. `scores` is float64[B, C]."""
-    ranks = np.count_nonzero(scores >= np.take_along_axis(scores, targets[:, None], 1), axis=1)
-    top = np.empty((len(scores), top_k), dtype=np.int64)
-    for row, bound in enumerate(np.partition(scores, -top_k, axis=1)[:, -top_k]):
-        best = np.flatnonzero(scores[row] >= bound)
-        top[row] = best[np.argsort(-scores[row, best], kind="stable")[:top_k]]
-    return tuple(torch.from_numpy(part) for part in (ranks, top, np.take_along_axis(scores, top, 1)))
+def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+    """Brings the scores of each query, Tensor[B, C], to mean 0 and deviation 1; a deviation up to `noise` to 0."""
+    deviation, mean = torch.std_mean(scores, dim=1, correction=0)
+    factor = torch.where(deviation > noise, 1 / deviation, 0.0)
+    return (scores - mean[:, None]) * factor[:, None]

@@ -81,3 +81,15 @@ def test_an_encoder_and_bm25_are_added_after_standardising_each_query():
     assert ranking.ranks.tolist() == [int((scores[q] >= scores[q, t]).sum()) for q, t in enumerate(targets)]
     assert ranking.top_scores[0].tolist() == pytest.approx(sorted(scores[0].tolist(), reverse=True))
     assert ranking.ranks[0] >= 2  # the tie counts against the query's own code
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
+def test_a_collapsed_encoder_adds_nothing_to_bm25(noise):
+    generator = torch.Generator().manual_seed(0)
+    queries, targets = [["read", "json"], ["close"], ["unheard"]], [4, 3, 0]
+    direction = torch.randn(8, generator=generator)
+    embeddings = [direction * (1 + noise * torch.randn(rows, 8, generator=generator)) for rows in (3, 5)]
+    rankings = lexical_rankings(queries, CODES, targets, embeddings)
+    assert rankings["lexical"].ranks.tolist() == [2, 5, 5]
+    for name in ("ranks", "top_indices"):
+        assert torch.equal(getattr(rankings["combined"], name), getattr(rankings["lexical"], name))

@@ -7,21 +7,14 @@ import torch
 from refusals import refused
 
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation import ranking
 from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 
 QUERIES, CODES, DIM = 19, 80, 12
 
 
 def float64_ranking(queries, codes, targets):
-    """Ranks and order by float64 scores: the upper half of the products is added to the lower until one is left."""
-    products = queries.double().numpy()[:, None] * codes.double().numpy()
-    while (width := products.shape[2]) > 1:
-        half = (width + 1) // 2
-        products[:, :, : width - half] += products[:, :, half:]
-        products = products[:, :, :half]
-    scores = torch.from_numpy(products[:, :, 0].copy())
-    torch.testing.assert_close(scores, queries.double() @ codes.double().T)
+    """Ranks and order by float64 scores, each the sum over one pair, so that identical codes tie."""
+    scores = torch.stack([torch.stack([query @ code for code in codes.double()]) for query in queries.double()])
     ranks = (scores >= scores.gather(1, targets[:, None])).sum(1)
     return ranks, scores.argsort(dim=1, descending=True, stable=True)
 
@@ -87,21 +80,6 @@ def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
         torch.testing.assert_close(ranked.top_scores.double(), scores, rtol=1e-6, atol=1e-6)
 
 
-def test_codes_of_a_collapsed_encoder_are_not_scored_pair_by_pair(monkeypatch):
-    """They all tie, so scoring every pair in float64 would take hours for a corpus of real size."""
-    queries, codes = torch.ones(50, DIM), torch.ones(2000, DIM)
-    pairs = []
-
-    def counting(queries, codes, query_rows, code_rows):
-        pairs.append(len(query_rows))
-        return scores(queries, codes, query_rows, code_rows)
-
-    scores = ranking._pair_scores
-    monkeypatch.setattr(ranking, "_pair_scores", counting)
-    assert rank_codes(queries, codes, torch.arange(50)).ranks.tolist() == [2000] * 50
-    assert sum(pairs) < 50 * 100
-
-
 def test_float32_alone_would_get_some_of_these_ranks_wrong():
     """Otherwise the comparison in float64 would not be tested at a realistic size."""
     generator = torch.Generator().manual_seed(1)
@@ -118,45 +96,36 @@ def test_float32_alone_would_get_some_of_these_ranks_wrong():
     assert rank_codes(queries, codes, targets).ranks.tolist() == expected.tolist()
 
 
-def test_autocast_threads_and_matmul_precision_do_not_change_ranks():
-    queries, codes, targets = KINDS["one direction"]()
-    expected = rank_codes(queries, codes, targets).ranks
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
-        torch.set_num_threads(1)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert rank_codes(queries, codes, targets).ranks.tolist() == expected.tolist()
-        torch.set_num_threads(3)
-        assert rank_codes(queries, codes, targets, block_size=4).ranks.tolist() == expected.tolist()
-        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "medium")
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
+@pytest.fixture
+def precision():
+    """Sets precisions of matrix products, and undoes it afterwards."""
+    switches = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    switches = [torch.backends, *switches] if hasattr(torch.backends, "fp32_precision") else []
+    yield switches
+    for switch in switches:
+        switch.fp32_precision = "none"
+    if not switches:
+        torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="these switches are new in PyTorch 2.9")
-@pytest.mark.parametrize("switch, precision", [(0, "tf32"), (0, "bf16"), (1, "tf32"), (2, "tf32"), (2, "bf16")])
-def test_the_new_precision_switches_do_not_change_ranks_and_are_restored(switch, precision):
-    """`--tf32 true` sets the first of them, and reading the old switch raises from then on."""
+@pytest.mark.parametrize("value", ["tf32", "bf16"])
+def test_no_setting_of_precision_changes_ranks(value, precision):
     generator = torch.Generator().manual_seed(0)
     queries, codes = 1 + 1e-2 * torch.randn(2, 300, 64, generator=generator)
     targets = torch.arange(300)
     expected = rank_codes(queries, codes, targets).ranks
-    switches = (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    threads = torch.get_num_threads()
+    for switch in precision:
+        if value == "tf32" or switch is not torch.backends.cuda.matmul:
+            switch.fp32_precision = value
+    if not precision:
+        torch.set_float32_matmul_precision("medium")
     try:
-        for each in switches:  # the old switch, set by another test, leaves its mark on them
-            each.fp32_precision = "none"
-        switches[switch].fp32_precision = precision
-        before = [each.fp32_precision for each in switches]
-        assert rank_codes(queries, codes, targets).ranks.tolist() == expected.tolist()
-        assert [each.fp32_precision for each in switches] == before
-        if switch == 0:
-            torch.backends.fp32_precision = "ieee"
-            assert [each.fp32_precision for each in switches] == ["ieee"] * 3  # they follow the first one, as before
+        torch.set_num_threads(3 - threads % 2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert rank_codes(queries, codes, targets, block_size=7).ranks.tolist() == expected.tolist()
     finally:
-        for each in switches:
-            each.fp32_precision = "none"
+        torch.set_num_threads(threads)
 
 
 def test_inputs_stay_as_they_were_and_score_scale_multiplies_scores_alone():
