@@ -18,6 +18,7 @@ from types import ModuleType
 
 import soft_trainer
 from soft_trainer.errors import UserError
+from soft_trainer.options.removed import refuse_removed
 from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
 # Each command is the module of its name in this folder. It has a docstring, its description, and either
@@ -75,6 +76,7 @@ def overview() -> argparse.ArgumentParser:
 def command_module(name: str) -> ModuleType:
     """Returns the module of a command; a UserError for an unknown one, which names the nearest."""
     if name not in COMMANDS:
+        refuse_removed([name])
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
 

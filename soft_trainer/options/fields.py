@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from soft_trainer.options.declared import ReadIf, Values, check_values, option, unset
+from soft_trainer.options.removed import RefusesRemoved
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -49,7 +50,7 @@ MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no sou
 
 
 @dataclass
-class DataArguments:
+class DataArguments(RefusesRemoved):
     """The rows to train and evaluate on, and the estimator of the weights."""
 
     language: str = option(
@@ -165,7 +166,7 @@ estimator_default = functools.partial(unset, of_estimator=1.0)
 
 
 @dataclass
-class LossOptions:
+class LossOptions(RefusesRemoved):
     """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
 
     loss: str | None = unset(

@@ -14,6 +14,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
+from soft_trainer.options.removed import refuse_removed
 from soft_trainer.terminal import nearest
 
 
@@ -51,9 +52,11 @@ def parse(
     named, argv = config.parse_known_args(argv)
     recipe = named.config
     options = read_recipe(recipe_path(recipe)) if recipe else dict(options or {})
+    place = f"{recipe}: " if recipe else ""
     for key, value in options.items():
         if key not in actions:
-            raise UserError(f"{f'{recipe}: ' if recipe else ''}unknown option {key!r}{nearest(key, actions)}")
+            refuse_removed([key], place)
+            raise UserError(f"{place}unknown option {key!r}{nearest(key, actions)}")
         if isinstance(value, list) and actions[key].nargs is None:  # the option takes one text
             options[key] = ",".join(map(_word, value))
     argv = [*as_argv(options), *argv]
@@ -67,6 +70,7 @@ def parse(
         word = rest[0].split("=")[0]
         if not word.startswith("-"):
             raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
+        refuse_removed([word.lstrip("-").replace("-", "_")])
         raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), actions)}")
     # The parser takes --learning-rate for --learning_rate.
     given = frozenset(w.removeprefix("--").split("=")[0].replace("-", "_") for w in argv if w.startswith("--"))

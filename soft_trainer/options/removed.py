@@ -1,0 +1,56 @@
+"""Options and commands that are gone. For one version each is refused with the line that says what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from soft_trainer.errors import UserError
+
+_NEGATIVES = "give the rows a column `negatives`, or use --negatives_per_query with --negative_ratio"
+_OTHER_QUERIES = "use --eval_data_dir, whose queries are measured before, during and after training, with intervals"
+_SIMILAR = "leave it out: --train_sampling_strategy similar groups rows by the estimator's own neighbours"
+_MIXTURE = "name one estimator; a mixture can be a class of your own, --estimator module:Class"
+
+# Option, argument or command -> what to use instead.
+REMOVED: dict[str, str] = {
+    "clamp_negative_scores": "leave it out; scores below 0 are used as they are",
+    "equal_texts_apart": _SIMILAR,
+    "guard": _OTHER_QUERIES,
+    "guard_tolerance": _OTHER_QUERIES,
+    "guards": "use eval_dataset, a dict of evaluation sets",
+    "mine-negatives": _NEGATIVES,
+    "mixture_shares": _MIXTURE,
+    "mixture_temperatures": _MIXTURE,
+    "nearest_apart": _SIMILAR,
+    "negative_candidates": "leave it out; 64 codes are looked at for each query",
+    "negative_margin": "use --negative_ratio",
+    "negative_max_score": "use --negative_ratio",
+    "negative_ranks": "use --negative_ratio",
+    "negative_temperature": "leave it out; the candidates below --negative_ratio are equally likely",
+    "negatives": _NEGATIVES,
+    "negatives_meet": "leave it out; a query meets its own negatives",
+    "order_loss_scale": "leave it out; --distill_weight learns from the estimator",
+    "order_loss_weight": "use --distill_weight, which learns from the estimator",
+    "random_share": _SIMILAR,
+    "similar_by": "use --estimator bm25 for neighbours by BM25",
+}
+
+
+def refuse_removed(names: Iterable[str], place: str = "") -> None:
+    """Raises UserError for the first of `names` that is gone; `place` begins the message."""
+    for name in names:
+        if name in REMOVED:
+            raise UserError(f"{place}{name}: is gone since version 0.2.0; {REMOVED[name]}")
+
+
+class RefusesRemoved:
+    """The base of dataclasses of options: an option that is gone is refused with its line, not as unexpected."""
+
+    def __new__(cls, *args, **options):
+        """Makes the instance.
+
+        Raises:
+            UserError: an option that is gone.
+        """
+        refuse_removed(name for name in options if name not in cls.__dataclass_fields__)
+        return super().__new__(cls)
