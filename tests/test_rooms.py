@@ -12,7 +12,6 @@ PACKAGE = Path(soft_trainer.__file__).parent
 ORDER = [
     ("cli",),
     ("studies", "search"),
-    ("mteb",),
     ("simcse",),
     ("sentence_transformers",),
     ("record",),

@@ -7,11 +7,10 @@ soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 Every query of test looks for its own code in the corpus, and lexical BM25 does the same. With --eval_data_dir alone
 only those sets are measured.
 
-With --mteb the benchmark mteb measures the encoder on its own tasks, or on your rows:
+With --mteb the benchmark mteb measures the encoder on its own tasks, as SentenceTransformer loads it:
 
 soft-trainer evaluate MODEL --mteb "MTEB(Code, v1)"
 soft-trainer evaluate MODEL --mteb CosQA,CodeSearchNetRetrieval --output_dir outputs/mteb
-soft-trainer evaluate MODEL --data_dir DIR --mteb
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
-from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
@@ -40,6 +37,10 @@ SHARED = {
     + ("data_flow_length", "score_function", "score_scale", "query_columns", "code_columns"),
 }
 
+# The options that are read with --mteb, which has its own rows.
+READ_BY_MTEB = ("model", "mteb", "output_dir", "model_revision", "trust_remote_code", "use_cpu", "disable_tqdm") + (
+    "per_device_eval_batch_size",
+)
 Options = tuple[ModelArguments, DataArguments, TrainingOptions]
 ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training", "weights")
 
@@ -53,26 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mteb",
-        nargs="?",
-        const="",
-        action="append",
         metavar="NAMES",
-        help="Measure with mteb (pip install 'soft-trainer[mteb]'): its tasks and benchmarks, comma-separated, such "
-        "as CosQA or 'MTEB(Code, v1)'. The rows of --data_dir and the like become a task, too; without NAMES they are "
-        "the only one. If MODEL is a folder of ours, its card gets the results. BM25 (--lexical) is not measured, and "
-        "--matryoshka_dims is refused.",
+        help="Measure with mteb (pip install 'soft-trainer[mteb]') instead: its tasks and benchmarks, "
+        "comma-separated, such as CosQA or 'MTEB(Code, v1)'.",
     )
     add_shared_options(parser, SHARED)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measures the encoder and prints the table; writes ranks and results if there is a folder for them."""
+    if arguments.mteb is not None:
+        _measure_with_mteb(arguments)
+        return
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
         options = training_arguments(arguments, arguments.output_dir or temporary)
-        if arguments.mteb is None:
-            _measure(options, bool(arguments.output_dir))
-        else:
-            _measure_with_mteb(options, ",".join(arguments.mteb), bool(arguments.output_dir))
+        _measure(options, bool(arguments.output_dir))
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
@@ -81,7 +77,7 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
 
     given = {options: {name: getattr(arguments, name) for name in names} for options, names in SHARED.items()}
     own = arguments.data_dir or arguments.source_dir or arguments.history
-    alone = (arguments.eval_data_dir or any(arguments.mteb or ())) and not own
+    alone = arguments.eval_data_dir and not own
     name = arguments.dataset_name or ("none" if alone else CODESEARCHNET)
     return (
         ModelArguments(model_name_or_path=arguments.model, **given[ModelArguments]),
@@ -90,8 +86,8 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
     )
 
 
-def _rows(options: Options, none: bool = False) -> tuple:
-    """Loads the encoder's profile and, unless `none` are asked for, the run's own rows and the evaluation sets."""
+def _rows(options: Options) -> tuple:
+    """Loads the encoder's profile, the run's own rows and the evaluation sets."""
     # Imported here, so that a wrong option need not wait for them.
     from soft_trainer import distributed
     from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
@@ -101,8 +97,6 @@ def _rows(options: Options, none: bool = False) -> tuple:
     model_args, data_args, args = options
     distributed.use_the_cores()
     check_sources(data_args)
-    if none:
-        return build_profile(model_args), {}, []
     needed = needed_splits(data_args, args)
     with args.main_process_first(desc="loading data"):
         local = load_local(data_args, needed)
@@ -141,58 +135,30 @@ def _measure(options: Options, keep: bool) -> None:
     distributed.close()
 
 
-def _measure_with_mteb(options: Options, names: str, keep: bool) -> None:
-    """Measures the encoder with mteb. Names and data are checked before the model is loaded."""
-    model_args, data_args, args = options
-    if args.matryoshka_dims:
-        raise UserError("--mteb measures whole embeddings: leave --matryoshka_dims out, or --mteb")
+def _measure_with_mteb(arguments: argparse.Namespace) -> None:
+    """Measures the encoder with mteb. Options and names are checked before the model is loaded."""
+    defaults = argparse.ArgumentParser()
+    add_arguments(defaults)
+    for name, value in vars(arguments).items():
+        if name not in READ_BY_MTEB and value != defaults.get_default(name):
+            raise UserError(f"--mteb has its own rows and takes MODEL as it is: leave --{name} out, or --mteb")
     if importlib.util.find_spec("mteb") is None:
         raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
-    if args.world_size > 1:
-        raise UserError("--mteb measures in one process: start it without `accelerate launch`")
     # Imported here: mteb is an optional dependency, and takes seconds.
-    from soft_trainer.encoders.encoding import Encoder
-    from soft_trainer.files import reporting_disk_errors
-    from soft_trainer.hub.model_card import add_eval_results
-    from soft_trainer.mteb import EvaluationSetTask, MtebEncoder
-    from soft_trainer.mteb import tasks as mteb_tasks
-    from soft_trainer.record import split_sets
-    from soft_trainer.training.building import build_model, build_tokenizer, model_name
+    from sentence_transformers import SentenceTransformer
 
-    tasks = mteb_tasks.find_tasks(names)
-    folders = data_args.data_dir, data_args.source_dir, data_args.history, data_args.eval_data_dir
-    profile, data, sets = _rows(options, none=data_args.dataset_name == "none" and not any(folders))
-    card = _card(Path(model_name(model_args)), profile)
-    rows_name = Path(data_args.rows_name).name
-    languages = data_args.languages
-    own = [replace(each, name=f"{rows_name}-{each.name}") for each in split_sets(args, data, languages)]
-    language = languages[0] if len(languages) == 1 else None
-    own_tasks = [EvaluationSetTask(each, profile, language=language) for each in own + sets]
-    tokenizer = build_tokenizer(model_args, profile, None)
-    if keep:
-        with reporting_disk_errors(args.output_dir):
-            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    _warn_of_unused(*options)
-    for task in tasks:  # last, as it may download for long; the data stays on disk, not in memory
-        mteb_tasks.load(task)
-        task.unload_data()
-    encoder = Encoder(build_model(model_args, profile, tokenizer).to(args.device).eval(), tokenizer, profile)
-    model = MtebEncoder(encoder, model_args.model_revision, bf16=args.bf16, name=model_name(model_args))
-    results = []
-    try:
-        for task in tasks + own_tasks:
-            print_on_main(f"mteb: {task.metadata.name}")
-            results.append(mteb_tasks.measure(model, task, args.per_device_eval_batch_size, not args.disable_tqdm))
-            if keep:  # after each task, so that a long benchmark that is stopped leaves something
-                mteb_tasks.write_result(results[-1], model, args.output_dir)
-    finally:  # a task that fails does not take the results of earlier ones with it
-        if results:
-            sys.stdout.write(mteb_tasks.results_table(results) + "\n")
-            if keep:
-                print_on_main(f"Written to {args.output_dir}")
-            if card:
-                add_eval_results(card, mteb_tasks.eval_results(results))
-                print_on_main(f"Added to model-index of {card}")
+    from soft_trainer.evaluation.benchmarks import find_tasks, measure
+
+    tasks = find_tasks(arguments.mteb)
+    model = SentenceTransformer(
+        arguments.model,
+        revision=arguments.model_revision,
+        trust_remote_code=arguments.trust_remote_code,
+        device="cpu" if arguments.use_cpu else None,
+    )
+    bar = sys.stderr.isatty() and not arguments.disable_tqdm
+    scores = measure(model, tasks, arguments.output_dir, arguments.per_device_eval_batch_size, bar)
+    sys.stdout.write(scores + "\n")
 
 
 def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
@@ -207,19 +173,5 @@ def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: 
     if dim and str(dim) not in (args.matryoshka_dims or "").split(","):
         print_on_main(
             f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: whole embeddings are "
-            "measured, and their first dimensions with --matryoshka_dims and without --mteb"
+            "measured, and their first dimensions with --matryoshka_dims"
         )
-
-
-def _card(folder: Path, profile: EncoderProfile) -> Path | None:
-    """Returns the card that gets the results; None unless MODEL is a folder of ours, measured as it says."""
-    from soft_trainer.hub.model_card import card_header
-
-    card = folder / "README.md"
-    if not (folder / PROFILE_FILE).is_file() or not card.is_file():
-        return None
-    if profile != EncoderProfile.load(folder / PROFILE_FILE):
-        print_on_main(f"{card} stays as it is: options change the profile of the encoder")
-        return None
-    card_header(card)  # refuses a card that cannot take results, before anything is measured
-    return card

@@ -25,22 +25,18 @@ import json
 import logging
 import platform
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, metadata_save
-from huggingface_hub.repocard_data import eval_results_to_model_index
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, base_of, published_name, repository_file
-from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
-from soft_trainer.files import read_json, reporting_disk_errors, write_text, written_aside
+from soft_trainer.files import read_json, write_text
 from soft_trainer.hub.export import MERGED_ADAPTER
 from soft_trainer.hub.push import UNMERGED, load_arguments
 
@@ -170,39 +166,3 @@ def _shown_name(name: str) -> str:
 
 
 # ---- Results of an existing card ----
-
-
-def add_eval_results(card: str | Path, results: Sequence[EvalResult]) -> None:
-    """Adds results to a card, replacing earlier ones from the same source on the same data.
-
-    The other keys of the header keep their values and order, but lose their comments. The text below the header is
-    preserved byte for byte. The card is written atomically. UserError as `card_header`, or if it cannot be written.
-    """
-    path = Path(card)
-    header = card_header(path)
-    (new,) = eval_results_to_model_index(path.resolve().parent.name, list(results))
-    first, *others = header.get(_INDEX) or [new | {"results": []}]
-    replaced = [_identity(result) for result in new["results"]]
-    kept = [result for result in first["results"] if _identity(result) not in replaced]
-    header[_INDEX] = [first | {"results": kept + new["results"]}, *others]
-    with reporting_disk_errors(path.parent), written_aside(path) as aside:
-        shutil.copyfile(path, aside)
-        metadata_save(aside, header)
-
-
-def card_header(card: str | Path) -> dict:
-    """Reads the header of a card; UserError if it is not YAML in UTF-8, or its `model-index` is malformed."""
-    try:
-        header = metadata_load(card) or {}
-        _ = [_identity(result) for model in header.get(_INDEX) or [] for result in model["results"]]
-        return header
-    except (ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{card}: results cannot be added: its header has no usable {_INDEX} ({reason})") from None
-
-
-def _identity(result: dict) -> tuple:
-    """Identifies a measurement: a new result replaces an earlier one with the same identity."""
-    dataset = result["dataset"]
-    source = (result.get("source") or {}).get("name")
-    return (source, result["task"]["type"], *(dataset.get(name) for name in ("name", "config", "split")))

@@ -101,8 +101,6 @@ def test_human_queries_alone_need_no_other_rows(encoder_dir, rows, tmp_path, cap
         ([], "code-search-net/code_search_net"),
         (["--dataset_name", "user/rows", "--eval_data_dir", "x"], "user/rows"),
         (["--eval_data_dir", "x"], "none"),
-        (["--mteb", "CosQA", "--mteb", "MTEB(Code, v1)"], "none"),
-        (["--mteb"], "code-search-net/code_search_net"),
     ],
 )
 def test_the_rows_are_those_that_are_named(words, name, tmp_path):
@@ -112,10 +110,11 @@ def test_the_rows_are_those_that_are_named(words, name, tmp_path):
     assert args.do_predict and not args.do_train and not args.do_eval
 
 
-def test_mteb_is_an_extra_and_measures_whole_embeddings(monkeypatch):
-    words = ["evaluate", "some/model", "--mteb", "CosQA", *HERE]
-    with refused("leave --matryoshka_dims out"):
-        run_command([*words, "--matryoshka_dims", "8"])
+@pytest.mark.parametrize("option", ["--matryoshka_dims", "--data_dir", "--pooling"])
+def test_mteb_is_an_extra_and_takes_the_model_as_it_is(option, monkeypatch):
+    words = ["evaluate", "some/model", "--mteb", "CosQA", "--use_cpu", "true"]
+    with refused(f"--mteb has its own rows and takes MODEL as it is: leave {option} out"):
+        run_command([*words, option, "8"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused("--mteb needs the extra: pip install 'soft-trainer[mteb]'"):
         run_command(words)
@@ -133,7 +132,6 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     [
         (["/nowhere/at/all", "--data_dir", "ROWS"], "/nowhere/at/all: neither a folder here nor"),
         (["/nowhere/at/all", "--data_dir", "ASTRAY"], "test: row 1 has a url that is not in the codebase"),
-        (["/nowhere/at/all", "--data_dir", "ASTRAY", "--mteb"], "test: row 1 has a url that is not in the codebase"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
         (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: name a folder"),
         (["ENCODER", "--data_dir", ".", "--source_dir", "."], "give one of them"),

@@ -304,14 +304,7 @@ def test_another_tree_is_only_trained_on_and_gives_no_copies(tmp_path):
         (["--data_dir", ".", "--eval_data_dir", "no/such/set"], "eval_data_dir=no/such/set: no such folder or file"),
     ],
 )
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["train", "--model_name_or_path"],
-        ["evaluate"],
-        pytest.param(["evaluate", "--mteb", "CosQA"], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("command", [["train", "--model_name_or_path"], ["evaluate"]])
 def test_a_local_mistake_is_told_before_the_hub_is_asked(command, words, message, monkeypatch):
     monkeypatch.setattr(
         "soft_trainer.training.building.resolve_profile", lambda *_, **__: pytest.fail("asked the Hub")

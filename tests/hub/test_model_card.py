@@ -4,13 +4,12 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from huggingface_hub import EvalResult, ModelCard, metadata_load
-from refusals import refused
+from huggingface_hub import ModelCard
 from transformers import T5Config, T5EncoderModel
 
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.hub.model_card import add_eval_results, card_header, environment, write_model_card
+from soft_trainer.hub.model_card import environment, write_model_card
 
 METRICS = {"mrr": 0.71234567, "recall@1": 0.6, "recall@5": 0.8, "recall@10": 0.9, "pool_size": 4360, "queries": 1261}
 SIDE = {"mean": 20.0, "p95": 40.0, "cut": 0.125, "duplicates": 3}
@@ -148,74 +147,3 @@ def test_card_is_valid_for_the_client_and_the_hub(here, encoder_of, record, tmp_
     card = ModelCard.load(write_model_card(folder, record))
     card.validate()
     assert card.data.eval_results[0].metric_value == 0.7123
-
-
-# ---- Results that are added to a card: only `model-index` changes ----
-
-HEADER = """license: mit  # as the data
-model-index:
-- name: mine
-  results:
-  - task:
-      type: text-retrieval
-    dataset:
-      name: other
-      type: other
-    metrics:
-    - type: mrr
-      value: 0.1
-# a comment of mine
-tags:
-- code
-"""
-TEXT = "\n# Mine   \n\nMy own words: --- and ---\n---\nmore\n"
-
-
-def result(value, name="set", split="test", **changes):
-    fields = {"task_type": "Retrieval", "dataset_type": name, "dataset_name": name, "dataset_split": split}
-    fields |= {"metric_type": "mrr", "metric_value": value, "source_name": "mteb", "source_url": "https://a.b"}
-    return EvalResult(**(fields | changes))
-
-
-def values(path):
-    return {(r.dataset_name, r.dataset_split): r.metric_value for r in ModelCard.load(path).data.eval_results}
-
-
-@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
-def test_only_model_index_changes_and_a_second_evaluation_replaces_its_own(tmp_path, line_break):
-    card = tmp_path / "README.md"
-    card.write_bytes(f"---\n{HEADER}---\n{TEXT}".replace("\n", line_break).encode())
-    add_eval_results(card, [result(0.5), result(0.6, split="valid")])
-    add_eval_results(card, [result(0.7), result(0.8, "new")])
-    assert values(card) == {("other", None): 0.1, ("set", "test"): 0.7, ("set", "valid"): 0.6, ("new", "test"): 0.8}
-    content = card.read_bytes().decode()
-    assert content.endswith(f"---\n{TEXT}".replace("\n", line_break))
-    assert (content.count("\r\n") == content.count("\n")) == (line_break == "\r\n")
-    header = metadata_load(card)
-    assert list(header) == ["license", "model-index", "tags"] and header["tags"] == ["code"]
-    add_eval_results(card, [result(0.7), result(0.8, "new")])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md"]
-    assert card.read_bytes().decode() == content
-
-
-def test_a_card_without_a_header_gets_one_and_keeps_results_from_elsewhere_on_the_same_data(tmp_path):
-    card = tmp_path / "README.md"
-    card.write_text("# Mine\n")
-    add_eval_results(card, [result(0.5, source_name=None, source_url=None)])
-    assert values(card) == {("set", "test"): 0.5} and card.read_text().endswith("---\n# Mine\n")
-    add_eval_results(card, [result(0.7)])
-    assert [entry.metric_value for entry in ModelCard.load(card).data.eval_results] == [0.5, 0.7]
-
-
-@pytest.mark.parametrize(
-    "header",
-    ["a: [", "model-index: 3", "model-index:\n- name: x", "- a", "author: M\xfcller"],  # the last one is Latin-1
-)
-def test_a_header_that_cannot_take_results_is_refused_and_the_card_stays(tmp_path, header):
-    card = tmp_path / "README.md"
-    before = f"---\n{header}\n---\ntext\n".encode("latin-1")
-    card.write_bytes(before)
-    for add in (card_header, lambda card: add_eval_results(card, [result(0.5)])):
-        with refused("README.md: results cannot be added"):
-            add(card)
-    assert card.read_bytes() == before

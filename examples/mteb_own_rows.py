@@ -1,0 +1,83 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["soft-trainer[mteb]"]
+# ///
+"""Measures an encoder with mteb on your own rows.
+
+    uv run examples/mteb_own_rows.py MODEL ROWS
+
+ROWS is anything that `soft_trainer.load_rows` reads: a folder, a file, a data set on the Hub. Every query of test is
+ranked against the whole corpus. Change `OwnRows` to measure other queries, corpora or grades.
+"""
+
+import argparse
+import sys
+
+import mteb
+from datasets import Dataset
+from mteb.abstasks import AbsTaskRetrieval
+from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
+from mteb.abstasks.task_metadata import TaskMetadata
+from sentence_transformers import SentenceTransformer
+
+from soft_trainer import load_rows
+
+
+class OwnRows(AbsTaskRetrieval):
+    """Rows as a retrieval task of mteb.
+
+    Args:
+        queries: rows with `url` and `docstring`.
+        corpus: rows with `url` and `code`.
+    """
+
+    metadata = TaskMetadata(
+        name="OwnRows",
+        description="Queries against the whole corpus.",
+        type="Retrieval",
+        category="t2t",
+        eval_splits=["test"],
+        eval_langs=["eng-Latn"],
+        main_score="ndcg_at_10",
+        dataset={"path": "own/rows", "revision": "1"},
+    )
+
+    def __init__(self, queries: Dataset, corpus: Dataset):
+        super().__init__()
+        self.rows = queries
+        self.codes = corpus
+
+    def load_data(self, *args, **kwargs) -> None:
+        """Fills `dataset` with queries, corpus and the right code of each query."""
+        ids = [str(number) for number in range(len(self.rows))]
+        split = RetrievalSplitData(
+            corpus=Dataset.from_dict({"id": self.codes["url"][:], "text": self.codes["code"][:]}),
+            queries=Dataset.from_dict({"id": ids, "text": self.rows["docstring"][:]}),
+            relevant_docs={number: {url: 1} for number, url in zip(ids, self.rows["url"], strict=True)},
+            top_ranked=None,
+        )
+        self.dataset = {"default": {"test": split}}
+        self.data_loaded = True
+
+
+def measure(model: str, rows: str) -> dict[str, float]:
+    """Returns the scores of the encoder by name, such as `ndcg_at_10`."""
+    data = load_rows(rows)
+    encoder = SentenceTransformer(model)
+    results = mteb.evaluate(encoder, OwnRows(data["test"], data["codebase"]), cache=None, co2_tracker=False)
+    return results[0].scores["test"][0]
+
+
+def main() -> None:
+    """Prints the scores."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a folder or a name on the Hub")
+    parser.add_argument("rows", help="a folder, a file or a data set on the Hub")
+    arguments = parser.parse_args()
+    scores = measure(arguments.model, arguments.rows)
+    for name in ("mrr_at_1000", "ndcg_at_10", "recall_at_10"):
+        sys.stdout.write(f"{name}: {scores[name]:.4f}\n")
+
+
+if __name__ == "__main__":
+    main()

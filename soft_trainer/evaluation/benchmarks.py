@@ -1,0 +1,80 @@
+"""Measures an encoder with tasks and benchmarks of mteb, as `SentenceTransformer` loads it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+
+import mteb
+from mteb.abstasks import AbsTask
+from sentence_transformers import SentenceTransformer
+
+from soft_trainer.errors import UserError
+from soft_trainer.files import reporting_disk_errors
+from soft_trainer.terminal import table
+
+
+def find_tasks(names: str) -> list[AbsTask]:
+    """Returns the tasks with these comma-separated names and those of the benchmarks among them.
+
+    Raises:
+        UserError: mteb has no task or benchmark of a name.
+    """
+    tasks: list[AbsTask] = []
+    # A comma inside brackets does not separate: `MTEB(Code, v1)` is one name.
+    for name in re.split(r"\s*,(?![^()]*\))\s*", names.strip()):
+        with suppress(KeyError):
+            tasks += mteb.get_benchmark(name).tasks
+            continue
+        try:
+            tasks.append(mteb.get_task(name))
+        except KeyError as error:
+            raise UserError(f"mteb={name}: no task or benchmark of mteb {mteb.__version__}: {error.args[0]}") from None
+    return tasks
+
+
+def measure(
+    model: SentenceTransformer,
+    tasks: list[AbsTask],
+    folder: str | None = None,
+    batch_size: int = 64,
+    bar: bool = False,
+) -> str:
+    """Evaluates the model on every task and returns a Markdown table of the main scores.
+
+    Args:
+        folder: where mteb keeps the result of each task as soon as it is there. None: nowhere.
+        batch_size: the number of texts encoded at once.
+        bar: show progress bars.
+
+    Raises:
+        UserError: the data of a task cannot be loaded, or the disk is full.
+    """
+    options = {"show_progress_bar": bar, "co2_tracker": False, "overwrite_strategy": "always"}
+    options["encode_kwargs"] = {"batch_size": batch_size, "show_progress_bar": bar}
+    options["cache"] = None
+    if folder is not None:
+        options["cache"] = mteb.ResultCache(Path(folder))
+    rows = []
+    for task in tasks:
+        _load(task)
+        with reporting_disk_errors(folder or "."):
+            results = mteb.evaluate(model, task, **options)
+        task.unload_data()
+        for result in results:
+            rows.append([result.task_name, task.metadata.main_score, result.get_score()])
+    return table(["task", "main score", "value"], rows)
+
+
+def _load(task: AbsTask) -> None:
+    """Loads the data of a task; each library that does so raises its own errors."""
+    try:
+        task.load_data()
+    except Exception as error:
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        raise UserError(
+            f"{task.metadata.name}: mteb cannot load its data ({reason}); it needs the network once, and HF_TOKEN for "
+            "a private data set"
+        ) from error
