@@ -8,7 +8,7 @@ from .encoders.profiles import PROFILES, EncoderProfile
 from .errors import SetupError, UserError
 from .estimators.base import Estimator, MixtureEstimator
 from .estimators.bm25 import BM25Estimator
-from .estimators.frozen_encoder import SimCSEEstimator, TrainedModelEstimator
+from .estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from .evaluation.retrieval import RetrievalOutput
 from .loss_settings import LossSettings
 from .losses import binary_cross_entropy, info_nce, kl_regularized_info_nce, soft_info_nce, weighted_info_nce
@@ -26,6 +26,7 @@ __all__ = [
     "EncoderProfile",
     "Estimator",
     "EstimatorCallback",
+    "InitialModelEstimator",
     "LossSettings",
     "MixtureEstimator",
     "ModelArguments",

@@ -81,6 +81,15 @@ class EstimatorCallback(TrainerCallback):
         }
 
 
+def with_estimators(callbacks) -> list:
+    """Returns the callbacks of a trainer; an estimator among them gets its `EstimatorCallback`."""
+    wrapped = []
+    for callback in callbacks or ():
+        estimates = callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None))
+        wrapped.append(EstimatorCallback(callback) if estimates else callback)
+    return wrapped
+
+
 def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     """Returns the `EstimatorCallback` among the callbacks of a trainer, None without one.
 

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 
 from soft_trainer import distributed
-from soft_trainer.data.codesearchnet import rows_in, target_rows
+from soft_trainer.data.codesearchnet import languages_in, rows_in, target_rows
 from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import PROFILE_FILE
@@ -40,10 +40,11 @@ ENCODER_SETTINGS = (
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
-    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`."""
+    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`, with the name of the rows if no language was given."""
+    names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
     estimator = (data.estimator or "none").replace(":", ".").replace("+", "-")
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
-    return f"outputs/{model_label(model)}-{'-'.join(data.languages)}-{loss}-{estimator}"
+    return f"outputs/{model_label(model)}-{names}-{loss}-{estimator}"
 
 
 # Options that change results and are declared by `transformers` alone; the declarations of ours say which do.
@@ -125,6 +126,7 @@ class Run:
         self.data_args = data_args
         self.folder = Path(trainer.args.output_dir)
         self.on_main = distributed.rank_and_world_size()[0] == 0
+        self.languages = data_args.languages or languages_in(data)
         self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets, *trainer.guards.sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
@@ -219,7 +221,7 @@ class Run:
             "revision": args.hub_revision,
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
-            "languages": data.languages,
+            "languages": self.languages,
             "options": settings_of(model, data, args),
             "encoder": encoder | {name: getattr(trainer.encoder, name) for name in ENCODER_SETTINGS},
             "loss": loss | ({"dimensions": list(plan.dims)} if plan.dims else {}) | plan.effective_loss,
@@ -294,7 +296,7 @@ def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages:
     """Returns valid and test, if they exist and are asked for; with several languages, each against its own codes."""
     asked = {"valid": args.do_eval, "test": args.do_predict}
     splits = [split for split in asked if asked[split] and split in data]
-    if len(languages) == 1:
+    if len(languages) < 2:
         return [EvaluationSet(split, data[split], data["codebase"]) for split in splits]
     corpora = {language: rows_in(data["codebase"], language) for language in languages if splits}
     return [

@@ -21,7 +21,7 @@ from transformers import EvalPrediction, Trainer, TrainingArguments
 from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
-from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback
+from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.codesearchnet import target_rows
@@ -72,7 +72,7 @@ class SoftInfoNCETrainer(Trainer):
         processing_class: the tokenizer.
         encoder: pooling, prefix, lengths and score. None: known from the model.
         data_collator: features with `query_ids` and `code_ids` -> `{"query": inputs, "code": inputs}`.
-        callbacks: among them an `EstimatorCallback`, for weights.
+        callbacks: among them an estimator or an `EstimatorCallback`, for weights.
         guards: `{name: (queries, corpus)}`, queries that must not get worse. They are measured before training, in
             each evaluation as `eval_guard_NAME_mrr`, and at the end.
         cache_dir: keeps the neighbours of `similar_by="bm25"` if the estimator has no folder; None keeps nothing.
@@ -105,6 +105,7 @@ class SoftInfoNCETrainer(Trainer):
         args.output_dir = args.output_dir or "outputs"
         preflight.check_trainer_arguments(model, processing_class, encoder, kwargs)
         model = plain_encoder(model)
+        callbacks = with_estimators(callbacks)
         callback = find_estimator_callback(callbacks)
         resolve(args, None if callback is None else callback.estimator)  # refuses before anything is set up
         super().__init__(
@@ -142,7 +143,8 @@ class SoftInfoNCETrainer(Trainer):
             self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
     def add_callback(self, callback) -> None:
-        """Adds a callback; an `EstimatorCallback` becomes the source of the weights."""
+        """Adds a callback; an estimator or an `EstimatorCallback` becomes the source of the weights."""
+        (callback,) = with_estimators([callback])
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
             self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
 from datasets import (
     Dataset,
     DatasetDict,
@@ -48,7 +50,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def load_rows(
-    source: str | Path,
+    source: str | Path | pd.DataFrame,
     query_column: str | None = None,
     code_column: str | None = None,
     needed: Sequence[str] = SPLITS,
@@ -61,7 +63,8 @@ def load_rows(
     `url` get one made from their code, and without `codebase` the corpus is made of valid and test.
 
     Args:
-        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, or a name on the Hub.
+        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, a name on the Hub, or a
+            data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
         split: False takes the rows of `test` as they are, or else those of `valid`, or else all rows.
@@ -69,13 +72,15 @@ def load_rows(
     Raises:
         UserError: rows cannot be read, a column is missing, or a column does not hold text.
     """
-    source = str(source)
-    codesearchnet = not (query_column or code_column) and split and is_codesearchnet(Path(source))
+    framed = isinstance(source, pd.DataFrame)
+    codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
     if codesearchnet:
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
         data = load_folder(source, needed=("train",) if alone else [name for name in needed if name != "codebase"])
+    elif framed:
+        data = _renamed({"train": from_frame(source)}, query_column, code_column, "the data frame")
     else:
-        data = _renamed(read_splits(source), query_column, code_column, source)
+        data = _renamed(read_splits(str(source)), query_column, code_column, str(source))
     for name, rows in data.items():
         # Files of negatives name the codes of own rows by these urls; CodeSearchNet's training rows need none.
         trained_on = codesearchnet and name == "train" and len(data) > 1
@@ -160,6 +165,14 @@ def read_splits(source: str) -> dict[str, Dataset]:
     loaded = {name: _with_plain_text(rows) for name, rows in loaded.items()}
     named = {SPLIT_NAMES[name]: rows for name, rows in loaded.items() if name in SPLIT_NAMES}
     return named or {"train": concatenate_datasets(list(loaded.values()))}
+
+
+def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
+    """Converts a data frame, without its index; a UserError for a column that holds values of several kinds."""
+    try:
+        return _with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
+    except pa.ArrowException as error:
+        raise UserError(f"{name}: {' '.join(str(error).split())}") from error
 
 
 def _with_plain_text(rows: Dataset) -> Dataset:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 import datasets
 import numpy as np
@@ -20,6 +21,7 @@ from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.terminal import print_on_main, table
 
@@ -51,18 +53,17 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     """Checks the names of languages.
 
     Args:
-        reader: the part of the run that only knows the six languages, for the message; None allows any name.
+        reader: the part of the run that does not know every language, for the message; None allows any name.
 
     Raises:
         UserError: a language that `reader` does not know, an empty name, or a duplicate name.
     """
-    hint = "; `soft-trainer mine` knows more, and --data_dir takes its rows" if reader == "mining" else ""
+    known = tuple(SOURCE_LANGUAGES) if reader == "mining" else LANGUAGES
     for name in languages:
-        known = f"{reader} knows only {', '.join(LANGUAGES)}{hint}"
         if not name or languages.count(name) > 1:
             raise UserError(f"language={name!r}: name every language once, comma-separated")
-        if reader and name not in LANGUAGES:
-            raise UserError(f"language={name!r}: {known}")
+        if reader and name not in known:
+            raise UserError(f"language={name!r}: {reader} knows only {', '.join(known)}")
 
 
 def load_folder(
@@ -135,27 +136,28 @@ def _read_rows(path: Path) -> Iterator[dict]:
         yield values
 
 
-def load_hub(dataset_name: str, language: str) -> DatasetDict:
-    """Reads one language of a data set on the Hub: CodeSearchNet, or a folder that `--push_data_to_hub` pushed.
+def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
+    """Reads a data set on the Hub: CodeSearchNet, or a folder that `--push_data_to_hub` pushed.
 
-    CodeSearchNet's columns are renamed to those of the JSON lines. Its corpus is valid and test together, each url
-    once; `--split_urls` selects the published corpus.
+    Without a language all rows are read. CodeSearchNet's columns are renamed to those of the JSON lines. Its corpus is
+    valid and test together, each url once; `--split_urls` selects the published corpus.
 
     Raises:
         UserError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
     """
+    name = f"{dataset_name} ({language})" if language else dataset_name
     try:
         folder = _pushed_folder(dataset_name)
         loaded = load_dataset(dataset_name, language) if folder is None else {}
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(
-            f"{dataset_name} ({language}) cannot be read from the Hub: {str(error).splitlines()[0]}; set HF_TOKEN for "
+            f"{name} cannot be read from the Hub: {str(error).splitlines()[0]}; set HF_TOKEN for "
             "a private data set, use --data_dir or --source_dir without a network"
         ) from error
     if folder is not None:
         loaded = load_folder(folder, needed=())
         for split, rows in loaded.items():
-            if "language" not in rows.column_names:
+            if language is None or "language" not in rows.column_names:
                 continue
             loaded[split] = rows_in(rows, language)
             if not loaded[split]:
@@ -164,12 +166,13 @@ def load_hub(dataset_name: str, language: str) -> DatasetDict:
                 raise UserError(f"{dataset_name}: {found}; choose with --language")
         return loaded
     splits = {}
-    for split, name in HUB_SPLITS.items():
-        if name not in loaded:
-            raise UserError(f"{dataset_name} ({language}): no split {name}, only {', '.join(loaded)}")
-        rows = loaded[name].rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in loaded[name].column_names})
+    for split, hub_split in HUB_SPLITS.items():
+        if hub_split not in loaded:
+            raise UserError(f"{name}: no split {hub_split}, only {', '.join(loaded)}")
+        rows = loaded[hub_split]
+        rows = rows.rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in rows.column_names})
         if missing := FEATURES.keys() - {*rows.column_names}:
-            raise UserError(f"{dataset_name} ({language}): {name} has no column {', '.join(sorted(missing))}")
+            raise UserError(f"{name}: {hub_split} has no column {', '.join(sorted(missing))}")
         splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
     return DatasetDict(splits | {"codebase": corpus_of([splits["valid"], splits["test"]])})
 
@@ -196,9 +199,27 @@ def rows_in(rows: Dataset, language: str) -> Dataset:
     return rows if len(places) == len(rows) else rows.select(places)
 
 
+def languages_in(data: Mapping[str, Dataset]) -> list[str]:
+    """Returns the languages that rows are in, most rows first, by their column or else by the endings of their paths.
+
+    Returns an empty list where neither is known.
+    """
+    endings = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
+    counts: Counter[str] = Counter()
+    for rows in data.values():
+        if "language" in rows.column_names:
+            counts.update(filter(None, rows["language"]))
+        elif "path" in rows.column_names:
+            suffixes = Counter(PurePosixPath(path or "").suffix for path in rows["path"])
+            for ending, count in suffixes.items():
+                if ending in endings:
+                    counts[endings[ending]] += count
+    return [name for name, _ in counts.most_common()]
+
+
 def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dict[str, Dataset] | None:
-    """Splits the rows by language; a single language is not split, so that metrics keep their plain names."""
-    if rows is None or len(languages) == 1:
+    """Splits the rows by language if several were asked for; else metrics keep their plain names."""
+    if rows is None or len(languages) < 2:
         return rows
     return {language: rows_in(rows, language) for language in languages}
 

@@ -15,7 +15,7 @@ import pandas as pd
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
-from soft_trainer.data.any_rows import HUB_NAME, load_rows
+from soft_trainer.data.any_rows import HUB_NAME, from_frame, load_rows
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -43,17 +43,54 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def check_sources(arguments: DataArguments) -> None:
-    """Refuses a misspelt language or folder by a UserError that names the option, before the Hub is asked."""
+    """Refuses a misspelt language or folder by a UserError that names the option, before the Hub is asked.
+
+    Without `--language`, a source tree or a history is mined for the language of most of its files.
+    """
     check_languages(arguments.languages, _reader(arguments))
     for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
         folder = getattr(arguments, name)
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder")
-    for name, language in itertools.product(("data_dir", "eval_data_dir", "guard"), arguments.languages):
-        sources = (getattr(arguments, name) or "").replace("{language}", language)
+    for name, language in itertools.product(("data_dir", "eval_data_dir", "guard"), _loaded_languages(arguments)):
+        sources = _in_place(getattr(arguments, name) or "", language)
         for source in [sources] if name == "data_dir" else sources.split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
                 raise UserError(f"{name}={source.strip()}: no such folder or file")
+    _choose_language(arguments)
+
+
+def _choose_language(arguments: DataArguments) -> None:
+    """Sets the language of a source tree or a history to that of most files, if nobody gave one."""
+    # pygit2 is slow to import.
+    from soft_trainer.mining.history import history_language
+    from soft_trainer.mining.tree import tree_language
+
+    if arguments.language:
+        return
+    if arguments.history:
+        arguments.language = history_language(arguments.history)
+    elif arguments.source_dir:
+        arguments.language = tree_language(source_folder(arguments.source_dir))
+    else:
+        return
+    print_on_main(f"language: {arguments.language}, which most files are in")
+
+
+def _loaded_languages(arguments: DataArguments) -> list[str | None]:
+    """Returns the languages to load rows of; one None for rows in whatever language they are."""
+    return arguments.languages or [None]
+
+
+def _in_place(source: str, language: str | None) -> str:
+    """Returns a source with the language in place of `{language}`.
+
+    Raises:
+        UserError: nobody gave a language.
+    """
+    if language is None and "{language}" in source:
+        raise UserError(f"{source}: say with --language what stands for {{language}}")
+    return source.replace("{language}", language or "")
 
 
 def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict[str, DatasetDict] | None:
@@ -65,8 +102,8 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
     Raises:
         UserError: rows cannot be read, or a query's url is not in the corpus.
     """
-    sources = {name: (arguments.data_dir or "").replace("{language}", name) for name in arguments.languages}
-    elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(arguments.languages)
+    sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
+    elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
     if elsewhere or not all(source and Path(source).exists() for source in sources.values()):
         return None  # `load_data` reads them, or says what is wrong
     loaded = {}
@@ -94,6 +131,7 @@ def load_data(
     Raises:
         UserError: rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
     """
+    _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
     source = arguments.data_dir
     mined = "source_dir" if arguments.source_dir else "history"
@@ -128,13 +166,13 @@ def load_data(
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
-    """Names the part of the run that only knows the six languages. None if any language will do."""
-    if arguments.source_dir or arguments.history:
-        return "mining"
+    """Names the part of the run that does not know every language. None if any language will do."""
     if arguments.filters:
         return "--filters"
     if profile and profile.data_flow_length:
         return "data flow"
+    if arguments.source_dir or arguments.history:
+        return "mining"
     return "CodeSearchNet" if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET else None
 
 
@@ -144,7 +182,7 @@ def _load_languages(
     """Loads the splits of every language as they are stored, and joins those of several with their language."""
     loaded = []
     several = len(arguments.languages) > 1
-    for language in arguments.languages:
+    for language in _loaded_languages(arguments):
         own = mined_dir / language if several else mined_dir
         if local:
             data = local[language]
@@ -153,7 +191,7 @@ def _load_languages(
             if arguments.extra_source_dir:
                 data = _with_extra_rows(data, arguments, language, own)
         elif arguments.data_dir:
-            source = arguments.data_dir.replace("{language}", language)
+            source = _in_place(arguments.data_dir, language)
             data = load_rows(source, arguments.query_column, arguments.code_column, needed)
         else:
             data = DatasetDict() if arguments.dataset_name == "none" else load_hub(arguments.dataset_name, language)
@@ -256,7 +294,7 @@ def source_folder(source_dir: str) -> str:
 
 
 def as_rows(rows, name: str) -> Dataset | None:
-    """Converts `rows`, a list of dicts or a `datasets.Dataset`, to a `datasets.Dataset` without a format.
+    """Converts a list of dicts, a data frame or a `datasets.Dataset` to a `datasets.Dataset` without a format.
 
     Raises:
         UserError: an empty list, or anything else, such as an `IterableDataset`, whose rows have no numbers.
@@ -265,6 +303,8 @@ def as_rows(rows, name: str) -> Dataset | None:
         return rows.with_format(None)  # whose columns are lists
     if rows is None or isinstance(rows, Dataset):
         return rows
+    if isinstance(rows, pd.DataFrame):
+        return from_frame(rows, name)
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         if not rows:
             raise UserError(f"{name}: there are no rows")
@@ -272,8 +312,8 @@ def as_rows(rows, name: str) -> Dataset | None:
         names = dict.fromkeys(column for row in rows for column in row)
         return Dataset.from_dict({column: [row.get(column) for row in rows] for column in names})
     raise UserError(
-        f"{name}: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; estimators and "
-        "masks know a row by its number, so rows of a stream must be collected first"
+        f"{name}: a datasets.Dataset, a data frame or a list of dicts is expected, not {type(rows).__name__}; "
+        "estimators and masks know a row by its number, so rows of a stream must be collected first"
     )
 
 

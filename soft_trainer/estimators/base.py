@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 
@@ -42,6 +43,14 @@ class Estimator:
     distill_temperature: float = 1.0
     compares_codes: bool = True
     in_workers: bool = False
+
+    def __repr__(self) -> str:
+        """Returns the call that makes this estimator, without arguments at their defaults."""
+        parameters = inspect.signature(type(self)).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        values = {name: getattr(self, name, default) for name, default in defaults.items()}
+        changed = [f"{name}={value!r}" for name, value in values.items() if repr(value) != repr(defaults[name])]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def check(self, dataset) -> None:
         """Raises UserError if `fit` cannot work on these rows; called before a model is loaded."""

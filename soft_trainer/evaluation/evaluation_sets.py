@@ -33,11 +33,11 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from soft_trainer.data.any_rows import is_codesearchnet, load_rows
-from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, load_folder
+from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, languages_in, load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json, read_json_lines
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.fields import LANGUAGES, DataArguments
 from soft_trainer.terminal import print_on_main
 
 # Queries, codes and pairs of CoSQA+. Of a set's two files of pairs the first is smaller.
@@ -152,7 +152,8 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
                 raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
                 raise UserError(f"{folder}: {name} names codes by url; its codebase has no url")
-            yield part, (_graded_rows(read(files[name], arguments.languages), corpus, files[name]), corpus)
+            languages = arguments.languages or languages_in({"codebase": corpus})
+            yield part, (_graded_rows(read(files[name], languages), corpus, files[name]), corpus)
     # Other columns are read as `--data_dir` reads them.
     if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
         own = "codebase.jsonl" in files
@@ -216,10 +217,12 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the rows of these languages from CodeSearchNet's challenge, with queries in lower case, as published."""
 
+    known = languages or LANGUAGES
+
     def read(row: dict) -> Judgment | None:
         language = row["Language"].strip().lower()
         query = row["Query"].lower()
-        return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in languages else None
+        return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in known else None
 
     try:
         with open_text(path, newline="") as file:
@@ -232,11 +235,11 @@ def _annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
 def _judgments(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the lines of relevance.jsonl."""
     lines = read_json_lines(path)
-    language = languages[0]
+    language = languages[0] if languages else None
     return _parsed(lines, lambda row: _judgment(language, row["query"], row["url"], row["relevance"]))
 
 
-def _judgment(language: str, query: str, url: str, relevance) -> Judgment:
+def _judgment(language: str | None, query: str, url: str, relevance) -> Judgment:
     grade = float(relevance)
     if not query.strip() or not url.strip():
         raise UserError(f"query {query!r} or url {url!r} is blank")

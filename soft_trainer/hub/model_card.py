@@ -133,7 +133,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
     own_splits = {f"{split}{part}" for split in ("valid", "test") for part in ("", *(f"-{n}" for n in languages))}
     own = {
         "dataset_type": _hub_name(record["dataset"]) or "code-search",
-        "dataset_name": f"{record['dataset']} ({','.join(languages)})",
+        "dataset_name": f"{record['dataset']} ({','.join(languages)})" if languages else record["dataset"],
         "dataset_config": ",".join(languages),
     }
     return [

@@ -17,7 +17,7 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
+from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS, languages_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import PUSHED_ROWS, ROW_FILES, check_push, push_folder, reason
@@ -89,12 +89,13 @@ def _features(data: DatasetDict) -> Features:
 
 def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
     """Fills in the card: a header that tells `datasets.load_dataset` the splits and columns, and text for people."""
+    languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
     header = DatasetCardData(
         language=["code"],
         license="other",
         task_categories=["text-retrieval"],
-        tags=["code-search", "soft-infonce", *arguments.languages],
+        tags=["code-search", "soft-infonce", *languages],
         configs=[{"config_name": "default", "data_files": files}],
     )
     DatasetInfosDict({"default": DatasetInfo(features=_features(data))}).to_dataset_card_data(header)
@@ -105,7 +106,7 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
         template_path=str(_TEMPLATE),
         title=arguments.rows_name.rsplit("/", 1)[-1],
         name=arguments.rows_name,
-        languages=arguments.languages,
+        languages=languages,
         source=arguments.history or arguments.source_dir,
         history=bool(arguments.history),
         filters=arguments.filters,

@@ -13,10 +13,10 @@ import xxhash
 from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions
-from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, pygit2, read_object
-from soft_trainer.mining.rules import Row, first_broken, is_test_path
-from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, person_made
+from soft_trainer.mining.rules import Row, first_broken
+from soft_trainer.mining.source_files import decoded, person_made
+from soft_trainer.mining.tree import is_mined_path
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
 RULES = ("tests",)
@@ -183,11 +183,3 @@ def read_functions(repository: pygit2.Repository, language: str, oid: pygit2.Oid
 def function_url(path: str, name: str) -> str:
     """Returns the id of a function. All its versions have the same, so it holds no lines, which every commit moves."""
     return f"{path}#{name}"
-
-
-def is_mined_path(path: str, language: str) -> bool:
-    """Returns True for a source file of the language outside tests, hidden folders and vendored code."""
-    *folders, name = path.split("/")
-    if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
-        return False
-    return not any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)

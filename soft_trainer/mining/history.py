@@ -21,12 +21,12 @@ from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining import repository as git
-from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, is_mined_path, read_functions
+from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
 from soft_trainer.mining.functions import Function
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken
-from soft_trainer.mining.tree import each_in_order, explained
+from soft_trainer.mining.tree import each_in_order, explained, is_mined_path, main_language
 from soft_trainer.terminal import print_on_main
 
 # of the commits that give pairs, the newest ones
@@ -133,6 +133,14 @@ def history_state(repository: str | os.PathLike[str]) -> str:
         UserError: no repository that can be read.
     """
     return str(git.open_repository(repository).head.target)
+
+
+def history_language(repository: str | os.PathLike[str]) -> str:
+    """Returns the language of most source files in the newest tree; a UserError if there is none to be read."""
+    opened = git.open_repository(repository)
+    with git.reporting_missing_objects(repository):
+        paths = [path for path, _ in git.tree_files(opened, opened.head.target)]
+    return main_language(paths, repository)
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:

@@ -170,6 +170,41 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
 
 
+def is_mined_path(path: str, language: str) -> bool:
+    """Returns True for a source file of the language outside tests, hidden folders and vendored code."""
+    *folders, name = path.split("/")
+    if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
+        return False
+    return not any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)
+
+
+def main_language(paths: Sequence[str], place: str | os.PathLike[str]) -> str:
+    """Returns the language that most of the files are in.
+
+    Args:
+        paths: of files, relative to their root.
+        place: the tree or repository, for the message.
+
+    Raises:
+        UserError: no source file in a known language.
+    """
+    counts = {name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES}
+    known = ", ".join(SOURCE_LANGUAGES)
+    if not any(counts.values()):
+        raise UserError(f"{place}: no source file in one of {known}; choose with --language")
+    return max(counts, key=counts.__getitem__)
+
+
+def tree_language(source_dir: str | os.PathLike[str]) -> str:
+    """Returns the language of most files below a folder; a UserError if there is none to be read."""
+    root = Path(source_dir)
+    paths = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
+        paths += [Path(folder, name).relative_to(root).as_posix() for name in names]
+    return main_language(paths, source_dir)
+
+
 def _source_files(
     root: str | os.PathLike[str], language: str, keep: Sequence[str] = ()
 ) -> tuple[list[str], Counter[str]]:

@@ -91,13 +91,14 @@ class Help(str):
     declared: Declared
 
 
-def option(default, help: str, *, prefix: str = "", **declared):
+def option(default, help: str, *, prefix: str = "", aliases: Sequence[str] = (), **declared):
     """Declares an option as a dataclass field.
 
     Args:
         default: its default. None means that something else decides, which the help text names.
         help: one sentence for `--help`. The estimator's default is appended automatically.
         prefix: stands before the help text.
+        aliases: further names on the command line.
         declared: `choices`, the texts that it takes; `least`, `above`, `most` and `below`, the range of a number;
             `read_if`, a `ReadIf` for an option that only some runs read; `of_estimator`, for an option whose default
             is the estimator's attribute of that name, the value without such an attribute; `results=False` for an
@@ -105,7 +106,10 @@ def option(default, help: str, *, prefix: str = "", **declared):
     """
     text = Help(f"{prefix}{help}{'' if declared.get('of_estimator') is None else DEFAULT_OF_ESTIMATOR}")
     text.declared = Declared(default, **declared)
-    return dataclasses.field(default=default, metadata={"help": text})
+    metadata = {"help": text}
+    if aliases:
+        metadata["aliases"] = [f"--{name}" for name in aliases]
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 unset = functools.partial(option, None)  # something else decides, which the help text names

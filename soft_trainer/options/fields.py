@@ -53,8 +53,9 @@ MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no sou
 class DataArguments(RefusesRemoved):
     """The rows to train and evaluate on, and the estimator of the weights."""
 
-    language: str = option(
-        "ruby", f"Programming languages, comma-separated: {', '.join(LANGUAGES)}. Rows of --data_dir may be in others."
+    language: str | None = unset(
+        f"Programming languages, comma-separated: {', '.join(LANGUAGES)}. Rows of --data_dir may be in others. "
+        "Default: ruby for CodeSearchNet, else what the rows or the source files are in."
     )
     dataset_name: str = option(
         CODESEARCHNET,
@@ -125,17 +126,24 @@ class DataArguments(RefusesRemoved):
 
     def __post_init__(self):
         check_values(self)
-        self.language = ",".join(name.strip().lower() for name in self.language.split(","))
+        if self.language is None and self._reads_codesearchnet:
+            self.language = "ruby"
+        if self.language is not None:
+            self.language = ",".join(name.strip().lower() for name in self.language.split(","))
 
     @property
     def languages(self) -> list[str]:
-        """The languages that are trained together."""
-        return self.language.split(",")
+        """The languages that are trained together, as they were given; empty if the rows say what they are in."""
+        return [] if self.language is None else self.language.split(",")
+
+    @property
+    def _reads_codesearchnet(self) -> bool:
+        return self.dataset_name == CODESEARCHNET and not (self.data_dir or self.source_dir or self.history)
 
     @property
     def paper_language(self) -> str | None:
         """The language whose row counts in the paper compare, None for rows that are not CodeSearchNet's."""
-        published = self.rows_name == CODESEARCHNET and not self.data_dir and len(self.languages) == 1
+        published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
         return self.language if published else None
 
     @property
@@ -281,7 +289,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.")
     disable_tqdm: bool | None = not_in_results(None, "Print lines in place of progress bars, as without a terminal.")
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
-    num_train_epochs: float = option(10.0, "Passes over the training rows.")
+    num_train_epochs: float = option(10.0, "Passes over the training rows.", aliases=("epochs",))
     logging_steps: float = not_in_results(50, "Steps between two lines of the log.")
     logging_nan_inf_filter: bool = not_in_results(False, "Hide NaN and infinite losses from the log.")
     save_strategy: str = not_in_results("epoch", "When to save a checkpoint: no, steps, epoch or best.")

@@ -62,7 +62,9 @@ class LoraOptions:
 class ModelArguments(LoraOptions, PretrainedOptions):
     """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
-    model_name_or_path: str | None = unset("Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.")
+    model_name_or_path: str | None = unset(
+        "Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.", aliases=("model",)
+    )
     model_revision: str | None = unset("Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED)
     from_scratch: str | None = unset(
         "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows."

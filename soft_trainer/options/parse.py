@@ -72,8 +72,9 @@ def parse(
             raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
         refuse_removed([word.lstrip("-").replace("-", "_")])
         raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), actions)}")
-    # The parser takes --learning-rate for --learning_rate.
-    given = frozenset(w.removeprefix("--").split("=")[0].replace("-", "_") for w in argv if w.startswith("--"))
+    # The parser takes --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
+    words = (word.removeprefix("--").split("=")[0] for word in argv if word.startswith("--"))
+    given = frozenset(actions[word].dest if word in actions else word for word in words)
     for instance in parsed:
         instance.given = given
     return tuple(parsed[: len(dataclass_types)])
@@ -115,7 +116,8 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
         group = parser.add_argument_group(title)
         for field in fields:
             text = field.metadata["help"].replace("%", "%%")
-            group.add_argument(f"--{field.name}", default=field.default, metavar="VALUE", help=text)
+            names = [f"--{field.name}", *field.metadata.get("aliases", ())]
+            group.add_argument(*names, default=field.default, metavar="VALUE", help=text)
     group.add_argument("--config", **CONFIG)
     if any("FULL" in vars(kind) for kind in dataclass_types):
         parser.epilog = "--help_all lists all options."

@@ -18,12 +18,11 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
-from soft_trainer.mining.changes import is_mined_path
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import comments, functions
-from soft_trainer.mining.history import MinedHistory, mine_history
+from soft_trainer.mining.history import MinedHistory, history_language, mine_history
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.repository import open_repository, reporting_missing_objects, tree_files, write_tree
+from soft_trainer.mining.repository import open_repository, reporting_missing_objects, write_tree
 from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.mining.source_files import read_text
 from soft_trainer.search.index import CodeIndex
@@ -163,25 +162,13 @@ def history_queries(
     Raises:
         UserError: as `mine_history`, or no source file in a known language.
     """
-    mined = mine_history(repository, language or main_language(repository))
+    mined = mine_history(repository, language or history_language(repository))
     with reporting_missing_objects(repository):
         write_tree(open_repository(repository), mined.cut, output_dir)
     targets: dict[str, set[str]] = defaultdict(set)
     for judged in mined.relevance:
         targets[judged["query"]].add(judged["url"])
     return [JudgedQuery("", query, frozenset(urls)) for query, urls in targets.items()], mined
-
-
-def main_language(repository: str | os.PathLike[str]) -> str:
-    """Finds the language with most source files in the newest tree; a UserError if there is none to be read."""
-    opened = open_repository(repository)
-    with reporting_missing_objects(repository):
-        paths = [path for path, _ in tree_files(opened, opened.head.target)]
-    counts = {name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES}
-    known = ", ".join(SOURCE_LANGUAGES)
-    if not any(counts.values()):
-        raise UserError(f"{repository}: no source file in one of {known}; choose with --language")
-    return max(counts, key=counts.__getitem__)
 
 
 def measure(

@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict, List, Value
 from refusals import refused
 
 from soft_trainer.data.any_rows import load_rows
-from soft_trainer.data.sources import load_data
+from soft_trainer.data.sources import as_rows, load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
@@ -66,6 +66,17 @@ def test_columns_are_recognised_or_named(pairs, tmp_path, names):
     data = load(path, **given)
     assert {*data["train"]["docstring"]} < {*pairs["question"]} and {*data["train"]["code"]} < {*pairs["answer"]}
     assert "docstring_tokens" not in data["train"].column_names
+
+
+def test_a_data_frame_is_read_like_a_file(pairs):
+    frame = pairs.to_pandas().set_index([[str(number) for number in range(SIZE)]])
+    frame["repo"] = [f"r{number % 10}" for number in range(SIZE)]
+    data = load_rows(frame)
+    assert {*data["train"].column_names} == {"docstring", "code", "repo", "url"}
+    assert sum(len(data[split]) for split in ("train", "valid", "test")) == SIZE
+    assert as_rows(frame, "train_dataset").column_names == ["question", "answer", "repo"]
+    with pytest.raises(UserError, match="the data frame: .*answer"):
+        load_rows(frame.assign(answer=[1, *frame["answer"][1:]]))
 
 
 def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pairs, tmp_path):

@@ -15,8 +15,8 @@ from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import codesearchnet, sources
-from soft_trainer.data.codesearchnet import check_rows
-from soft_trainer.data.sources import load_data
+from soft_trainer.data.codesearchnet import check_rows, languages_in
+from soft_trainer.data.sources import check_sources, load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import DataArguments
@@ -100,7 +100,7 @@ KNOWN = "knows only ruby, python, java, javascript, php, go"
     [
         ({"data_dir": "here", "filters": "links"}, f"language='rust': --filters {KNOWN}"),
         ({"data_dir": "here", "data_flow_length": 8}, f"language='rust': data flow {KNOWN}"),
-        ({"source_dir": "here"}, f"language='rust': mining {KNOWN}; `soft-trainer mine` knows more"),
+        ({"source_dir": "here", "language": "perl"}, f"language='perl': mining {KNOWN}, c, rust"),
         ({}, f"language='rust': CodeSearchNet {KNOWN}"),
         ({"data_dir": "here", "language": "rust,rust"}, "language='rust': name every language once"),
         ({"data_dir": "here", "language": "rust,"}, "language='': name every language once"),
@@ -165,6 +165,26 @@ def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tm
     (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
     with refused("valid: rows 1, 2, 3, 4 have a url that is not in the codebase"):
         load(tmp_path, data_dir=str(folder))
+
+
+def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write_folder, rows):
+    source = source_tree(tmp_path / "source", NOUNS)
+    Path(source, "page.js").write_text("const x = 1;\n")
+    repository = grown(tmp_path / "repository")
+    for place in ({"source_dir": source}, {"history": str(repository.path)}):
+        arguments = DataArguments(**place)
+        assert arguments.languages == []
+        check_sources(arguments)
+        assert arguments.languages == ["python"]
+        load(tmp_path, **place)
+    for columns, names in (((), ["python"]), (("language",), ["python"]), (("language", "path"), [])):
+        parts = dict.fromkeys(("train", "valid", "test", "codebase"), without(rows[:4], *columns))
+        arguments = {"data_dir": str(write_folder(**parts))}
+        assert DataArguments(**arguments).languages == []
+        assert languages_in(load(tmp_path, **arguments)) == names
+    assert DataArguments().language == "ruby" and DataArguments(dataset_name="USER/ROWS").language is None
+    with refused("rows/{language}: say with --language what stands for"):
+        load(tmp_path, data_dir="rows/{language}")
 
 
 NOUNS = ["lines", "words", "pages", "notes", "books"]
@@ -245,9 +265,9 @@ def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
     assert sources.needed_splits(arguments, SimpleNamespace(**usual | training)) == needed
 
 
-@pytest.mark.parametrize("rows", [pd.DataFrame({"code": ["x"]}), np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
+@pytest.mark.parametrize("rows", [np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
 def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
-    with refused(f"rows: a datasets.Dataset (or a list of dicts) is expected, not {type(rows).__name__}; "):
+    with refused("rows: a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}; "):
         sources.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         sources.as_rows([], "rows")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from soft_trainer import BM25Estimator, MixtureEstimator
+from soft_trainer import BM25Estimator, InitialModelEstimator, MixtureEstimator, SimCSEEstimator
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 
@@ -50,3 +50,12 @@ def test_columns_in_another_order_and_of_other_rows_line_up():
 def test_shares_that_do_not_fit_are_refused(shares):
     with pytest.raises(UserError, match="2 numbers above 0"):
         MixtureEstimator([Fixed(A), Fixed(B)], shares=shares)
+
+
+def test_an_estimator_prints_as_the_call_that_makes_it():
+    words = BM25Estimator("text", document_column="code", k1=2.0)
+    assert repr(words) == "BM25Estimator(column='text', document_column='code', k1=2.0)"
+    assert repr(InitialModelEstimator(cache_dir=None)) == "InitialModelEstimator(cache_dir=None)"
+    mixture = MixtureEstimator([SimCSEEstimator("folder"), Fixed(A)], [3, 1])
+    members = "[SimCSEEstimator(model_name_or_path='folder'), Fixed(values=tensor("
+    assert repr(mixture).startswith(f"MixtureEstimator(members={members}")

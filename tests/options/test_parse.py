@@ -11,7 +11,8 @@ from refusals import refused
 from soft_trainer import loss_settings
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import LOSSES
+from soft_trainer.options.fields import LOSSES, TrainingOptions
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -57,6 +58,14 @@ def test_every_kind_of_value(monkeypatch):
     assert read(*words.split()) == (Colours("red", None, ["a", "b"]), Sizes(7, 0.001, True, False))
     monkeypatch.setattr("sys.argv", ["script.py", "--width", "9"])
     assert parse((Colours, Sizes))[1].width == 9
+
+
+def test_short_names_stand_for_long_ones(recipe):
+    for words in (["--model", "here", "--epochs=3"], ["--config", recipe("model: here\nepochs: 3\n")]):
+        model, training = parse((ModelArguments, TrainingOptions), words)
+        assert (model.model_name_or_path, training.num_train_epochs) == ("here", 3)
+        assert {"model_name_or_path", "num_train_epochs"} <= model.given
+    assert "--num_train_epochs VALUE, --epochs VALUE" in short_help((TrainingOptions,)).format_help()
 
 
 # ---- Recipes ----

@@ -6,8 +6,9 @@ from git_repositories import FOLDER, Repository, function, grown
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
+from soft_trainer.mining.history import history_language
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.evaluation import Measures, history_queries, main_language, measure, measures
+from soft_trainer.search.evaluation import Measures, history_queries, measure, measures
 
 LOG3, LOG5 = math.log2(3), math.log2(5)
 WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
@@ -84,11 +85,11 @@ def test_the_language_is_that_of_most_files(tmp_path):
     repository = grown(tmp_path / "repo")
     files = {f"{name}.go": "package a\n" for name in "abc"} | {"a.py": "x = 1\n", "vendor/b.py": "", "c.rs": ""}
     repository.commit("Write it in another language", files)
-    assert main_language(tmp_path / "repo") == "go"
+    assert history_language(tmp_path / "repo") == "go"
     text = Repository(tmp_path / "text")
     text.commit("Write a text of words", {"a.md": "words\n"})
     with pytest.raises(UserError, match="no source file"):
-        main_language(tmp_path / "text")
+        history_language(tmp_path / "text")
 
 
 def test_names_that_leave_the_folder_are_not_written(tmp_path):

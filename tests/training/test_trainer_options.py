@@ -62,6 +62,14 @@ def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of
     assert len(set(passes)) == 1
 
 
+def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
+    estimator = BM25Estimator()
+    assert trainer_of(arguments={"callbacks": [estimator]}).estimator is estimator
+    trainer = trainer_of(estimator=None)
+    trainer.add_callback(estimator)
+    assert trainer.estimator is estimator and trainer.loss_settings.loss == "soft_info_nce"
+
+
 def test_weights_leave_the_workers_in_float32(trainer_of):
     batch = batches_of(trainer_of())[0]
     assert {tensor.dtype for tensor in batch.loss_inputs.values()} == {torch.float32}
