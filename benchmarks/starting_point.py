@@ -14,7 +14,7 @@ from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.encoders.scratch import small_roberta, train_tokenizer
+from soft_trainer.encoders.scratch import random_model, train_tokenizer
 from soft_trainer.hub.export import export_encoder
 
 
@@ -68,6 +68,6 @@ def begin(arguments: argparse.Namespace, folder: str | Path, max_rows: int | Non
         tokenizer, model = load_tokenizer(arguments.model, profile), load_model(arguments.model, profile)
     else:
         tokenizer = train_tokenizer((text for side in SIDES for text in both[side]), profile)
-        model = small_roberta(arguments.size, tokenizer, profile)
+        model = random_model(arguments.size, tokenizer, profile)
     export_encoder(model, tokenizer, profile, folder)
     return StartingPoint(rows, Dataset.from_dict(both), profile, Path(folder), arguments.device)

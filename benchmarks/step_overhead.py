@@ -38,7 +38,7 @@ from soft_trainer import (
 from soft_trainer.data.batches import Batch
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.scratch import small_roberta, train_tokenizer
+from soft_trainer.encoders.scratch import random_model, train_tokenizer
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.terminal import table
 
@@ -201,7 +201,7 @@ def main() -> None:
     texts = (" ".join(tokens) for column in ("docstring_tokens", "code_tokens") for tokens in rows[column])
     tokenizer = train_tokenizer(texts, profile, 16384)
     torch.manual_seed(0)
-    model = small_roberta(options.size, tokenizer, profile)
+    model = random_model(options.size, tokenizer, profile)
     folder = tempfile.mkdtemp()
     frozen = str(export_encoder(model, tokenizer, profile, f"{folder}/frozen"))
     estimators = [

@@ -3,6 +3,7 @@
 from .callbacks import EstimatorCallback
 from .data.any_rows import load_rows
 from .dataflow import extract_data_flow
+from .distilling import distil_static
 from .encoders.loading import load_encoder
 from .encoders.profiles import PROFILES, EncoderProfile
 from .errors import SetupError, UserError
@@ -42,6 +43,7 @@ __all__ = [
     "binary_cross_entropy",
     "cancel_above_ratio",
     "cancel_top_k",
+    "distil_static",
     "extract_data_flow",
     "info_nce",
     "kl_regularized_info_nce",

@@ -114,10 +114,10 @@ def _model(tokenizer, profile):
     # Imported here, since the process that only hands out the tests need not wait for torch.
     import torch
 
-    from soft_trainer.encoders.scratch import small_roberta
+    from soft_trainer.encoders.scratch import random_model
 
     torch.manual_seed(0)
-    return small_roberta("32x2", tokenizer, profile)
+    return random_model("32x2", tokenizer, profile)
 
 
 @pytest.fixture

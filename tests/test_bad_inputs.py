@@ -213,7 +213,7 @@ def arguments(places, data_dir, options: dict) -> dict:
 @pytest.mark.parametrize(("options", "word"), BAD, ids=IDS)
 def test_a_bad_input_is_one_line(script, places, data_dir, tmp_path, monkeypatch, options, word):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    for loading in ("load_model", "small_roberta"):
+    for loading in ("load_model", "random_model"):
         monkeypatch.setattr(
             f"soft_trainer.training.building.{loading}", lambda *_: pytest.fail("the model was loaded")
         )

@@ -18,7 +18,7 @@ ORDER = [
     ("trainer",),
     ("callbacks",),
     ("training",),
-    ("merging",),
+    ("merging", "distilling"),
     ("hub",),
     ("evaluation",),
     ("estimators",),

@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "fine-tune an encoder and measure it before and after",
     "evaluate": "measure an encoder on a data set, without training",
     "mine": "mine training rows from a source tree or from commits",
+    "distil": "make a static encoder, which trains in a minute and searches without torch",
     "merge": "merge trained encoders with the encoder before training",
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",

@@ -20,6 +20,7 @@ from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapte
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
 from soft_trainer.encoders.repository import reading
+from soft_trainer.encoders.static import StaticModel, is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
@@ -162,7 +163,9 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
 
 def _auto_class(config: PretrainedConfig) -> type:
-    """Returns `AutoModel`; for models whose decoder it would load too, the class that loads only the encoder."""
+    """Returns `AutoModel`, or a class of which it would load more than the encoder needs: a decoder, or attention."""
+    if is_static(config):
+        return StaticModel
     whole = MODEL_MAPPING.get(type(config), None)
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
     return AutoModelForTextEncoding if whole and encoder and whole is not encoder else transformers.AutoModel

@@ -121,6 +121,7 @@ class EncoderProfile:
 
 
 COSINE_SCALE = 20.0
+NO_LENGTH = 1_000_000  # tokens; tokenizers without a length have a number far above
 # Today's encoders read thousands of tokens; most functions have fewer than 512.
 _TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
 _ENCODER_ONLY = "<encoder-only></s>"
@@ -147,6 +148,8 @@ _PROFILES = (
     _TODAY.replace(name="modernbert", pooling="mean"),
     # https://huggingface.co/Alibaba-NLP/gte-modernbert-base: the first token, no prompt, cosines x 100.
     _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
+    # A vector for each token: any length costs little.
+    _TODAY.replace(name="static", normalize=True, query_length=NO_LENGTH, code_length=NO_LENGTH),
     EncoderProfile(),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}
@@ -163,7 +166,6 @@ KNOWN_ENCODERS = {
     "unixcoder-base-unimodal": "unixcoder",
     "unixcoder-base-nine": "unixcoder",
 }
-_NO_LENGTH = 1_000_000  # tokenizers without a length have a number far above
 SETTINGS_FILE = "config_sentence_transformers.json"
 # Names in sentence-transformers, including older releases -> ours.
 _POOLING_NAMES = {
@@ -239,7 +241,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             f"ignore them, give --profile one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
-    length = int(length) if length and length < _NO_LENGTH else None
+    length = int(length) if length and length < NO_LENGTH else None
     if length and (most := most_tokens(read("config.json"))):
         length = min(length, most)
     # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.

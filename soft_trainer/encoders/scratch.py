@@ -1,4 +1,4 @@
-"""A tokenizer and a small RoBERTa with random weights, for machines without the Hub."""
+"""A tokenizer and a small encoder with random weights, for machines without the Hub."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import xxhash
 from huggingface_hub.constants import HF_HOME
 from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer, normalizers
 from tokenizers.processors import RobertaProcessing
-from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static import WORD_BORDER, static_model
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_text
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
-WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|_+"  # in camelCase and snake_case
 TOKENIZERS = Path(HF_HOME) / "soft_trainer" / "tokenizers"
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
 
 
 def train_tokenizer(
-    texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int = 16384
+    texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int = 16384, ends: bool = True
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer on `texts`, with RoBERTa's special tokens and those of the prefixes.
 
-    It splits identifiers into words and lower-cases them first.
+    It splits identifiers into words and lower-cases them first. `ends`: it puts special tokens around every text.
     """
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
     # From little data, a model does not learn that `readLines`, `read_lines` and "Read lines" are the same words.
@@ -50,27 +50,30 @@ def train_tokenizer(
     special = _special_tokens(profile)
     bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special, show_progress=False)
     tokenizer = bpe._tokenizer
-    ends = [(SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("eos", "bos")]
-    tokenizer.post_processor = RobertaProcessing(*ends)
+    if ends:
+        start, end = ((SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("bos", "eos"))
+        tokenizer.post_processor = RobertaProcessing(end, start)
+    else:
+        tokenizer.post_processor = None
     return _wrapped(tokenizer, profile)
 
 
 def kept_tokenizer(
-    texts: Callable[[], Iterable[str]], profile: EncoderProfile, vocabulary_size: int
+    texts: Callable[[], Iterable[str]], profile: EncoderProfile, vocabulary_size: int, ends: bool = True
 ) -> PreTrainedTokenizerFast:
     """Trains a tokenizer on `texts()`, or reads the one that an earlier run kept in `TOKENIZERS`.
 
     The file's name is a hash of everything that the tokenizer depends on. A file that cannot be read is replaced; if
     none can be written, a warning says so and the next run trains again.
     """
-    settings = [vocabulary_size, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]
+    settings = [vocabulary_size, ends, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]
     digest = xxhash.xxh3_128(repr(settings).encode())
     for text in texts():
         digest.update(text.encode() + b"\0")
     path = TOKENIZERS / f"{digest.hexdigest()}.json"
     with suppress(Exception):  # `tokenizers` raises nothing more precise
         return _wrapped(Tokenizer.from_file(str(path)), profile)
-    tokenizer = train_tokenizer(texts(), profile, vocabulary_size)
+    tokenizer = train_tokenizer(texts(), profile, vocabulary_size, ends)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, tokenizer.backend_tokenizer.to_str())
@@ -95,13 +98,14 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
     )
 
 
-def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> RobertaModel:
-    """Makes a RoBERTa with random weights, of the size that `from_scratch` names and long enough for the profile.
+def random_model(from_scratch: str, tokenizer, profile: EncoderProfile) -> PreTrainedModel:
+    """Makes an encoder with random weights, of the size that `from_scratch` names.
 
-    Without layers, an embedding is the mean of one vector for each token; a token's position does not matter, and
-    training may change the length of its vector.
+    Without layers it is a static encoder, otherwise a RoBERTa that is long enough for the profile.
     """
     hidden, layers = parse_size(from_scratch)
+    if not layers:
+        return static_model(len(tokenizer), hidden, tokenizer.pad_token_id)
     longest = max(profile.query_length, profile.code_length + profile.data_flow_length)
     config = RobertaConfig(
         vocab_size=len(tokenizer),
@@ -118,9 +122,4 @@ def small_roberta(from_scratch: str, tokenizer, profile: EncoderProfile) -> Robe
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    if not layers:
-        config.layer_norm_eps = 1.0  # so large an epsilon keeps the lengths of the vectors
-    model = RobertaModel(config, add_pooling_layer=profile.pooling == "pooler")
-    if not layers:
-        model.embeddings.position_embeddings.weight.requires_grad_(False).zero_()
-    return model
+    return RobertaModel(config, add_pooling_layer=profile.pooling == "pooler")

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, merge_adapter, save_adapter
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
 from soft_trainer.files import reporting_disk_errors, write_json
 from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
 
@@ -62,7 +63,11 @@ def export_encoder(
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
     # Under the model's own names for its weights, by which Trainer resumes.
-    if not has_adapter(model):
+    if is_static(model.config):
+        tensors = saved_tensors(model.state_dict() if state_dict is None else state_dict)
+        model.save_pretrained(aside, state_dict=tensors)
+        write_json(aside / "config.json", saved_config(model.config, profile))
+    elif not has_adapter(model):
         model.save_pretrained(aside, state_dict=state_dict, save_original_format=False)
     elif merge:
         merge_adapter(copy.deepcopy(model)).save_pretrained(aside, save_original_format=False)
@@ -86,7 +91,8 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
     `encode_query` and `encode_document` truncate to `query_length` and `code_length`, plain `encode` to the longer of
     the two. A pooler is an output of the model itself, so a profile that pools with it has no pooling module.
     """
-    transformer = {"max_seq_length": max(profile.query_length, profile.code_length), "do_lower_case": False}
+    longest = max(profile.query_length, profile.code_length)
+    transformer = {"max_seq_length": longest, "do_lower_case": False}
     if profile.query_length != profile.code_length:
         transformer |= {"query_length": profile.query_length, "document_length": profile.code_length}
     if options := pooling_layer(type(model), profile):

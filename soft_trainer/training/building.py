@@ -12,7 +12,7 @@ from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
 from soft_trainer.encoders.repository import base_of, published_name, reading, reading_base, repository_file
-from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, small_roberta
+from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
@@ -42,8 +42,8 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
             raise UserError("from_scratch and model_name_or_path: give only one of them")
         if arguments.dtype or arguments.attn_implementation:
             raise UserError("dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch")
-        parse_size(arguments.from_scratch)
-        profile = resolve_profile("", name=arguments.profile or "auto")
+        _, layers = parse_size(arguments.from_scratch)
+        profile = resolve_profile("", name=arguments.profile or ("auto" if layers else "static"))
     else:
         name = model_name(arguments)
         profile = resolve_profile(name, name=arguments.profile, revision=arguments.model_revision)
@@ -72,6 +72,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         lambda: (text for side in SIDES for text in side_texts(train, side, profile)),
         profile,
         arguments.vocabulary_size,
+        ends=parse_size(arguments.from_scratch)[1] > 0,
     )
 
 
@@ -95,7 +96,7 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
         UserError: a model that cannot be loaded, or a target module of LoRA that is not in it.
     """
     if arguments.from_scratch:
-        return small_roberta(arguments.from_scratch, tokenizer, profile)
+        return random_model(arguments.from_scratch, tokenizer, profile)
     source = arguments.model_revision, arguments.trust_remote_code
     model = load_model(model_name(arguments), profile, *source, arguments.attn_implementation, arguments.dtype)
     if arguments.lora_r is not None:

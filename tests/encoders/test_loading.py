@@ -30,7 +30,7 @@ from soft_trainer.encoders.loading import (
 )
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, most_tokens
 from soft_trainer.encoders.repository import reading
-from soft_trainer.encoders.scratch import small_roberta
+from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
@@ -131,7 +131,7 @@ CODES = ["def f(a):\n    b = a\n    return b", "def g():\n    pass", "def h(x, y
 def test_codes_are_read_with_their_data_flow(tokenizer):
     profile = PROFILES["graphcodebert"].replace(query_length=16, code_length=24, data_flow_length=8)
     torch.manual_seed(0)
-    encoder = Encoder(small_roberta("32x2", tokenizer, profile).eval(), tokenizer, profile)
+    encoder = Encoder(random_model("32x2", tokenizer, profile).eval(), tokenizer, profile)
     together = encoder.encode_codes(CODES, language="python")
     alone = torch.cat([encoder.encode_codes([code], language="python") for code in CODES])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)

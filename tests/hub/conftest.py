@@ -181,12 +181,12 @@ def encoder_of(rows):
     """Returns a function that makes a tiny encoder with random weights for a profile."""
     from soft_trainer.encoders.encoding import Encoder
     from soft_trainer.encoders.loading import prepare_tokenizer
-    from soft_trainer.encoders.scratch import small_roberta
+    from soft_trainer.encoders.scratch import random_model
 
     def make(profile, seed=0):
         tokenizer = published_tokenizer(text for row in rows for text in (row["docstring"], row["code"]))
         prepare_tokenizer(tokenizer, profile)
         torch.manual_seed(seed)
-        return Encoder(small_roberta("32x2", tokenizer, profile).eval(), tokenizer, profile)
+        return Encoder(random_model("32x2", tokenizer, profile).eval(), tokenizer, profile)
 
     return make

@@ -1,0 +1,163 @@
+"""Static encoders: a vector for each token of the vocabulary, and the mean of a text's vectors, scaled to length one.
+
+The folder of one loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal embeddings. For
+`AutoModel` it is an XLNet without layers, whose output is exactly the vectors of the tokens, at any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, normalizers
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerFast, XLNetConfig, XLNetModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from soft_trainer.encoders.encoding import Encoder, embed
+from soft_trainer.encoders.profiles import NO_LENGTH, PROFILES, EncoderProfile
+from soft_trainer.errors import UserError
+
+MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-transformers find the vectors
+WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+"  # in camelCase and snake_case
+SIF = 1e-4  # smoothing of a token's weight, SIF / (SIF + its frequency)
+COUNTED_AT_ONCE = 1000  # texts
+
+
+class StaticModel(XLNetModel):
+    """An XLNet without layers, which looks tokens up and computes no masks and positions of attention."""
+
+    def __init__(self, config: XLNetConfig):
+        super().__init__(config)
+        # An embedding depends on the vectors of the tokens alone. A buffer, unlike a parameter, is never trained.
+        del self.mask_emb
+        self.register_buffer("mask_emb", torch.zeros(1, 1, config.d_model))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs) -> BaseModelOutput:
+        """Returns the vectors of the tokens as `last_hidden_state`, Tensor[B, L, d]."""
+        return BaseModelOutput(last_hidden_state=self.word_embedding(input_ids))
+
+
+def is_static(config: PretrainedConfig) -> bool:
+    """Returns True for the configuration of a static encoder."""
+    return config.model_type == "xlnet" and config.n_layer == 0
+
+
+def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> StaticModel:
+    """Makes a static encoder with random vectors."""
+    config = XLNetConfig(
+        vocab_size=vocabulary_size,
+        d_model=dimensions,
+        n_layer=0,
+        n_head=1,
+        d_inner=1,
+        dropout=0.0,
+        pad_token_id=pad_token_id,
+    )
+    return StaticModel(config)
+
+
+def distilled(
+    encoder: Encoder, dimensions: int = 256, texts: Iterable[str] | None = None, progress: bool = False
+) -> Encoder:
+    """Makes a static encoder from any other: every token of its vocabulary encoded alone, PCA, and token weights.
+
+    Args:
+        dimensions: of the vectors; at most those of the encoder.
+        texts: texts by which the frequency of a token is counted; by default Zipf's law over the vocabulary's order.
+
+    Raises:
+        UserError: the tokenizer is written in Python, or `dimensions` are more than the encoder has.
+    """
+    # scikit-learn is slow to import.
+    from sklearn.decomposition import PCA
+
+    available = encoder.model.config.hidden_size
+    if not encoder.tokenizer.is_fast:
+        raise UserError("distil: the encoder's tokenizer is written in Python; only fast tokenizers can be distilled")
+    if not 1 <= dimensions <= available:
+        raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's own")
+    tokenizer = splitting_tokenizer(encoder.tokenizer)
+    vectors = _vectors_of_tokens(encoder, progress).numpy(force=True)
+    reduced = PCA(dimensions, random_state=0).fit_transform(vectors)
+    weights = _token_weights(tokenizer, texts)
+    weights[tokenizer.all_special_ids] = 0
+    model = static_model(len(tokenizer), dimensions, tokenizer.pad_token_id)
+    with torch.no_grad():
+        model.word_embedding.weight.copy_(torch.from_numpy(reduced * weights[:, None]))
+    return Encoder(model.eval(), tokenizer, PROFILES["static"])
+
+
+def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Returns a copy that splits identifiers into words and adds no special tokens, which say nothing in a mean."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    steps = [normalizers.Replace(Regex(WORD_BORDER), " ")]
+    if backend.normalizer is not None:
+        steps.append(backend.normalizer)
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.post_processor = None
+    padding = tokenizer.pad_token or tokenizer.eos_token
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=tokenizer.unk_token, pad_token=padding)
+
+
+def _vectors_of_tokens(encoder: Encoder, progress: bool) -> Tensor:
+    """Encodes every token of the vocabulary alone, between the special tokens of a text, Tensor[V, d]."""
+    tokenizer = encoder.tokenizer
+    start, end = _special_ends(tokenizer)
+    items = [[*start, token, *end] for token in range(len(tokenizer))]
+    return embed(encoder, items, "code", 1024, "Encoding the vocabulary" if progress else None)
+
+
+def _special_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """Returns the special tokens that the tokenizer puts before and after a text."""
+    ids = tokenizer("a")["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    for place in range(len(ids)):
+        if ids[place : place + len(plain)] == plain:
+            return ids[:place], ids[place + len(plain) :]
+    return [], []
+
+
+def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str] | None) -> np.ndarray:
+    """Returns the weight of each token, float64[V]: rare tokens say more than frequent ones.
+
+    Smooth inverse frequency: https://openreview.net/forum?id=SyK00v5xx.
+    """
+    if texts is None:
+        counts = 1 / (np.arange(len(tokenizer)) + 2)  # vocabularies begin with the frequent tokens
+    else:
+        counts = np.zeros(len(tokenizer))
+        for part in _parts(texts):
+            for encoding in tokenizer.backend_tokenizer.encode_batch_fast(part, add_special_tokens=False):
+                np.add.at(counts, encoding.ids, 1)
+    frequencies = counts / max(counts.sum(), 1)
+    return SIF / (SIF + frequencies)
+
+
+def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    for text in texts:
+        part.append(text)
+        if len(part) == COUNTED_AT_ONCE:
+            yield part
+            part = []
+    yield part
+
+
+def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors to save: those of the model, and the vectors again under model2vec's name."""
+    return {**state_dict, MODEL2VEC_TENSOR: state_dict["word_embedding.weight"].detach().clone()}
+
+
+def saved_config(config: PretrainedConfig, profile: EncoderProfile) -> dict:
+    """Returns the configuration to save, which model2vec reads too."""
+    length = max(profile.query_length, profile.code_length)
+    settings = {
+        "architectures": ["XLNetModel"],
+        "normalize": profile.normalize,
+        "max_length": length if length < NO_LENGTH else None,
+    }
+    return config.to_diff_dict() | settings
