@@ -15,7 +15,7 @@ from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, pygit2, read_object
 from soft_trainer.mining.rules import Row, first_broken
-from soft_trainer.mining.source_files import decoded, person_made
+from soft_trainer.mining.source_files import decoded, readable
 from soft_trainer.mining.tree import is_mined_path
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
@@ -175,7 +175,7 @@ def _pairs(versions: Sequence[FileFunctions | None], touched: Sequence[Sequence[
 
 def read_functions(repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str) -> FileFunctions | None:
     """Returns the functions of a version of a file, None if mining skips it or it cannot be parsed."""
-    source = person_made(blob(repository, oid), path, strict=True)
+    source = readable(blob(repository, oid), path, strict=True)
     root = parse(source, language) if isinstance(source, bytes) else None
     return None if root is None else FileFunctions(root, source, language)
 

@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 from soft_trainer.mining.definitions import definitions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.search.notebooks import cells
 
 MAX_LINES = 60  # longer functions are cut; encoders read about 30 lines
 MIN_LINES = 4  # fewer lines between two functions belong to the second
@@ -64,8 +65,24 @@ def language_of(path: str, source: bytes) -> str:
     return "cpp" if ending == ".h" and _CPP_HEADER.search(source) else language
 
 
-def split(source: bytes, language: str) -> list[Piece]:
-    """Splits a file into pieces, in order. Every line with a word is in exactly one of them."""
+def split(source: bytes, language: str, notebook: bool = False) -> list[Piece]:
+    """Splits a file into pieces, in order. Every line with a word is in exactly one of them.
+
+    A `notebook`, as `notebook_text` writes it, is split into its cells first.
+    """
+    parts = list(cells(source)) if notebook else []
+    if not parts:
+        return _split_text(source, language)
+    pieces = []
+    for first, kind, cell in parts:
+        for piece in _split_text(cell, language if kind == "code" else "markdown"):
+            piece.start += first
+            piece.end += first
+            pieces.append(piece)
+    return pieces
+
+
+def _split_text(source: bytes, language: str) -> list[Piece]:
     lines = source.split(b"\n")
     spans = _definitions(source, language) if language in SOURCE_LANGUAGES else []
     pieces: list[Piece] = []

@@ -32,6 +32,7 @@ DEFINED_MEMBER = 2.0  # for the query `Parser.parse`: `parse` is defined there, 
 # Wrappers, compatibility layers and vendored copies lie deeper than the original.
 DEPTH_DISCOUNT = 0.1
 TEST_DISCOUNT = 0.5
+GENERATED_DISCOUNT = 0.5  # by a program, from what people wrote elsewhere
 VENDORED_DISCOUNT = 0.5  # in `external` or `deps`, which may be a copy of other people's code
 TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
 # Within a file: BM25, whether the piece defines a word of the query (as for its file), and these.
@@ -199,11 +200,12 @@ class _Gathered:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor by file. Tests, texts, likely copies of other people's code and deeper files count less."""
+    """Returns a factor by file. Tests, texts, generated, deeper and probably vendored files count less."""
     depth = segments.traits[:, 1].astype(np.float32)
     depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
     kind = np.ones(len(depth), np.float32)
-    for trait, discount in ((0, TEST_DISCOUNT), (3, TEXT_DISCOUNT), (4, VENDORED_DISCOUNT)):
+    by_kind = ((0, TEST_DISCOUNT), (3, TEXT_DISCOUNT), (4, VENDORED_DISCOUNT), (5, GENERATED_DISCOUNT))
+    for trait, discount in by_kind:
         kind *= 1 - discount * segments.traits[:, trait]
     return kind / (1 + DEPTH_DISCOUNT * depth)
 

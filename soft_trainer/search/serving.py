@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS
+from soft_trainer.search.globs import path_filter
 from soft_trainer.search.index import CodeIndex
-from soft_trainer.search.listing import glob_pattern
 from soft_trainer.search.results import SearchResult
 
 CHECK_SECONDS = 5.0  # between two looks at the tree, where nothing watches it
@@ -38,6 +38,8 @@ class ServedIndex:
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
         """Returns the results and notices about them, without waiting for an encoder."""
+        if filters.get("path"):
+            path_filter(filters["path"])  # compiled here, where nobody waits for it, and kept
         with self.lock:
             if self.watch and self.watch.changed():
                 self.index.refresh(encode=False)
@@ -87,7 +89,7 @@ class Watch:
     """
 
     def __init__(self, folder: str, include: Sequence[str] = ()):
-        self.include = [glob_pattern(pattern) for pattern in include]
+        self.include = [path_filter(pattern) for pattern in include]
         self.folder = folder
         self.dirty = True
         self.watching = False

@@ -12,7 +12,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import store, vectors
-from soft_trainer.search.listing import glob_pattern
+from soft_trainer.search.globs import STAR, expression, path_filter
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.terms import DEFINED
 from soft_trainer.search.words import whole
@@ -53,13 +53,13 @@ class Snapshot:
                 raise UserError(f"language={language!r}: the index has {', '.join(sorted(languages))}")
             files &= np.isin(segments.languages, numbers)
         if path is not None:
-            pattern = glob_pattern(path)
+            pattern = path_filter(path)
             rows = self.database.execute("SELECT id, path FROM files")
             files &= np.isin(np.arange(len(files)), [file for file, own in rows if pattern.fullmatch(own)])
         pieces = files[segments.owners]
         if name is not None:
             key = DEFINED + whole("".join(re.findall(r"[\w$*]+", name)[-1:]))
-            pattern = re.compile(".*".join(map(re.escape, key.split("*"))))
+            pattern = re.compile(expression([STAR if letter == "*" else re.escape(letter) for letter in key]))
             query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
             terms = [term for (term,) in self.database.execute(query)] if "*" in key else [key]
             found = [segments.postings(term)[0] for term in terms if pattern.fullmatch(term)]

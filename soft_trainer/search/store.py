@@ -26,10 +26,10 @@ from soft_trainer.errors import UserError
 DATABASE = "index.sqlite"
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 6
+FORMAT = 7
 # Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program; 1 for a file in
-# a folder that may hold other people's code.
-TRAITS = ("test", "depth", "name_parts", "text", "vendored")
+# a folder that may hold other people's code; 1 for a file that a program wrote.
+TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
 # beyond these, dead postings are dropped and segments are joined
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8

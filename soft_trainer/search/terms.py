@@ -14,9 +14,12 @@ from itertools import chain, count
 import numpy as np
 
 from soft_trainer.mining.rules import identifier_words, is_test_path
-from soft_trainer.mining.source_files import read_text
+from soft_trainer.mining.source_files import is_generated
 from soft_trainer.search.listing import maybe_vendored
-from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
+from soft_trainer.search.notebooks import is_notebook
+from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, split
+from soft_trainer.search.reading import read_source
+from soft_trainer.search.store import TRAITS
 from soft_trainer.search.words import WORD, source_words, stem, terms, whole
 
 # A term's first letter says what it is found in; a term of the text has none.
@@ -36,7 +39,7 @@ class Batch:
     `files` are rows (path, language, number of pieces, digest, JSON of `[start, end, name]` of each piece, packed
     text), `traits` the numbers of `store.TRAITS`, `names` the words in each piece's name. Entry i says that
     `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`. Of the other files,
-    `skipped` has those that no person wrote, with the reason, and `touched` those that are as they were.
+    `skipped` has those that cannot be searched, with the reason, and `touched` those that are as they were.
     """
 
     files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
@@ -59,12 +62,12 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     sizes: list[int] = []
     numbers_of = cache(lambda word: [numbers[one] for one in terms(word)])
     for path, as_indexed in known.items():
-        source = read_text(root, path)
-        if isinstance(source, str):
-            batch.skipped[path] = source
+        read = read_source(root, path)
+        if isinstance(read, str):
+            batch.skipped[path] = read
             continue
+        source, language = read
         digest = blake2b(source, digest_size=16).digest()
-        language = language_of(path, source)
         if (digest, language) == as_indexed:
             batch.touched.append(path)
             continue
@@ -81,10 +84,15 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
         batch.files.append((path, language, len(pieces), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")
         parts = len(identifier_words(_name_and_folders(path)[0]))
-        test = is_test_path(path, language)
-        text_only = language in TEXT_LANGUAGES
-        vendored = maybe_vendored(path)
-        batch.traits.append((int(test), min(depth, 255), min(parts, 255), int(text_only), int(vendored)))
+        kinds = {
+            "test": is_test_path(path, language),
+            "depth": min(depth, 255),
+            "name_parts": min(parts, 255),
+            "text": language in TEXT_LANGUAGES,
+            "vendored": maybe_vendored(path),
+            "generated": is_generated(source),
+        }
+        batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
     batch.vocabulary = list(numbers)
     # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
@@ -100,7 +108,8 @@ def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, by
     # The first piece has the terms of the path.
     signs = zip((OWN_NAME, PATH), _name_and_folders(path), strict=True)
     marked = {sign + term for sign, part in signs for word in WORD.findall(part) for term in terms(word)}
-    for piece in split(source, language) or [Piece(1, 1)]:  # a file without a word is found by its path
+    pieces = split(source, language, is_notebook(path))
+    for piece in pieces or [Piece(1, 1)]:  # a file without a word is found by its path
         text = b"\n".join(lines[piece.start - 1 : piece.end])
         marked |= {DEFINED + whole(name) for name in piece.defines}
         named = [piece.name, *piece.defines] if piece.defines else []

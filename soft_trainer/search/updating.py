@@ -40,34 +40,32 @@ class Changes(NamedTuple):
 
 def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
     """Compares sizes and times of a tree's files with those in the index; None if nothing has changed."""
-    indexed = {row[0]: row[1:] for row in database.execute("SELECT path, size, changed FROM files")}
-    skipped = {row[0]: row[1:] for row in database.execute("SELECT path, reason, size, changed FROM skipped")}
-    # those that were read and found to be no text a person wrote have a size
-    read = {path: (why, (size, time)) for path, (why, size, time) in skipped.items() if size is not None}
-    # A change of rights changes neither size nor time.
-    unfit: dict[str, Stat] = {
-        path: status
-        for path, (why, status) in read.items()
-        if why not in _UNSTABLE or not os.access(os.path.join(folder, path), os.R_OK)
-    }
-    by_name = {path: why for path, (why, size, _) in skipped.items() if size is None and why not in _UNSTABLE}
-    known = indexed | unfit
-    last = Listing(known, by_name, store.get_meta(database, "ignores", {}))
-    listing = list_tree(folder, last, **store.get_meta(database, "patterns", {}))
+    listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
+    listing.skipped = {path.encode(errors="replace").decode(): why for path, why in listing.skipped.items()}
+    known: dict[str, Stat | None] = {}
+    by_name = {}
+    for path, size, time in database.execute("SELECT path, size, changed FROM files"):
+        known[path] = (size, time)
+    for path, why, size, time in database.execute("SELECT path, reason, size, changed FROM skipped"):
+        if size is None:
+            by_name[path] = why
+        elif why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK):
+            known[path] = None  # a change of rights changes neither size nor time
+        else:
+            known[path] = (size, time)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
-    return Changes(listing, changed, removed) if changed or removed or listing.ignores != last.ignores else None
+    same = not changed and not removed and by_name == listing.skipped
+    return None if same else Changes(listing, changed, removed)
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
     """Writes changed files, a segment at a time. Each commit leaves a consistent index."""
     with store.transaction(database):
         _remove(database, changes.removed)
-        # Kept with the ignore files, so that the next listing need not match again.
-        store.set_meta(database, "ignores", changes.listing.ignores)
         database.execute("DELETE FROM skipped WHERE size IS NULL")
-        by_name = [(path.encode(errors="replace").decode(), why) for path, why in changes.listing.skipped.items()]
-        database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?, NULL, NULL)", by_name)
+        by_name = changes.listing.skipped.items()
+        database.executemany("INSERT INTO skipped VALUES (?, ?, NULL, NULL)", by_name)
     rows = database.execute("SELECT path, digest, language FROM files").fetchall()
     indexed = {path: (digest, language) for path, digest, language in rows}
     vocabulary = defaultdict(count().__next__)

@@ -1,0 +1,164 @@
+"""Turns path patterns into regular expressions whose time does not explode, whatever the pattern.
+
+The text between two wildcards is sought once, at the first place where it fits: if the rest of the pattern does not
+fit after that place, it does not fit after a later one either. An atomic group, `(?>...)`, keeps Python from trying.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from functools import lru_cache
+
+# Wildcards stand among expressions that match one character each.
+STAR = "*"  # anything but a slash
+ANYTHING = "**"
+FOLDERS = "**/"  # any number of whole folders
+_WIDE = {ANYTHING: "(?s:.*?)", FOLDERS: "(?:[^/]*/)*?"}
+
+_PRINTED = "".join(map(chr, range(33, 127)))
+_NAMED_SETS = {
+    "alnum": string.ascii_letters + string.digits,
+    "alpha": string.ascii_letters,
+    "blank": " \t",
+    "cntrl": "".join(map(chr, [*range(32), 127])),
+    "digit": string.digits,
+    "graph": _PRINTED,
+    "lower": string.ascii_lowercase,
+    "print": _PRINTED + " ",
+    "punct": string.punctuation,
+    "space": " \t\n\r",
+    "upper": string.ascii_uppercase,
+    "xdigit": string.hexdigits,
+}
+_NAMED_SET = re.compile(r"\[:([^\]]*)\]")
+
+
+@lru_cache(maxsize=256)
+def path_filter(pattern: str) -> re.Pattern[str]:
+    """Compiles a path pattern. `**` spans folders, `*` and `?` do not; without `/` it matches any file or folder.
+
+    Brackets stand for themselves, since some projects have them in the names of folders.
+    """
+    pattern = pattern.removeprefix("./")
+    tokens = [] if "/" in pattern else [FOLDERS]
+    if pattern.endswith("/"):
+        pattern += "**"
+    for part in re.split(r"((?:^|(?<=/))\*\*+/|\*+|\?)", pattern):
+        if part == "?":
+            tokens.append("[^/]")
+        elif part.startswith("**"):
+            tokens.append(FOLDERS if part.endswith("/") else ANYTHING)
+        elif part == "*":
+            tokens.append(STAR)
+        else:
+            tokens += map(re.escape, part)
+    return re.compile(expression(tokens) + "(?s:/.*)?")
+
+
+def git_tokens(pattern: str, has_slash: bool) -> list[str] | None:
+    """Splits a pattern of git, without `!` and slashes at its ends, into tokens; None if it matches nothing."""
+    tokens = []
+    place = 0
+    while place < len(pattern):
+        letter = pattern[place]
+        if letter == "*":
+            start = place
+            place = re.compile(r"\*+").match(pattern, place).end()
+            # git cuts off the part without wildcards first, so `**` counts as the start of a name after that, too.
+            starts_name = pattern[start - 1 : start] in ("", "/") or not re.search(r"[*?[\\]", pattern[:start])
+            wide = has_slash and place - start > 1 and starts_name
+            if wide and pattern.startswith("/", place):
+                tokens.append(FOLDERS)
+                place += 1
+            elif wide and (place == len(pattern) or pattern.startswith("\\/", place)):
+                tokens.append(ANYTHING)
+            else:
+                tokens.append(STAR)
+            continue
+        if letter == "[":
+            found = _set(pattern, place + 1)
+            if found is None:
+                return None
+            token, place = found
+            tokens.append(token)
+            continue
+        if letter == "\\":
+            place += 1
+            if place == len(pattern):
+                return None
+        tokens.append("[^/]" if letter == "?" else re.escape(pattern[place]))
+        place += 1
+    return tokens
+
+
+def _set(pattern: str, place: int) -> tuple[str, int] | None:
+    """Reads a set such as `[a-z]` behind its bracket; returns an expression and where it ends, None if it does not."""
+    negated = pattern[place : place + 1] in ("!", "^")
+    place += negated
+    members: set[str] = set()
+    first = place
+    lowest = None  # the last single member, with which a range can start
+    while place < len(pattern) and (place == first or pattern[place] != "]"):
+        letter = pattern[place]
+        named = _NAMED_SET.match(pattern, place)
+        if letter == "-" and lowest is not None and pattern[place + 1 : place + 2] not in ("", "]"):
+            place += 1 + (pattern[place + 1] == "\\")
+            if place == len(pattern):
+                return None
+            members.update(map(chr, range(ord(lowest), ord(pattern[place]) + 1)))
+            lowest = None
+        elif named and named[1].endswith(":"):
+            if named[1][:-1] not in _NAMED_SETS:
+                return None
+            members.update(_NAMED_SETS[named[1][:-1]])
+            lowest = None
+            place = named.end() - 1
+        else:
+            place += letter == "\\"
+            if place == len(pattern):
+                return None
+            lowest = pattern[place]
+            members.add(lowest)
+        place += 1
+    if place >= len(pattern):
+        return None
+    listed = "".join(map(re.escape, sorted(members - {"/"})))
+    if negated:
+        return f"[^/{listed}]", place + 1
+    return (f"[{listed}]" if listed else "(?!)"), place + 1
+
+
+def expression(tokens: list[str]) -> str:
+    """Writes tokens as a regular expression that matches a whole path."""
+    parts = _split(tokens, tuple(_WIDE))
+    written = ""
+    for number, (wildcard, inner) in enumerate(parts, 1):
+        last = number == len(parts)
+        part = _WIDE.get(wildcard, "") + _names(inner, last)
+        written += part if last else f"(?>{part})"
+    return written
+
+
+def _names(tokens: list[str], last: bool) -> str:
+    """Writes tokens without a wide wildcard; `last` if the path must end with them."""
+    parts = _split(tokens, (STAR,))
+    written = ""
+    for number, (star, inner) in enumerate(parts, 1):
+        part = "".join(inner)
+        if star:
+            part = "[^/]*?" + part
+        open_end = last and number == len(parts)
+        written += part if open_end else f"(?>{part})"
+    return written
+
+
+def _split(tokens: list[str], wildcards: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+    """Splits tokens at wildcards; returns each wildcard, empty for the start, with the tokens behind it."""
+    parts: list[tuple[str, list[str]]] = [("", [])]
+    for token in tokens:
+        if token not in wildcards:
+            parts[-1][1].append(token)
+        elif parts[-1] != (token, []):  # twice in a row means the same as once
+            parts.append((token, []))
+    return parts

@@ -1,0 +1,62 @@
+"""Notebooks as text: the lines of their cells, each where it stands in the file."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+
+_CELL = re.compile(rb"^# %% \[(\w+)\]$", re.MULTILINE)
+
+
+def is_notebook(path: str) -> bool:
+    """Returns True for the name of a notebook."""
+    return path.lower().endswith(".ipynb")
+
+
+def notebook_text(source: bytes) -> tuple[bytes, str] | None:
+    """Returns the cells of a notebook as text, and the language of its code; None if it is no notebook.
+
+    A cell begins with a line such as `# %% [code]`. The lines have the numbers that they have in a file as Jupyter
+    writes it; outputs and all else are empty lines.
+    """
+    try:
+        return _written(json.loads(source))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _written(notebook: dict) -> tuple[bytes, str]:
+    # Marks in place of the texts say on which lines they are written.
+    mark = uuid.uuid4().hex
+    written = {}
+    for number, cell in enumerate(notebook["cells"]):
+        written[f"{mark}-{number}"] = f"# %% [{cell['cell_type']}]"
+        lines = _lines(cell["source"])
+        marks = [f"{mark}-{number}-{place}" for place in range(len(lines))]
+        written |= dict(zip(marks, lines, strict=True))
+        cell |= {"cell_type": f"{mark}-{number}", "source": marks}
+    shown = []
+    for line in json.dumps(notebook, indent=1).split("\n"):
+        found = re.search(rf"{mark}[-\d]+", line)
+        shown.append(written[found[0]] if found else "")
+    metadata = notebook.get("metadata", {})
+    language = metadata.get("language_info", {}).get("name") or metadata.get("kernelspec", {}).get("language")
+    return "\n".join(shown).encode(errors="replace"), str(language or "python").lower()
+
+
+def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:
+    """Yields the number of lines before each cell, its kind and its text, with the lines up to the next cell."""
+    marks = list(_CELL.finditer(text))
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    for mark, end in zip(marks, ends, strict=False):
+        start = mark.end() + 1
+        yield text.count(b"\n", 0, start), mark[1].decode(), text[start:end]
+
+
+def _lines(source: str | list[str]) -> list[str]:
+    lines = []
+    for text in [source] if isinstance(source, str) else source:
+        lines += text.removesuffix("\n").replace("\r", "").split("\n")
+    return lines
