@@ -24,10 +24,12 @@ from huggingface_hub.constants import HF_HOME
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json, write_json
+from soft_trainer.terminal import print_on_main
 
 FILES = Path(HF_HOME) / "soft_trainer" / "files"  # the hashes of files
 AT_ONCE = 1 << 16  # rows that are read at once
 READ_BYTES = 1 << 22
+LARGE = 1 << 20  # bytes; the hash of a smaller file is computed faster than found
 RECENT = 2.0  # seconds; a file that has just changed may change again without another time
 # Fields of a profile, a configuration and an adapter that leave every embedding as it is.
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
@@ -73,7 +75,7 @@ def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
     import pyarrow as pa  # slow to import, and a search has no rows
 
     digest = xxhash.xxh3_128()
-    chosen = sorted(rows.column_names if columns is None else columns)
+    chosen = sorted({*(rows.column_names if columns is None else columns)})
     _add(digest, [len(rows), *chosen])
     for table in rows.select_columns(chosen).with_format("arrow").iter(AT_ONCE):
         for name in chosen:
@@ -144,7 +146,7 @@ def _without(settings: dict, unread: set[str]) -> dict:
 def file_fingerprint(path: str | os.PathLike) -> str:
     """Returns a hash of the bytes of a file.
 
-    It is kept with the file's inode, size and times, so that an unchanged file is read only once.
+    That of a large file is kept with its inode, size and times, so that an unchanged file is read only once.
 
     Raises:
         OSError: the file cannot be read.
@@ -153,15 +155,17 @@ def file_fingerprint(path: str | os.PathLike) -> str:
         status = os.fstat(file.fileno())
         state = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
         kept = FILES / f"{status.st_dev}-{status.st_ino}.json"
-        with suppress(UserError, ValueError):
-            known, hashed = read_json(kept, list)
-            if known == state:
-                return hashed
+        large = status.st_size > LARGE
+        if large:
+            with suppress(UserError, ValueError):
+                known, hashed = read_json(kept, list)
+                if known == state:
+                    return hashed
         digest = xxhash.xxh3_128()
         while part := file.read(READ_BYTES):
             digest.update(part)
     young = time.time() - status.st_ctime < RECENT
-    if not young:
+    if large and not young:
         with suppress(OSError):  # then it is read again the next time
             FILES.mkdir(parents=True, exist_ok=True)
             write_json(kept, [state, digest.hexdigest()])
@@ -182,6 +186,34 @@ def folder_fingerprint(folder: str | os.PathLike, pattern: str = "*") -> str:
     files = {path.relative_to(root).as_posix(): path for path in root.rglob(pattern) if path.is_file()}
     seen = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.split("/"))}
     return fingerprint({name: file_fingerprint(path) for name, path in seen.items()})
+
+
+def kept_files(record: Path, made_from: str) -> list[Path] | None:
+    """Returns the files of a record, None if it was made from something else, or a file is missing or damaged.
+
+    Args:
+        made_from: the fingerprint of everything that the content depends on.
+    """
+    with suppress(UserError, OSError, KeyError, AttributeError):
+        stored = read_json(record)
+        if stored["made_from"] != made_from:
+            return None
+        files = {record.parent / name: known for name, known in stored["files"].items()}
+        if all(file_fingerprint(path) == known for path, known in files.items()):
+            return list(files)
+    if record.exists():
+        print_on_main(f"warning: {record}: its files are damaged and are made again")
+    return None
+
+
+def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
+    """Writes the record of files that are whole; see `kept_files`.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    names = {os.path.relpath(path, record.parent): file_fingerprint(path) for path in files}
+    write_json(record, {"made_from": made_from, "files": names})
 
 
 # ---- Code ----

@@ -141,6 +141,7 @@ def old_file(tmp_path, monkeypatch):
     """A file that has not changed for a while, and a folder of kept hashes."""
     monkeypatch.setattr(identity, "FILES", tmp_path / "kept")
     monkeypatch.setattr(identity, "RECENT", -1.0)
+    monkeypatch.setattr(identity, "LARGE", 0)
     path = tmp_path / "weights.bin"
     path.write_bytes(b"weights")
     return path

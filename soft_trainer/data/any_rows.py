@@ -26,9 +26,11 @@ from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.errors import HTTPError
 from xxhash import xxh3_128_hexdigest
 
+from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.codesearchnet import SPLITS, corpus_of, load_folder, split_files
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
+from soft_trainer.identity import file_fingerprint, fingerprint
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
@@ -194,10 +196,21 @@ def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
     parts: dict[str, list[Dataset]] = {}
     for path, split in files:
         if split or not named:
-            reader = _format(path)
-            rows = load_dataset(reader, data_files=glob.escape(str(path)), split="train", **READ_AS.get(reader, {}))
-            parts.setdefault(split or "train", []).append(_with_plain_text(rows))
+            parts.setdefault(split or "train", []).append(_with_plain_text(_read_file(path)))
     return {split: concatenate_datasets(rows) for split, rows in parts.items()}
+
+
+def _read_file(path: Path) -> Dataset:
+    """Reads a file with its format's reader; the rows are cached by the content of the file."""
+    reader = _format(path)
+    options = READ_AS.get(reader, {})
+    made_from = fingerprint(file_fingerprint(path), reader, repr(options))
+
+    def build(stored: Path) -> Dataset:
+        kept = {"cache_dir": str(stored.with_suffix("")), "download_mode": "force_redownload"}
+        return load_dataset(reader, data_files=glob.escape(str(path)), split="train", **kept, **options)
+
+    return cached_dataset(made_from, build)
 
 
 # ---- Columns ----

@@ -1,22 +1,23 @@
-"""Keeps arrays that are computed once and then memory-mapped, each with a checksum, and the embeddings of rows."""
+"""Keeps arrays and data sets that are computed once, memory-mapped, each with a record of what it was made from."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import datasets
 import numpy as np
+from datasets import Dataset, concatenate_datasets
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor
 from transformers.utils import logging
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.files import write_json, written_aside
+from soft_trainer.files import written_aside
+from soft_trainer.identity import fingerprint, keep_files, kept_files, rows_fingerprint
 
 logger = logging.get_logger(__name__)
 
@@ -24,30 +25,50 @@ DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
 REMEDY = "name another folder with --estimator_cache_dir, or keep nothing with --no_estimator_cache"
 
 
+def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
+    """Returns the data set that was made from the same things, or calls `build` and keeps its result.
+
+    Args:
+        made_from: the fingerprint of everything that the rows depend on.
+        build: makes the rows, and may write them to the path that it gets. Rows that stay in memory are not kept.
+    """
+    record = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer" / f"{made_from}.json"
+    files = kept_files(record, made_from)
+    if files is not None:
+        return concatenate_datasets([Dataset.from_file(str(path)) for path in files])
+    record.parent.mkdir(parents=True, exist_ok=True)
+    rows = build(record.with_suffix(".arrow"))
+    files = [Path(file["filename"]) for file in rows.cache_files]
+    if files:
+        keep_files(record, made_from, files)
+    return rows
+
+
+def flat(rows: Dataset) -> Dataset:
+    """Returns rows in their own order on disk; an index mapping would cost a look-up for every row read."""
+    if rows._indices is None:
+        return rows
+    made_from = fingerprint(rows_fingerprint(rows), "flat")
+    kept = {"new_fingerprint": made_from, "load_from_cache_file": False, "desc": "Flattening the indices"}
+    return cached_dataset(made_from, lambda _: rows.map(batched=True, **kept))
+
+
 def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:
-    """Maps the arrays that are stored under `key`; None if they are missing or, with a warning, damaged."""
-    if folder is None or not (record := Path(folder) / f"{key}.json").exists():
+    """Maps the arrays that are stored under `key`; None if they are missing or damaged."""
+    files = None if folder is None else kept_files(Path(folder) / f"{key}.json", key)
+    if files is None:
         return None
-    try:
-        arrays = {}
-        for name, checksum in json.loads(record.read_text()).items():
-            arrays[name] = np.load(_path(folder, key, name), mmap_mode="r")
-            if _checksum(arrays[name]) != checksum:
-                raise ValueError(f"the checksum of {name} is wrong")
-        return arrays
-    except (OSError, EOFError, ValueError) as error:
-        logger.warning(f"{Path(folder) / key} is damaged ({error}) and is built again")
-        return None
+    return {path.name.split(".")[1]: np.load(path, mmap_mode="r") for path in files}
 
 
 def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Stores arrays and then their checksums. Warns and returns False if the disk fails: the run goes on in memory."""
+    """Stores arrays and their record. Warns and returns False if the disk fails: the run goes on in memory."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, values in arrays.items():
             with written_aside(_path(folder, key, name)) as aside, open(aside, "wb") as file:
                 np.save(file, np.ascontiguousarray(values))
-        write_json(Path(folder) / f"{key}.json", {name: _checksum(values) for name, values in arrays.items()})
+        keep_files(Path(folder) / f"{key}.json", key, [_path(folder, key, name) for name in arrays])
         return True
     except OSError as error:
         reason = error.strerror or error  # NumPy's own message for a full disk has no number
@@ -57,10 +78,6 @@ def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray])
 
 def _path(folder: str | Path, key: str, name: str) -> Path:
     return Path(folder) / f"{key}.{name}.npy"
-
-
-def _checksum(values: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
 
 def cached_rows(

@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset
 from datasets.arrow_writer import ArrowWriter
-from datasets.fingerprint import Hasher
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
+from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
+from soft_trainer.identity import code_fingerprint, file_fingerprint, fingerprint
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.options.fields import LANGUAGES
 from soft_trainer.terminal import print_on_main, table
@@ -105,18 +105,18 @@ def load_jsonl(path: Path) -> Dataset:
         raise UserError(f"{path}: no rows")
     if all(value is None for value in first.values()):
         raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
-    status = path.stat()
-    # With size and time in the key, a file that has changed is read again.
-    key = Hasher.hash([str(path.absolute()), status.st_size, status.st_mtime_ns, str(FILE_FEATURES)])
-    stored = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer" / key / "rows.arrow"
-    if not stored.exists():
-        stored.parent.mkdir(parents=True, exist_ok=True)
+    code = code_fingerprint(__name__, "soft_trainer.files")
+    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES), code)
+
+    def build(stored: Path) -> Dataset:
         with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=FILE_FEATURES) as writer:
             rows = _read_rows(path)
             while batch := list(itertools.islice(rows, WRITTEN_AT_ONCE)):
                 writer.write_table(pa.Table.from_pylist(batch, schema=FILE_FEATURES.arrow_schema))
             writer.finalize()
-    rows = Dataset.from_file(str(stored))
+        return Dataset.from_file(str(stored))
+
+    rows = cached_dataset(made_from, build)
     # Empty columns are removed, so that another column is read instead (see `text_column`).
     return rows.remove_columns([name for name in FILE_FEATURES if rows.data.column(name).null_count == len(rows)])
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
-from datasets import Dataset, Features, List, Value
+import pyarrow as pa
+from datasets import Dataset, Features, List, Value, concatenate_datasets
 
 from soft_trainer import dataflow
-from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, processes_for
+from soft_trainer.data.array_cache import flat
+from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, mapped, processes_for
 from soft_trainer.errors import UserError
+from soft_trainer.identity import code_fingerprint
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
 from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 
+BARE = Features({"code": Value("string"), "code_tokens": List(Value("string")), "had_comments": Value("bool")})
 VERDICTS = Features({"dropped_by": Value("string"), "fingerprint": Value("uint64"), "minhash": List(Value("uint32"))})
 
 
@@ -45,23 +50,18 @@ def filter_rows(
             row = values.is_null().index(True).as_py() + 1
             raise UserError(f"{name}: row {row} has no {column!r}, which the filter {needed} needs")
     counts = dict.fromkeys((rule for rule in RULES if rule in rules), 0)
-    if not len(dataset):
-        return dataset, counts  # `map` would add no column
-    num_proc = num_proc or processes_for(len(dataset), PARSED_AT_ONCE)
+    if not (len(dataset) and rules):
+        return dataset, counts
+    made_from = [list(rules), code_fingerprint(__name__, "soft_trainer.mining", "soft_trainer.dataflow")]
+    options = {"batch_size": PARSED_AT_ONCE, "num_proc": num_proc or processes_for(len(dataset), PARSED_AT_ONCE)}
     if "comments" in rules:
-        dataset = dataset.map(_without_comments, batched=True, num_proc=num_proc, desc="comments")
-        counts["comments"] = sum(dataset.data.column("had_comments").to_pylist())
-        dataset = dataset.remove_columns("had_comments")
-    verdicts = dataset.map(
-        _judge,
-        batched=True,
-        batch_size=PARSED_AT_ONCE,
-        fn_kwargs={"rules": list(rules)},
-        remove_columns=dataset.column_names,
-        num_proc=num_proc,
-        features=VERDICTS,
-        desc="filtering",
-    )
+        bare = mapped(dataset, [*COLUMNS["comments"]], _without_comments, BARE, made_from, desc="comments", **options)
+        counts["comments"] = sum(bare["had_comments"])
+        others = flat(dataset.remove_columns(["code", "code_tokens"]))
+        dataset = concatenate_datasets([others, bare], axis=1).select_columns(dataset.column_names)
+    read = sorted({column for rule in rules for column in COLUMNS[rule]})
+    judge = partial(_judge, rules=list(rules))
+    verdicts = mapped(dataset, read, judge, VERDICTS, made_from, desc="filtering", **options)
     reasons = np.asarray(verdicts["dropped_by"][:], dtype=object)
     # Rows that another rule drops do not count as earlier copies.
     if "duplicates" in rules:
@@ -74,26 +74,29 @@ def filter_rows(
     return dataset.select(np.flatnonzero(reasons == "")), counts
 
 
-def _without_comments(batch: dict[str, list]) -> dict[str, list]:
-    """Removes comments from `code` and `code_tokens` of a batch. `had_comments` marks the rows that had some."""
-    result: dict[str, list] = {"code": [], "code_tokens": [], "had_comments": []}
-    for code, tokens, language in zip(batch["code"], batch["code_tokens"], batch["language"], strict=True):
-        bare = dataflow.remove_comments(code, language)
-        had_comments = bare.split() != code.split()
-        result["code"].append(bare if had_comments else code)
-        result["code_tokens"].append(dataflow.code_tokens(bare, language) if had_comments else tokens)
-        result["had_comments"].append(had_comments)
-    return result
+def _without_comments(table: pa.Table) -> pa.Table:
+    """Removes comments from `code` and `code_tokens` of some rows. `had_comments` marks the rows that had some."""
+    rows = []
+    for row in table.to_pylist():
+        bare = dataflow.remove_comments(row["code"], row["language"])
+        had_comments = bare.split() != row["code"].split()
+        row["had_comments"] = had_comments
+        if had_comments:
+            row["code"] = bare
+            row["code_tokens"] = dataflow.code_tokens(bare, row["language"])
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=BARE.arrow_schema)
 
 
-def _judge(batch: dict[str, list], rules: Sequence[str]) -> dict[str, Sequence]:
+def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
     """Returns the rule that drops each row, and the hashes by which duplicates are found, None if they are not."""
-    rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+    rows = table.to_pylist()
     row_rules = [rule for rule in ROW_RULES if rule in rules]
     fingerprints = minhashes = [None] * len(rows)
-    if "duplicates" in rules:  # as a list, Arrow would refuse numbers above 2^63
-        fingerprints = np.fromiter(map(fingerprint, batch["code_tokens"]), np.uint64)
+    if "duplicates" in rules:
+        fingerprints = [fingerprint(row["code_tokens"]) for row in rows]
     if "near_duplicates" in rules:
-        minhashes = [minhash(tokens) for tokens in batch["code_tokens"]]
+        minhashes = [minhash(row["code_tokens"]) for row in rows]
     reasons = [first_broken(row, row_rules) for row in rows]
-    return {"dropped_by": reasons, "fingerprint": fingerprints, "minhash": minhashes}
+    columns = {"dropped_by": reasons, "fingerprint": fingerprints, "minhash": minhashes}
+    return pa.Table.from_pydict(columns, schema=VERDICTS.arrow_schema)

@@ -16,6 +16,7 @@ from datasets import Dataset, concatenate_datasets
 from scipy import sparse
 from torch import Tensor
 
+from soft_trainer.data.array_cache import flat
 from soft_trainer.errors import UserError
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
@@ -79,7 +80,7 @@ class Split:
         Raises:
             UserError: `negatives` holds something else than texts or urls of codes.
         """
-        rows = _flat(rows)
+        rows = flat(rows)
         urls = _column(rows, "url")
         right = _equal(urls, urls)
         queries = _without(rows, (*CODE_COLUMNS, NEGATIVES))
@@ -94,8 +95,8 @@ class Split:
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
         """Makes a split in which a code answers the queries that have its `url`."""
-        queries = _flat(queries)
-        corpus = _flat(corpus)
+        queries = flat(queries)
+        corpus = flat(corpus)
         return cls(queries, corpus, Judgments(_equal(_column(queries, "url"), _column(corpus, "url"))))
 
     @classmethod
@@ -118,7 +119,7 @@ class Split:
         if not answers.all():
             unknown = np.full(int((~answers).sum()), np.nan, dtype=np.float32)
             wrong = _matrix(pairs[~answers], unknown, shape)
-        return cls(_flat(queries), _flat(corpus), Judgments(right, wrong, pairs[answers], gain))
+        return cls(flat(queries), flat(corpus), Judgments(right, wrong, pairs[answers], gain))
 
     def pair_rows(self) -> Dataset:
         """Returns the training pairs as rows that hold a query and a code each."""
@@ -152,13 +153,6 @@ class RightAnswers:
         """Returns which of N codes answer which of B queries, BoolTensor[B, N]."""
         answers = self.of_texts[self.query_texts[queries]][:, self.code_texts[codes]]
         return torch.from_numpy(answers.toarray() > 0)
-
-
-def _flat(rows: Dataset) -> Dataset:
-    """Returns the rows in their own order on disk; an index mapping would cost a look-up for every row read."""
-    if rows._indices is None:
-        return rows
-    return rows.flatten_indices()
 
 
 def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:

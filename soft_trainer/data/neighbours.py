@@ -13,14 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
-from scipy import sparse
 from torch import Tensor
 from torch.nn import functional as F
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.errors import UserError
+from soft_trainer.identity import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
@@ -36,7 +35,8 @@ RECALL = 0.95  # share of the sample's neighbours that must be found
 FETCHED = 4  # codes for each neighbour that are scored exactly
 MOST_FETCHED = 4096  # codes of a row, where nearly all have its texts
 SEARCHED_AT_ONCE = 4096  # rows
-KEY_ROWS = 1 << 16  # rows of an array that are read at once
+ADDED_AT_ONCE = 1 << 16  # rows of an array that are read at once
+MODULES = ("soft_trainer.data.neighbours", "soft_trainer.data.term_neighbours")  # the code that finds neighbours
 
 
 @dataclass(frozen=True)
@@ -97,22 +97,10 @@ def nearest_rows(
     return _through_index(queries, codes, k, text_ids, progress)
 
 
-def neighbours_key(vectors: Sequence[np.ndarray | sparse.csr_matrix], k: int) -> str:
-    """Returns a name that changes with any number of the vectors and with k."""
-    digest = xxhash.xxh3_128(repr([("k", k)]).encode())
-    for values in vectors:
-        arrays = (values.indptr, values.indices, values.data) if sparse.issparse(values) else (values,)
-        for array in arrays:
-            digest.update(f"{array.shape} {array.dtype}".encode())
-            for start in range(0, len(array), KEY_ROWS):
-                digest.update(np.ascontiguousarray(array[start : start + KEY_ROWS]).data)
-    return digest.hexdigest()
-
-
 def cached_neighbours(
     folder: str | Path | None, inputs: Sequence, k: int, build: Callable[[], Neighbours]
 ) -> Neighbours:
-    """Returns the k neighbours stored for `inputs` (see `neighbours_key`), or calls `build` and stores its result.
+    """Returns the k neighbours stored for `inputs`, vectors of rows, or calls `build` and stores its result.
 
     Only the main process builds, so that all processes have the same neighbours, however many there are. The others
     memory-map the files if they share the folder, or are sent the arrays.
@@ -123,7 +111,7 @@ def cached_neighbours(
     Raises:
         UserError: `build` raised one; it is raised on every process.
     """
-    key = neighbours_key(inputs, k)
+    key = fingerprint(k, list(inputs), code_fingerprint(*MODULES))
     neighbours = problem = None
     if distributed.rank_and_world_size()[0] == 0:
         try:
@@ -258,8 +246,8 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     index.cp.max_points_per_centroid = FITTED
     sample = np.sort(generator.choice(len(codes), min(FITTED * cells, len(codes)), replace=False))
     index.train(_vectors(codes, sample, "cpu").numpy())
-    for start in range(0, len(codes), KEY_ROWS):
-        index.add(_vectors(codes, slice(start, start + KEY_ROWS), "cpu").numpy())
+    for start in range(0, len(codes), ADDED_AT_ONCE):
+        index.add(_vectors(codes, slice(start, start + ADDED_AT_ONCE), "cpu").numpy())
     index.nprobe = min(8, cells)
     return index
 

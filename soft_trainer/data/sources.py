@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from soft_trainer.data.codesearchnet import (
 )
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import write_json
+from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments
 from soft_trainer.terminal import print_on_main, table
 
@@ -255,16 +254,17 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
         mine = mine_history_to
         origin = arguments.history
         state = history_state(arguments.history)
-        options = {"source_dir": source, "max_functions": arguments.max_functions, "body": arguments.body}
+        below = source and str(Path(source).resolve())
+        options = {"source_dir": below, "max_functions": arguments.max_functions, "body": arguments.body}
     else:
         mine = mine_to
         origin = source
         state = tree_state(source, language)
         options = {"keep": [rule for rule in (arguments.mining_keep or "").split(",") if rule]}
-    mined_from = [str(Path(origin).resolve()), state, language, *options.values()]
-    if not record.exists() or json.loads(record.read_text()) != mined_from:
+    made_from = fingerprint(state, language, options, code_fingerprint("soft_trainer.mining", "soft_trainer.dataflow"))
+    if kept_files(record, made_from) is None:
         print_on_main(mining_table(mine(origin, language, folder, **options)))
-        write_json(record, mined_from)
+        keep_files(record, made_from, sorted(folder.glob("*.jsonl.gz")))
     return folder
 
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, Features, List, Value
-from datasets.fingerprint import Hasher
 
+from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.identity import tokenizer_fingerprint
+from soft_trainer.identity import code_fingerprint, fingerprint, rows_fingerprint, tokenizer_fingerprint
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32"), "text": Value("uint64")})
@@ -57,11 +57,10 @@ class TokenColumn:
     def __getitem__(self, row: int) -> np.ndarray:
         return self._lists[int(row)].values.to_numpy()
 
-    def add_to(self, digest) -> None:
-        """Adds the ids and lengths of all rows to a hash."""
-        for chunk in self._lists.chunks:
-            digest.update(chunk.flatten().to_numpy().data)
-        digest.update(self.lengths.astype(np.int64).data)
+    def fingerprint(self) -> str:
+        """Returns a hash of the ids of all rows."""
+        dataset, column = self._origin
+        return rows_fingerprint(dataset, [column])
 
 
 class GraphColumn:
@@ -80,10 +79,9 @@ class GraphColumn:
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
         return {name: column[row] for name, column in self._columns.items()}
 
-    def add_to(self, digest) -> None:
-        """Adds all features of all rows to a hash."""
-        for column in self._columns.values():
-            column.add_to(digest)
+    def fingerprint(self) -> str:
+        """Returns a hash of all features of all rows."""
+        return fingerprint({name: column.fingerprint() for name, column in self._columns.items()})
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
@@ -156,9 +154,9 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         values = {name: [row[name] for row in features] for name in GRAPHS}
         return pa.Table.from_pydict(values, schema=GRAPHS.arrow_schema)
 
-    key = [column, lengths, tokenizer_fingerprint(tokenizer), "data flow"]
+    made_from = [column, lengths, tokenizer_fingerprint(tokenizer), code_fingerprint("soft_trainer.dataflow")]
     parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset), PARSED_AT_ONCE)}
-    return _mapped(dataset, [column, "language"], run, GRAPHS, key, desc="Extracting data flow", **parallel)
+    return mapped(dataset, [column, "language"], run, GRAPHS, made_from, desc="Extracting data flow", **parallel)
 
 
 def processes_for(rows: int, least: int) -> int | None:
@@ -167,20 +165,22 @@ def processes_for(rows: int, least: int) -> int | None:
     return processes if processes > 1 else None
 
 
-def _mapped(dataset: Dataset, columns: list[str], run, features: Features, key: list, **options) -> Dataset:
-    """Returns the result of `run` on Arrow tables, kept in the `datasets` cache under the hash of rows and `key`."""
-    rows = dataset.select_columns(columns)
-    if rows._indices is not None:  # otherwise the result of `map` would have an index mapping too
-        rows = rows.flatten_indices()
-    mapped = rows.with_format("arrow").map(
-        run,
-        batched=True,
-        remove_columns=columns,
-        features=features,
-        new_fingerprint=Hasher.hash([dataset._fingerprint, str(features), *key]),
-        **options,
-    )
-    return mapped.with_format(None)
+def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_from: list, **options) -> Dataset:
+    """Returns the result of `run` on Arrow tables of some columns, kept for data sets on disk.
+
+    Args:
+        features: the columns of the result.
+        made_from: everything that the result depends on, apart from the rows: settings and the code of `run`.
+        options: of `Dataset.map`.
+    """
+    made = fingerprint(rows_fingerprint(dataset, columns), str(features), code_fingerprint(__name__), made_from)
+
+    def build(_) -> Dataset:
+        rows = dataset.select_columns(columns).with_format("arrow")
+        kept = {"new_fingerprint": made, "load_from_cache_file": False}
+        return rows.map(run, batched=True, remove_columns=columns, features=features, **kept, **options)
+
+    return cached_dataset(made, build).with_format(None)
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
@@ -208,6 +208,11 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         columns = [pa.ListArray.from_arrays(offsets, values), pa.array(lengths, pa.int32()), pa.array(text_ids(texts))]
         return pa.Table.from_arrays(columns, schema=TOKENS.arrow_schema)
 
-    key = [column, settings, tokenizer_fingerprint(tokenizer)]
+    made_from = [
+        column,
+        settings,
+        tokenizer_fingerprint(tokenizer),
+        code_fingerprint("soft_trainer.encoders.encoding"),
+    ]
     processes = processes_for(len(dataset), TOKENIZED_BY_PROCESS)
-    return _mapped(dataset, [column], run, TOKENS, key, desc=f"Tokenising {side}", num_proc=processes)
+    return mapped(dataset, [column], run, TOKENS, made_from, desc=f"Tokenising {side}", num_proc=processes)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 
 import tokenizers
-import xxhash
 from huggingface_hub.constants import HF_HOME
 from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer, normalizers
 from tokenizers.processors import RobertaProcessing
@@ -19,6 +17,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import WORD_BORDER, static_model
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_text
+from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 TOKENIZERS = Path(HF_HOME) / "soft_trainer" / "tokenizers"
@@ -59,24 +58,28 @@ def train_tokenizer(
 
 
 def kept_tokenizer(
-    texts: Callable[[], Iterable[str]], profile: EncoderProfile, vocabulary_size: int, ends: bool = True
+    texts: Iterable[str], known: str, profile: EncoderProfile, vocabulary_size: int, ends: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Trains a tokenizer on `texts()`, or reads the one that an earlier run kept in `TOKENIZERS`.
+    """Trains a tokenizer on texts, or reads the one that an earlier run kept in `TOKENIZERS`.
 
-    The file's name is a hash of everything that the tokenizer depends on. A file that cannot be read is replaced; if
-    none can be written, a warning says so and the next run trains again.
+    If none can be written, a warning says so and the next run trains again.
+
+    Args:
+        texts: read only if there is no such tokenizer.
+        known: the fingerprint of the texts.
     """
-    settings = [vocabulary_size, ends, _special_tokens(profile), WORD_BORDER, tokenizers.__version__]
-    digest = xxhash.xxh3_128(repr(settings).encode())
-    for text in texts():
-        digest.update(text.encode() + b"\0")
-    path = TOKENIZERS / f"{digest.hexdigest()}.json"
-    with suppress(Exception):  # `tokenizers` raises nothing more precise
-        return _wrapped(Tokenizer.from_file(str(path)), profile)
-    tokenizer = train_tokenizer(texts(), profile, vocabulary_size, ends)
+    settings = [vocabulary_size, ends, _special_tokens(profile), tokenizers.__version__]
+    made_from = fingerprint(settings, known, code_fingerprint(__name__, "soft_trainer.encoders.static"))
+    record = TOKENIZERS / f"{made_from}.json"
+    files = kept_files(record, made_from)
+    if files is not None:
+        return _wrapped(Tokenizer.from_file(str(files[0])), profile)
+    tokenizer = train_tokenizer(texts, profile, vocabulary_size, ends)
+    path = record.with_suffix(".tokenizer")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, tokenizer.backend_tokenizer.to_str())
+        keep_files(record, made_from, [path])
     except OSError as error:
         logger.warning("cannot write %s (%s): the next run trains its tokenizer again", path, error.strerror)
     return tokenizer

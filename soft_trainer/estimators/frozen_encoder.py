@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from soft_trainer import distributed
@@ -21,6 +20,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array
+from soft_trainer.identity import code_fingerprint, fingerprint
 
 
 class EncodedRowsEstimator(Estimator):
@@ -92,9 +92,9 @@ class EncodedRowsEstimator(Estimator):
                 )
             return embeddings
 
-        key = xxhash.xxh3_128(repr((encoder.identity(), prompt, str(dtype))).encode())
-        tokens.add_to(key)
-        return cached_rows(self.cache_dir, key.hexdigest(), len(tokens), model.config.hidden_size, dtype, build)
+        code = code_fingerprint("soft_trainer.encoders.encoding")
+        key = fingerprint(encoder.identity(), prompt, str(dtype), tokens.fingerprint(), code)
+        return cached_rows(self.cache_dir, key, len(tokens), model.config.hidden_size, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32."""

@@ -17,6 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from soft_trainer import identity
 from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
@@ -98,7 +99,7 @@ def mine_history(
     if missing:
         raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
     relevance = [{"query": row["docstring"], "url": row["url"], "relevance": 1.0} for row in rows["test"]]
-    name = Path(repository).resolve().name.removesuffix(".git")
+    name = _name_of(repository)
     rows = {split: [{"repo": name, **row} for row in part] for split, part in (rows | {"codebase": corpus}).items()}
     return MinedHistory(rows, relevance, splitter.cut, places, counts)
 
@@ -127,12 +128,16 @@ def mine_history_to(
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
-    """Returns the id of the newest commit. It changes when the history changes.
+    """Returns a fingerprint of the ids of all commits, and of the name that the rows have as their repository.
 
     Raises:
         UserError: no repository that can be read.
     """
-    return str(git.open_repository(repository).head.target)
+    return identity.fingerprint(_name_of(repository), git.commits_oldest_first(git.open_repository(repository)))
+
+
+def _name_of(repository: str | os.PathLike[str]) -> str:
+    return Path(repository).resolve().name.removesuffix(".git")
 
 
 def history_language(repository: str | os.PathLike[str]) -> str:

@@ -6,7 +6,6 @@ Duplicates are dropped over the whole tree. The same tree gives the same bytes w
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import stat
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from soft_trainer import identity
 from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
@@ -160,14 +160,13 @@ def each_in_order(
 
 
 def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
-    """Returns a hash of the names, sizes and times of the tree's source files. It changes when the tree changes.
+    """Returns a fingerprint of the names and contents of the tree's source files.
 
     Raises:
         UserError: no such folder, an unknown language, or no file of the language.
     """
     paths, _ = _source_files(source_dir, language, ("tests",))
-    stats = ((path, Path(source_dir, path).stat()) for path in paths)
-    return hashlib.sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode()).hexdigest()
+    return identity.fingerprint({path: identity.file_fingerprint(Path(source_dir, path)) for path in paths})
 
 
 def is_mined_path(path: str, language: str) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
+from itertools import chain
 
 from datasets import Dataset
 
-from soft_trainer.data.tokens import SIDES, side_texts
+from soft_trainer.data.tokens import SIDES, column_texts, text_column
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
 from soft_trainer.encoders.repository import base_of, published_name, reading, reading_base, repository_file
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
 from soft_trainer.errors import UserError
+from soft_trainer.identity import rows_fingerprint
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import RECIPES, read_recipe
@@ -68,12 +70,10 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         tokenizer = load_tokenizer(name, profile, revision, trust)
         check_lengths(pretrained_config(arguments).to_dict(), profile)
         return tokenizer
-    return kept_tokenizer(
-        lambda: (text for side in SIDES for text in side_texts(train, side, profile)),
-        profile,
-        arguments.vocabulary_size,
-        ends=parse_size(arguments.from_scratch)[1] > 0,
-    )
+    columns = [text_column(train, getattr(profile, f"{side}_columns"), side) for side in SIDES]
+    texts = chain.from_iterable(column_texts(train, column) for column in columns)
+    ends = parse_size(arguments.from_scratch)[1] > 0
+    return kept_tokenizer(texts, rows_fingerprint(train, columns), profile, arguments.vocabulary_size, ends)
 
 
 def pretrained_config(arguments: ModelArguments):

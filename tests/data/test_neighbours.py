@@ -6,7 +6,7 @@ import torch
 from scipy import sparse
 
 from soft_trainer.data import neighbours as module
-from soft_trainer.data.neighbours import cached_neighbours, exact_neighbours, nearest_rows, neighbours_key, recall_of
+from soft_trainer.data.neighbours import cached_neighbours, exact_neighbours, nearest_rows, recall_of
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,17 @@ def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
         np.testing.assert_array_equal(again.rows, nearest_rows(queries, codes, 4).rows)
 
 
-def test_the_key_changes_with_any_value_and_setting():
+def key_of(folder, inputs, k: int = 4) -> str:
+    """Returns the key under which neighbours are kept in an empty folder, which is empty again."""
+    none = module.Neighbours(*np.zeros((3, 1, 1)))
+    cached_neighbours(folder, inputs, k, lambda: none)
+    key = next(folder.glob("*.json")).stem
+    for path in folder.iterdir():
+        path.unlink()
+    return key
+
+
+def test_the_key_changes_with_any_value_and_setting(tmp_path):
     queries, codes = clustered(60)
     changed = codes.copy()
     changed[-1, -1] += 1e-6
@@ -158,9 +168,9 @@ def test_the_key_changes_with_any_value_and_setting():
     other_terms = terms.copy()
     other_terms.data[0] += 1
     inputs = ([queries, codes], [queries, changed], [codes, queries], [queries], [terms], [other_terms])
-    keys = [*(neighbours_key(each, k=4) for each in inputs), neighbours_key([queries, codes], k=5)]
+    keys = [*(key_of(tmp_path, each) for each in inputs), key_of(tmp_path, [queries, codes], k=5)]
     assert len(set(keys)) == len(keys) == 7
-    assert keys[0] == neighbours_key([queries.copy(), codes.copy()], k=4)
+    assert keys[0] == key_of(tmp_path, [queries.copy(), codes.copy()])
 
 
 TWO_PROCESSES = """

@@ -9,6 +9,7 @@ from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model, train_tokenizer
+from soft_trainer.identity import fingerprint
 
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 
@@ -56,7 +57,7 @@ def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
 
     def kept(texts=texts, profile=UNIXCODER, size=300, folder=tmp_path / "kept"):
         monkeypatch.setattr(scratch, "TOKENIZERS", folder)
-        return kept_tokenizer(lambda: iter(texts), profile, size)
+        return kept_tokenizer(texts, fingerprint(texts), profile, size)
 
     first, again = kept(), kept()
     assert len(calls) == 1
