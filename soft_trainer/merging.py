@@ -183,5 +183,5 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
     sections = ("encoder", "loss", "training", "estimator", "statistics")
     empty = {"base_model": str(base), "dataset": None, "languages": [], "weights": None}
     merging = {"ratio": ratio, "base": str(base), "models": [str(name) for name in models]}
-    fresh = {"model_id": None, "revision": None, "results": {}, "environment": environment(), "merging": merging}
+    fresh = {"model_id": None, "results": {}, "environment": environment(), "merging": merging}
     return empty | {section: {} for section in sections} | known | fresh

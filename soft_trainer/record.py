@@ -218,7 +218,6 @@ class Run:
             estimator |= {name: value for name, value in changed if name.startswith(("bm25_", "mixture_"))}
         return {
             "model_id": trainer.hub_model_id,
-            "revision": args.hub_revision,
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
             "languages": self.languages,
@@ -254,7 +253,7 @@ class Run:
             **plan.effective_batches,
             "precision": trainer.precision,
             **adapter_settings(trainer.model),
-            "epochs": args.num_train_epochs,
+            "epochs": round(trainer.state.epoch, 2),  # those that were trained, which `max_steps` may have cut
             "steps": steps,
             "learning rate": args.learning_rate,
             "seed": args.seed,

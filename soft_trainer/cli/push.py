@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.hub.push import REPO_TYPES, name_in_card, push_folder
+from soft_trainer.hub.push import REPO_TYPES, push_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,5 +27,4 @@ def run(arguments: argparse.Namespace) -> None:
     """Pushes the folder and prints the address of the commit."""
     if not Path(arguments.folder).is_dir():
         raise UserError(f"{arguments.folder}: no such folder")
-    name_in_card(arguments.folder, arguments.hub_model_id, arguments.revision)
     sys.stdout.write(push_folder(**vars(arguments)) + "\n")

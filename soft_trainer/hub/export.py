@@ -15,9 +15,8 @@ from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
 from soft_trainer.files import reporting_disk_errors, write_json
-from soft_trainer.hub.push import ADAPTER_FILES, WHOLE_FILES
+from soft_trainer.hub.push import ADAPTER_FILES, MERGED_ADAPTER, WHOLE_FILES
 
-MERGED_ADAPTER = "adapter"  # the subfolder for the adapter when the merged encoder is in the folder itself
 FORMS = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 
 

@@ -4,8 +4,7 @@ The card is filled in from the run's record, so that the two cannot disagree.
 
 The record is a dict that JSON can hold:
 
-    model_id        "USER/NAME" on the Hub, or None if the snippets should name the folder
-    revision        the branch that is pushed to, or None
+    model_id        "USER/NAME" on the Hub, the title, or None for that of the folder; a push names it in the snippets
     base_model      Hub name or folder of the encoder that was fine-tuned, or None for random weights
     dataset         name on the Hub, or another name for the rows
     languages       list of programming languages
@@ -37,8 +36,7 @@ from soft_trainer.encoders.repository import ADAPTER_CONFIG, base_of, published_
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import read_json, write_text
-from soft_trainer.hub.export import MERGED_ADAPTER
-from soft_trainer.hub.push import UNMERGED, load_arguments
+from soft_trainer.hub.push import MERGED_ADAPTER, UNMERGED, load_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     base = record["base_model"]
     results = record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
-    name, revision = (record["model_id"], record.get("revision")) if record["model_id"] else (str(folder), None)
+    name = record["model_id"] or str(folder)
     adapter = "merged" if (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file() else None
     adapter = "adapter" if (folder / ADAPTER_CONFIG).is_file() else adapter
     encoder_name, encoder_revision = base_of(folder)  # of an adapter its base, else the folder itself
@@ -90,7 +88,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         base=_shown_name(base) if base else "a small encoder with random weights",
         unmerged=UNMERGED,
         shown_name=_shown_name,
-        load_arguments=load_arguments(name, revision) + (", trust_remote_code=True" if with_code else ""),
+        load_arguments=load_arguments(str(folder)) + (", trust_remote_code=True" if with_code else ""),
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
         model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
+from transformers.dynamic_module_utils import get_relative_import_files
 
+from soft_trainer.encoders.profiles import PROFILE_FILE
+from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from soft_trainer.errors import UserError
-from soft_trainer.files import write_text
+from soft_trainer.files import NUMBERS, RECORD, read_json, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +28,33 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", 
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 # The weights of an encoder, as patterns: all of them, or an adapter. A repository has one of the two.
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+MERGED_ADAPTER = "adapter"  # the subfolder for the adapter when the merged encoder is in the folder itself
+TOKENIZER_FILES = (
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+    ),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
+)
+# All that is pushed of an encoder's folder, as patterns. Logs, ranks and rows beside them show source code that may be
+# private, and so does whatever else a user keeps there.
+ENCODER_FILES = (
+    *("README.md", RECORD, NUMBERS, "train_results.json", "eval_results.json", PROFILE_FILE),
+    *(*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES), *TOKENIZER_FILES),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
+)
 # The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
 PUSHED_ROWS = "pushed_rows"
 UNMERGED = "unmerged"  # the folder of the trained encoder, where the output folder has the merged one
-# A run's output folder also holds ranks and rows, which show source code that may be private.
-NOT_PUSHED_WITH = {"model": ("checkpoint-*", "ranks-*", "data/*", f"{PUSHED_ROWS}/*", f"{UNMERGED}/*")}
+CARD = "README.md"
+# An absolute path, alone or in a list: at the start or after one of `,=:@`, but not the slashes of an address.
+ABSOLUTE = re.compile(r"(^|[,=:@]) *(?:~|[A-Za-z]:)?[/\\](?![/\\])(?:[^,]*[/\\])?([^,/\\]+)[/\\]?(?=,|$)")
 WAITS = (1, 2, 4, 8, 16)  # seconds before each further try
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
@@ -77,6 +101,9 @@ def push_folder(
 ) -> str:
     """Pushes the files of `folder` in one commit, and returns its address.
 
+    Of an encoder's folder only ENCODER_FILES and the model's own code are pushed. Its record loses the paths of this
+    machine, and its card names the repository, here too once the push has succeeded.
+
     Creates the repository and the branch if they are missing. If an earlier push left weights of the other form (an
     adapter, or a whole encoder), or splits that the rows of this run lack, they are deleted. A transient failure is
     retried after `WAITS`. Unchanged files are not uploaded again.
@@ -93,28 +120,23 @@ def push_folder(
     """
     api = _client(hub_model_id, token, repo_type)
     folder = Path(folder)
-    ignored = [*NEVER_PUSHED, *NOT_PUSHED_WITH.get(repo_type, ())]
-    _check_files(folder, api.token, ignored)
-    places = {"revision": revision, "path_in_repo": path_in_repo}
-    replaced = [*WHOLE_FILES, *ADAPTER_FILES] if repo_type == "model" else []
-    if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
+    paths = encoder_files(folder) if repo_type == "model" else _all_files(folder)
+    _check_files(folder, paths, api.token)
+    contents = {path.relative_to(folder).as_posix(): path for path in paths}
+    replaced = ()
+    if repo_type == "model":
+        contents |= _rewritten(contents, hub_model_id, revision)
+        replaced = (*WHOLE_FILES, *ADAPTER_FILES)
+    elif repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
         replaced = ROW_FILES
+    places = {"revision": revision, "path_in_repo": path_in_repo}
     # The client repeats single requests of an upload, but not the commit: a 500 there, or a commit by someone else in
-    # between, ends `upload_folder`.
+    # between, ends it.
     for wait in (*WAITS, None):
         try:
             _create(api, hub_model_id, private, repo_type)
-            if revision:
-                api.create_branch(hub_model_id, branch=revision, repo_type=repo_type, exist_ok=True)
-            return api.upload_folder(
-                repo_id=hub_model_id,
-                folder_path=folder,
-                commit_message=commit_message,
-                repo_type=repo_type,
-                ignore_patterns=ignored,
-                delete_patterns=replaced if any(next(folder.glob(name), None) for name in replaced) else None,
-                **places,
-            ).commit_url
+            url = _commit(api, contents, replaced, commit_message, repo_id=hub_model_id, repo_type=repo_type, **places)
+            break
         except (HTTPError, OSError, ValueError, RuntimeError) as error:
             # The client wraps a failed upload in a RuntimeError.
             cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
@@ -124,6 +146,70 @@ def push_folder(
                 raise UserError(f"{what}; nothing is lost, push later with: {later}") from cause
             logger.warning("Push to %s failed (%s); next try in %d s.", hub_model_id, reason(cause), wait)
             time.sleep(wait)
+    card = contents.get(CARD)
+    if isinstance(card, bytes) and not path_in_repo:
+        write_text(folder / CARD, card.decode())
+    return url
+
+
+def _commit(
+    api: HfApi,
+    contents: Mapping[str, Path | bytes],
+    replaced: Sequence[str],
+    message: str,
+    revision: str | None,
+    path_in_repo: str | None,
+    **repository: str,
+) -> str:
+    """Makes one commit, without those files of `replaced` that the contents lack; returns its address."""
+    prefix = f"{path_in_repo.strip('/')}/" if path_in_repo else ""
+    if revision:
+        api.create_branch(branch=revision, exist_ok=True, **repository)
+    operations = [CommitOperationAdd(prefix + name, content) for name, content in contents.items()]
+    if any(filter_repo_objects(contents, allow_patterns=[*replaced])):
+        there = api.list_repo_files(revision=revision, **repository)
+        inside = [name.removeprefix(prefix) for name in there if name.startswith(prefix)]
+        outdated = {*filter_repo_objects(inside, allow_patterns=[*replaced])} - contents.keys()
+        operations += [CommitOperationDelete(prefix + name) for name in sorted(outdated)]
+    return api.create_commit(operations=operations, commit_message=message, revision=revision, **repository).commit_url
+
+
+def encoder_files(folder: Path) -> list[Path]:
+    """Returns the files of an encoder's folder that others need, and no file that may show rows."""
+    found = {path for pattern in ENCODER_FILES for path in folder.glob(pattern)}
+    for name in ("config.json", "tokenizer_config.json"):
+        known = read_json(folder / name).get("auto_map") if (folder / name).is_file() else None
+        for module in re.findall(r'"(\w+)\.\w+"', json.dumps(known)):
+            code = folder / f"{module}.py"
+            if code.is_file():
+                found |= {code, *map(Path, get_relative_import_files(code))}
+    return sorted(path for path in found if path.is_file())
+
+
+def _all_files(folder: Path) -> list[Path]:
+    """Returns the files of a folder of rows, of a metric or of a Space, without pickles and leftovers."""
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])]
+
+
+def _rewritten(contents: Mapping[str, Path], repo_id: str, revision: str | None) -> dict[str, bytes]:
+    """Returns the files that differ on the Hub: those with paths of this machine, and the card."""
+    changed = {}
+    for name in (RECORD, ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
+        if name in contents:
+            changed[name] = json.dumps(without_paths(read_json(contents[name])), indent=2).encode() + b"\n"
+    if CARD in contents:
+        changed[CARD] = named_card(contents[CARD].read_text(encoding="utf-8"), repo_id, revision).encode()
+    return changed
+
+
+def without_paths(value):
+    """Replaces every absolute path inside the strings of a JSON value by its last part."""
+    if isinstance(value, dict):
+        return {key: without_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_paths(inner) for inner in value]
+    return ABSOLUTE.sub(r"\1\2", value) if isinstance(value, str) else value
 
 
 def _is_retryable(error: BaseException) -> bool:
@@ -168,15 +254,13 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
     return HfApi(token=token)
 
 
-def _check_files(folder: Path, token: str, ignored: Sequence[str]) -> None:
+def _check_files(folder: Path, paths: Sequence[Path], token: str) -> None:
     """Refuses a folder with nothing to push, or with the token in one of its files."""
-    paths = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    paths = list(filter_repo_objects(paths, ignore_patterns=ignored))
     if not paths:
         raise UserError(f"{folder}: no files to push")
     for path in paths:
-        if not path.endswith(".safetensors") and token.encode() in (folder / path).read_bytes():
-            raise UserError(f"{folder / path} contains the Hub token: remove it (and revoke it), then push again")
+        if path.suffix != ".safetensors" and token.encode() in path.read_bytes():
+            raise UserError(f"{path} contains the Hub token: remove it (and revoke it), then push again")
 
 
 def reason(error: Exception) -> str:
@@ -193,9 +277,7 @@ def reason(error: Exception) -> str:
     return f"{known[status]} ({status}: {message})" if status in known else f"the Hub answered {status}: {message}"
 
 
-def name_in_card(folder: str | Path, repo_id: str, revision: str | None) -> None:
-    """Rewrites the snippets of a card so that they load the encoder from this repository."""
-    path = Path(folder) / "README.md"
-    card = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if match := re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card):
-        write_text(path, card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}"))
+def named_card(card: str, repo_id: str, revision: str | None) -> str:
+    """Returns a card whose snippets load the encoder from this repository."""
+    match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
+    return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}") if match else card

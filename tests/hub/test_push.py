@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,54 @@ COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json"}
 # ---- A push that succeeds ----
 
 
-def test_pushes_everything_but_pickles_checkpoints_leftovers_and_rows(here, folder):
-    for name in ("ranks-test-trained.parquet", "data/train.jsonl.gz", "pushed_rows/train.jsonl.gz", "unmerged/a"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(b"private code")
+def test_only_what_an_encoder_needs_is_pushed(here, folder):
+    """Everything else in the folder holds a canary, as a run or its user may have left it there."""
+    private = (
+        *("log.txt", "recipe.yaml", "cell.json", "training_args.json", "trainer_state.json", "notes.json", ".env"),
+        *("ranks-test-trained.parquet", "data/train.jsonl.gz", "pushed_rows/train.jsonl.gz", "unmerged/config.json"),
+        *(
+            "secret.py",
+            "train.py",
+            "data/config.json",
+            "report/index.html",
+            "1_Pooling/log.txt",
+            "logs/tokenizer.json",
+        ),
+        *("checkpoint-5/config.json", "weights.png", "model-of-mine/config.json", "rows.csv", "1_Pooling/own/a.json"),
+    )
+    for name in private:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("canary")
+    (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling_own.Own", "AutoConfig": "a--b.C"}}')
+    (folder / "modeling_own.py").write_text("from .layers import Layer")
+    (folder / "layers.py").write_text("Layer = int")
     url = push_folder(folder, REPO, WRITE_TOKEN, commit_message="First")
-    assert pushed() == COMPLETE
+    assert pushed() == COMPLETE | {"config.json", "modeling_own.py", "layers.py"}
+    assert here.holding("canary") == []
     assert HfApi().list_repo_commits(REPO)[0].title == "First"
     assert url.endswith(HfApi().model_info(REPO).sha)
+
+
+def test_paths_of_this_machine_stay_here(here, folder):
+    options = {
+        "data_dir": "/home/canary/rows",
+        "eval_data_dir": "cosqa,/home/canary/My own/set, ~/canary/other/",
+        "estimator_model": "C:\\Users\\canary\\teacher",
+        "model_name_or_path": "microsoft/unixcoder-base",
+        "query_prefix": "see https://example.org/a: ",
+    }
+    (folder / "run.json").write_text(json.dumps({"options": options, "base_model": "/home/canary/base"}))
+    (folder / "adapter").mkdir()
+    base = {"base_model_name_or_path": "/home/canary/base"}
+    (folder / "adapter/adapter_config.json").write_text(json.dumps(base))
+    before = (folder / "run.json").read_text()
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert here.holding("canary") == [] and (folder / "run.json").read_text() == before
+    record = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
+    assert record == {
+        "base_model": "base",
+        "options": options | {"data_dir": "rows", "eval_data_dir": "cosqa,set,other", "estimator_model": "teacher"},
+    }
 
 
 @pytest.mark.slow
@@ -86,6 +127,18 @@ def test_other_kinds_of_repository(here, folder, repo_type):
     check_push(REPO, WRITE_TOKEN, repo_type=repo_type)
     push_folder(folder, REPO, WRITE_TOKEN, repo_type=repo_type)
     assert pushed(repo_type=repo_type) == COMPLETE | {"checkpoint-5/model.safetensors"}
+
+
+def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):
+    card = CARD + 'load_encoder("out")\n'
+    (folder / "README.md").write_text(card)
+    here.fault(commit=-1)
+    with refused("nothing is lost"):
+        push_folder(folder, REPO, WRITE_TOKEN)
+    assert (folder / "README.md").read_text() == card
+    here.fault(commit=0)
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert (folder / "README.md").read_text() == card.replace("out", REPO)
 
 
 # ---- Refused before training ----
@@ -161,10 +214,10 @@ def test_lasting_fault_names_the_command_that_pushes_later(here, folder, fault):
 def test_a_folder_that_cannot_be_pushed_is_refused_before_the_commit(here, folder, tmp_path):
     with refused("no files to push"):
         push_folder(tmp_path / "missing", REPO, WRITE_TOKEN)
-    (folder / "notes.json").write_text(f'{{"hub_token": "{WRITE_TOKEN}"}}')
-    with refused("notes.json contains the Hub token"):
+    (folder / "config.json").write_text(f'{{"hub_token": "{WRITE_TOKEN}"}}')
+    with refused("config.json contains the Hub token"):
         push_folder(folder, REPO, WRITE_TOKEN)
-    (folder / "notes.json").unlink()
+    (folder / "config.json").unlink()
     (folder / "README.md").write_text("no header\n")
     with pytest.raises(UserError, match="Invalid metadata in README.md.*empty or missing yaml"):
         push_folder(folder, REPO, WRITE_TOKEN)
