@@ -9,6 +9,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 from torch import Tensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import languages_in, rows_in, target_rows
@@ -22,7 +23,7 @@ from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking, mrr_by_dims
 from soft_trainer.files import RECORD, read_json, write_results
-from soft_trainer.hub.model_card import environment, write_model_card
+from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
@@ -30,7 +31,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.building import model_label, model_name
-from soft_trainer.training.messages import adapter_settings
+from soft_trainer.training.summary import settings, training_numbers
 
 # The settings that an embedding depends on, apart from the weights.
 ENCODER_SETTINGS = (
@@ -121,6 +122,7 @@ class Run:
         evaluation_sets: Sequence[EvaluationSet] = (),
     ):
         self.trainer = trainer
+        trainer.writes_card = False
         self.statistics = statistics
         self.model_args = model_args
         self.data_args = data_args
@@ -179,7 +181,7 @@ class Run:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
-        write_results(self.folder, record, train=self._training_numbers(), eval=flat_results(self.results))
+        write_results(self.folder, record, train=training_numbers(self.trainer), eval=flat_results(self.results))
         has_encoder = (self.folder / PROFILE_FILE).is_file()
         if self.data_args.model_card and has_encoder:
             write_model_card(self.folder, record)
@@ -197,6 +199,12 @@ class Run:
             title = f"Queries of {shown.name}, each with its top three functions (=> is the true one)"
             print_on_main(f"{title}:\n\n{text}\n")
         print_on_main(f"Written to {self.folder}")
+        if checkpoints := list(self.folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+            size = sum(path.stat().st_size for folder in checkpoints for path in folder.rglob("*"))
+            print_on_main(
+                f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB, optimizer included: keep it "
+                "for --resume_from_checkpoint last, or delete it"
+            )
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             print_on_main(f"Search the same tree: soft-trainer index {source_folder(source)} --model {self.folder}")
 
@@ -206,62 +214,24 @@ class Run:
         args = self.trainer.args
         model = self.model_args
         data = self.data_args
-        plan = trainer.plan
         callback = trainer.estimator_callback
         encoder = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
-        class_name = type(callback.estimator).__name__ if callback else None
-        loss = {"loss": plan.effective_loss["loss"], "estimator": class_name}
         estimator = {"name": "none"}
-        if callback and plan.loss.needs_similarity:
+        if callback and trainer.plan.loss.needs_similarity:
             changed = changed_options(data).items()  # named are those that are not the default
             estimator = {"name": data.estimator, "estimator_model": data.estimator_model}
             estimator |= {name: value for name, value in changed if name.startswith(("bm25_", "mixture_"))}
-        return {
-            "model_id": trainer.hub_model_id,
+        return settings(trainer) | {
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
             "languages": self.languages,
             "options": settings_of(model, data, args),
             "encoder": encoder | {name: getattr(trainer.encoder, name) for name in ENCODER_SETTINGS},
-            "loss": loss | ({"dimensions": list(plan.dims)} if plan.dims else {}) | plan.effective_loss,
             "estimator": estimator,
-            "training": self._training_settings(),
             "results": self.results,
             "statistics": self.statistics,
             "weights": callback.histogram if callback else None,
-            **({"merging": trainer.merging.record} if trainer.merging.record else {}),
-            "environment": environment(),
         }
-
-    def _training_numbers(self) -> dict[str, float]:
-        """Returns `train_loss`, `train_runtime` and so on as the trainer logged them; {} if it has not trained."""
-        logged = (entry for entry in reversed(self.trainer.state.log_history) if "train_runtime" in entry)
-        return {name: value for name, value in next(logged, {}).items() if name != "step"}
-
-    def _training_settings(self) -> dict:
-        """Returns batches and length of the training, and its time, evaluations included, if it ran in one piece."""
-        trainer = self.trainer
-        args = self.trainer.args
-        plan = self.trainer.plan
-        steps = self.trainer.state.global_step
-        strategy = plan.train_sampling_strategy
-        settings = {
-            "pairs in a batch, per process": plan.batch_size,
-            "processes": args.world_size,
-            "codes that each query meets": plan.global_batch_size,
-            **({} if strategy == "random" else {"batches": strategy}),
-            **plan.effective_batches,
-            "precision": trainer.precision,
-            **adapter_settings(trainer.model),
-            "epochs": round(trainer.state.epoch, 2),  # those that were trained, which `max_steps` may have cut
-            "steps": steps,
-            "learning rate": args.learning_rate,
-            "seed": args.seed,
-        }
-        time = self._training_numbers().get("train_runtime")
-        if time is not None and args.resume_from_checkpoint is None:
-            settings |= {"train runtime, s": round(time, 1), "seconds a step": round(time / max(steps, 1), 4)}
-        return settings
 
     def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
         """Keeps a ranking and its metrics, and writes every query's rank to a file."""

@@ -39,6 +39,7 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, mrr_by_dims
 from soft_trainer.files import last_checkpoint
+from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.resolve import Plan, resolve
@@ -52,6 +53,7 @@ from soft_trainer.training.guard_sets import GuardSets
 from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
 from soft_trainer.training.merging import MergeAtEnd
 from soft_trainer.training.messages import banner, use_lines, warnings_of
+from soft_trainer.training.summary import describe
 
 Corpora = Dataset | dict[str, Dataset] | None
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
@@ -84,6 +86,7 @@ class SoftInfoNCETrainer(Trainer):
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
+    writes_card = True  # False where a `Run` has written the card, which knows more, or wants none
     _is_saving_checkpoint = False  # a checkpoint holds the adapter itself, so that a resumed run is exact
 
     def __init__(
@@ -128,6 +131,7 @@ class SoftInfoNCETrainer(Trainer):
         self._prepared: PreparedRows | None = None
         self._duplicates_masked = 0
         self._guard = None
+        self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.guards = GuardSets(guards, self.predict)
         self.merging = MergeAtEnd()
         self._overflows = OverflowCounter(lambda: self.accelerator.scaler) if self.accelerator.scaler else None
@@ -357,6 +361,7 @@ class SoftInfoNCETrainer(Trainer):
             KeyboardInterrupt: Ctrl-C; the message says what is kept and how to continue.
         """
         # `super().train` calls `_hp_search_setup`, which checks everything, fits the estimator and prints the table.
+        self.evaluations = [each for each in self.evaluations if each[0] == 0]  # others are of an earlier training
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         with stoppable(self):
             output = super().train(self._checkpoint, *args, **kwargs)
@@ -414,6 +419,7 @@ class SoftInfoNCETrainer(Trainer):
             metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
         if own:
             metrics |= {f"{metric_key_prefix}_guard_{name}_mrr": mrr for name, mrr in self.guards.mrr().items()}
+        self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -569,17 +575,22 @@ class SoftInfoNCETrainer(Trainer):
             self.hub_model_id = self._publisher.hub_model_id
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Saves the encoder and pushes the folder; returns the address of the commit, None off the main process.
+        """Saves the encoder with its card and pushes it; returns the address of the commit, None off the main process.
 
-        Raises:
-            UserError: the push failed for good. The folder is complete, and the message says how to push it later.
+        UserError if the push failed for good. The folder is complete, and the message says how to push it later.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
         self.save_model()
         if not self.is_world_process_zero():
             return None
+        if self.writes_card:
+            self.create_model_card()
         return self._publisher.conclude(commit_message)
+
+    def create_model_card(self) -> Path | None:
+        """Writes the card of the training into the output folder; returns its path, None if that fails."""
+        return write_model_card(self.args.output_dir, describe(self))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes a checkpoint in the background, as `hub_strategy` says."""

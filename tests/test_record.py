@@ -86,6 +86,23 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
             check_output_dir(run.model_args, run.data_args, other.trainer.args)
 
 
+def test_the_epochs_of_a_record_are_those_that_were_trained(make_run, capsys):
+    run = make_run({}, num_train_epochs=10, max_steps=7)
+    run.trainer.state.epoch = 0.6401
+    run.trainer.state.global_step = 7
+    assert run.record()["training"]["epochs"] == 0.64
+
+
+def test_the_size_of_checkpoints_that_stay_is_printed(make_run, tmp_path, capsys):
+    run = make_run({})
+    run.finish()
+    assert "checkpoint-*" not in capsys.readouterr().err
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3/optimizer.pt").write_bytes(bytes(3 * 2**20))
+    run.finish()
+    assert f"{tmp_path}/checkpoint-* takes 3 MiB" in capsys.readouterr().err
+
+
 def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     signs = dataset.map(lambda row: {"code": "+ - +", "code_tokens": ["+", "-", "+"]})
     run = make_run({}, EvaluationSet("signs", dataset, signs), EvaluationSet("words", dataset, dataset))

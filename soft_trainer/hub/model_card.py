@@ -85,7 +85,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         profile=profile,
         adapter=adapter,
         title=name.rsplit("/", 1)[-1],
-        base=_shown_name(base) if base else "a small encoder with random weights",
+        base=_shown_name(base) if base else "an encoder with random weights",
         unmerged=UNMERGED,
         shown_name=_shown_name,
         load_arguments=load_arguments(str(folder)) + (", trust_remote_code=True" if with_code else ""),

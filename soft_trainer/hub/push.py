@@ -120,12 +120,10 @@ def push_folder(
     """
     api = _client(hub_model_id, token, repo_type)
     folder = Path(folder)
-    paths = encoder_files(folder) if repo_type == "model" else _all_files(folder)
-    _check_files(folder, paths, api.token)
-    contents = {path.relative_to(folder).as_posix(): path for path in paths}
+    contents = _contents(folder, hub_model_id, revision, repo_type)
+    _check_contents(folder, contents, api.token)
     replaced = ()
     if repo_type == "model":
-        contents |= _rewritten(contents, hub_model_id, revision)
         replaced = (*WHOLE_FILES, *ADAPTER_FILES)
     elif repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
         replaced = ROW_FILES
@@ -174,7 +172,22 @@ def _commit(
     return api.create_commit(operations=operations, commit_message=message, revision=revision, **repository).commit_url
 
 
-def encoder_files(folder: Path) -> list[Path]:
+def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
+    """Returns what to push: each name with its file, or with the bytes that replace the file's."""
+    paths = _encoder_files(folder) if repo_type == "model" else folder.rglob("*")
+    names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    contents = {name: folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])}
+    if repo_type != "model":
+        return contents
+    for name in (RECORD, ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
+        if name in contents:
+            contents[name] = json.dumps(without_paths(read_json(folder / name)), indent=2).encode() + b"\n"
+    if CARD in contents:
+        contents[CARD] = named_card((folder / CARD).read_text(encoding="utf-8"), repo_id, revision).encode()
+    return contents
+
+
+def _encoder_files(folder: Path) -> set[Path]:
     """Returns the files of an encoder's folder that others need, and no file that may show rows."""
     found = {path for pattern in ENCODER_FILES for path in folder.glob(pattern)}
     for name in ("config.json", "tokenizer_config.json"):
@@ -183,24 +196,7 @@ def encoder_files(folder: Path) -> list[Path]:
             code = folder / f"{module}.py"
             if code.is_file():
                 found |= {code, *map(Path, get_relative_import_files(code))}
-    return sorted(path for path in found if path.is_file())
-
-
-def _all_files(folder: Path) -> list[Path]:
-    """Returns the files of a folder of rows, of a metric or of a Space, without pickles and leftovers."""
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    return [folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])]
-
-
-def _rewritten(contents: Mapping[str, Path], repo_id: str, revision: str | None) -> dict[str, bytes]:
-    """Returns the files that differ on the Hub: those with paths of this machine, and the card."""
-    changed = {}
-    for name in (RECORD, ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
-        if name in contents:
-            changed[name] = json.dumps(without_paths(read_json(contents[name])), indent=2).encode() + b"\n"
-    if CARD in contents:
-        changed[CARD] = named_card(contents[CARD].read_text(encoding="utf-8"), repo_id, revision).encode()
-    return changed
+    return found
 
 
 def without_paths(value):
@@ -210,6 +206,12 @@ def without_paths(value):
     if isinstance(value, list):
         return [without_paths(inner) for inner in value]
     return ABSOLUTE.sub(r"\1\2", value) if isinstance(value, str) else value
+
+
+def named_card(card: str, repo_id: str, revision: str | None) -> str:
+    """Returns a card whose snippets load the encoder from this repository."""
+    match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
+    return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}") if match else card
 
 
 def _is_retryable(error: BaseException) -> bool:
@@ -254,13 +256,15 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
     return HfApi(token=token)
 
 
-def _check_files(folder: Path, paths: Sequence[Path], token: str) -> None:
-    """Refuses a folder with nothing to push, or with the token in one of its files."""
-    if not paths:
+def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: str) -> None:
+    """Refuses to push nothing, or the token in one of the files."""
+    if not contents:
         raise UserError(f"{folder}: no files to push")
-    for path in paths:
-        if path.suffix != ".safetensors" and token.encode() in path.read_bytes():
-            raise UserError(f"{path} contains the Hub token: remove it (and revoke it), then push again")
+    for name, content in contents.items():
+        if name.endswith(".safetensors"):
+            continue
+        if token.encode() in (content.read_bytes() if isinstance(content, Path) else content):
+            raise UserError(f"{folder / name} contains the Hub token: remove it (and revoke it), then push again")
 
 
 def reason(error: Exception) -> str:
@@ -275,9 +279,3 @@ def reason(error: Exception) -> str:
         404: "there is no such repository",
     }
     return f"{known[status]} ({status}: {message})" if status in known else f"the Hub answered {status}: {message}"
-
-
-def named_card(card: str, repo_id: str, revision: str | None) -> str:
-    """Returns a card whose snippets load the encoder from this repository."""
-    match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
-    return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}") if match else card

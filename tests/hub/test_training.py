@@ -75,6 +75,25 @@ def test_every_strategy_pushes_an_encoder_that_loads_by_name(train, strategy, ch
     assert train.places_of(WRITE_TOKEN) == []
 
 
+def test_a_run_in_python_pushes_the_card_of_the_run(here, trainer_of, model, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    model.config._name_or_path = "ann/base"
+    trainer = trainer_of(plain=True, hub_model_id=REPO, max_steps=4, num_train_epochs=10)
+    logged = [trainer.evaluate()["eval_mrr"]]
+    trainer.train()
+    logged.append(trainer.evaluate()["eval_mrr"])
+    trainer.push_to_hub()
+    card = ModelCard.load(hf_hub_download(REPO, "README.md"))
+    (result,) = [each for each in card.data.eval_results if each.metric_type == "mrr"]
+    assert result.metric_value == round(logged[1], 4) and f"| {logged[0]:.3f} " in card.text
+    assert card.data.base_model == "ann/base" and "python" in card.data.tags
+    for words in (
+        "- loss: soft_info_nce", "- estimator: BM25Estimator", "- epochs: 1.33", "- steps: 4", "| train ",
+        "with the loss `soft_info_nce`", 'SentenceTransformer("ann/tiny")', "transformers 5",
+    ):  # fmt: skip
+        assert words in card.text, words
+
+
 def test_private_on_a_branch_and_without_a_card(train):
     assert train(**PUSH, hub_private_repo=True, hub_revision="dev", hub_token=WRITE_TOKEN) == (0, "")
     check_whole(train.folder, "dev")
@@ -159,6 +178,7 @@ def stop_at_the_end(train, monkeypatch):
 def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later(train, monkeypatch, fault):
     train.hub.fault(commit=-1) if fault.startswith("commit") else stop_at_the_end(train, monkeypatch)
     code, error = train(**PUSH)
+    assert REPO not in (train.folder / "README.md").read_text().split("---", 2)[2]
     command = f"soft-trainer push {train.folder} {REPO}"
     assert code == 2 and error.endswith(f"nothing is lost, push later with: {command}")
     assert json.loads((train.folder / "run.json").read_text())["results"]["test"]["trained"]
