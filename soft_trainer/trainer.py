@@ -360,7 +360,6 @@ class SoftInfoNCETrainer(Trainer):
             SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
             KeyboardInterrupt: Ctrl-C; the message says what is kept and how to continue.
         """
-        # `super().train` calls `_hp_search_setup`, which checks everything, fits the estimator and prints the table.
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # others are of an earlier training
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         with stoppable(self):
@@ -575,10 +574,7 @@ class SoftInfoNCETrainer(Trainer):
             self.hub_model_id = self._publisher.hub_model_id
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Saves the encoder with its card and pushes it; returns the address of the commit, None off the main process.
-
-        UserError if the push failed for good. The folder is complete, and the message says how to push it later.
-        """
+        """Saves the encoder with its card and pushes it; returns the commit's address, None off the main process."""
         if self.hub_model_id is None:
             self.init_hf_repo()
         self.save_model()
