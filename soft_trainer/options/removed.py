@@ -10,11 +10,13 @@ _NEGATIVES = "give the rows a column `negatives`, or use --negatives_per_query w
 _OTHER_QUERIES = "use --eval_data_dir, whose queries are measured before, during and after training, with intervals"
 _SIMILAR = "leave it out: --train_sampling_strategy similar groups rows by the estimator's own neighbours"
 _MIXTURE = "name one estimator; a mixture can be a class of your own, --estimator module:Class"
+_COLUMNS = "rename the columns (anchor, positive, negative_1; here docstring, code, negatives)"
 
-# Option, argument or command -> what to use instead.
+# Option, argument, function or command -> what to use instead.
 REMOVED: dict[str, str] = {
     "clamp_negative_scores": "leave it out; scores below 0 are used as they are",
     "equal_texts_apart": _SIMILAR,
+    "from_sentence_transformers": _COLUMNS,
     "guard": _OTHER_QUERIES,
     "guard_tolerance": _OTHER_QUERIES,
     "guards": "use eval_dataset, a dict of evaluation sets",
@@ -33,6 +35,7 @@ REMOVED: dict[str, str] = {
     "order_loss_weight": "use --distill_weight, which learns from the estimator",
     "random_share": _SIMILAR,
     "similar_by": "use --estimator bm25 for neighbours by BM25",
+    "to_sentence_transformers": _COLUMNS,
 }
 
 

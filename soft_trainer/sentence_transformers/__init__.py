@@ -1,6 +1,6 @@
-"""Soft-InfoNCE inside sentence-transformers: a loss for its trainer, and rows of ours as its data sets and back."""
+"""Soft-InfoNCE inside sentence-transformers: a loss for its trainer."""
 
-from soft_trainer.sentence_transformers.interchange import from_sentence_transformers, to_sentence_transformers
+from soft_trainer.options.removed import refuse_removed
 from soft_trainer.sentence_transformers.loss import (
     CachedSoftInfoNCELoss,
     SentenceTransformerEstimator,
@@ -12,7 +12,11 @@ __all__ = [
     "CachedSoftInfoNCELoss",
     "SentenceTransformerEstimator",
     "SoftInfoNCELoss",
-    "from_sentence_transformers",
-    "to_sentence_transformers",
     "with_rows",
 ]
+
+
+def __getattr__(name: str):
+    """Says what to use instead of a name that is gone."""
+    refuse_removed([name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

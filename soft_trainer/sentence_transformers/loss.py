@@ -27,13 +27,14 @@ from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import Values, effective_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.removed import refuse_removed
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.hard_batches import check_code_only
 
 # Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
-OPTIONS = (*(field.name for field in fields(LossSettings)), "duplicates", "negatives_meet")
+OPTIONS = (*(field.name for field in fields(LossSettings)), "duplicates")
 CITATION = """
 @inproceedings{li-etal-2023-rethinking,
     title = "Rethinking Negative Pairs in Code Search",
@@ -68,12 +69,11 @@ class SoftInfoNCELoss(nn.Module):
         options: fields of `SoftInfoNCEOptions`: `loss`, `weighting` ("eq4" or "positive_aware"), `alpha`, `beta`,
             `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`, `order_loss_weight`,
             `order_loss_scale`, `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`,
-            `clamp_negative_scores` and `duplicates`, with the same defaults; and `negatives_meet`, "all" (as in
-            sentence-transformers) or "own".
+            `clamp_negative_scores` and `duplicates`, with the same defaults.
 
     Raises:
         UserError: options, rows or an estimator that cannot work together; in the first step, a batch that is too
-            small; in any step, labels that are not row numbers of `train_dataset`.
+            small; in any step, a row that is not in `train_dataset`.
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
@@ -95,6 +95,7 @@ class SoftInfoNCELoss(nn.Module):
         **options,
     ):
         super().__init__()
+        refuse_removed(options)
         unknown = next(iter(options.keys() - set(OPTIONS)), None)
         if unknown:
             raise UserError(f"{unknown}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
@@ -104,12 +105,12 @@ class SoftInfoNCELoss(nn.Module):
         self.scale = scale
         self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
-        self.options = SoftInfoNCEOptions(**{"negatives_meet": "all"} | options)
+        self.options = SoftInfoNCEOptions(**options)
         self.estimator = _own_estimator(estimator, model)
         self.loss_settings = resolve_loss(self.options, self.estimator)
         self.rows = LabelledRows(train_dataset)
         if self.loss_settings.needs_similarity:
-            check_code_only(self.estimator, len(self.rows.rows) - len(self.rows.labels))
+            check_code_only(self.estimator, len(self.rows.rows) - len(self.rows.codes))
             EstimatorCallback(self.estimator).fit(self.rows.rows)
         self._batch_checked = False
 
@@ -118,7 +119,7 @@ class SoftInfoNCELoss(nn.Module):
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
-        """Returns the loss of queries, codes and own negatives, Tensor[B, d] each; `labels` are row numbers."""
+        """Returns the loss of queries, codes and own negatives, Tensor[B, d] each; `labels` are hashes."""
         queries, codes, sizes, rank = self._sides(embeddings)
         if torch.is_grad_enabled():
             columns = self._columns(labels, sizes, rank)
@@ -129,7 +130,7 @@ class SoftInfoNCELoss(nn.Module):
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
         """Returns queries, the codes of all processes that share negatives, their batch sizes, and this place."""
         given = len(embeddings)
-        expected = 2 + self.rows.negatives.shape[1]
+        expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
             raise UserError(
                 f"{type(self).__name__}: a batch of {given} columns of texts, but the train_dataset that the loss was "
@@ -150,9 +151,9 @@ class SoftInfoNCELoss(nn.Module):
         if self.gather_across_devices:
             gathered = distributed.gather(torch.from_numpy(rows).to(labels.device)).numpy(force=True)
             rows_of = np.split(gathered, np.cumsum(sizes)[:-1])
-        columns = columns_of(self.rows, rows_of, rank, self.options.negatives_meet == "all", self.options.duplicates)
+        columns = columns_of(self.rows, rows_of, rank, self.options.duplicates)
         if not self._batch_checked:
-            check_codes(self.loss_settings, columns.fewest)
+            check_codes(self.loss_settings, len(columns.code_rows))
             self._batch_checked = True  # a later batch may be the short one at the end of an epoch
         return columns
 
@@ -181,7 +182,6 @@ class SoftInfoNCELoss(nn.Module):
             "estimator": None if self.estimator is None else _name(self.estimator),
             **effective_options(LossOptions, Values(self.loss_settings)),
             "duplicates": self.options.duplicates,
-            "negatives_meet": self.options.negatives_meet,
             "scale": self.scale,
             "similarity_fct": similarity_fct_name(self.similarity_fct),
             "gather_across_devices": self.gather_across_devices,

@@ -1,23 +1,20 @@
-"""Row numbers in a data set of sentence-transformers, and the rows and columns of a batch that they lead to."""
+"""Knows training rows by the texts in them, and finds the codes that the queries of a batch meet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 import torch
-from datasets import Dataset
+import xxhash
+from datasets import Dataset, concatenate_datasets
+from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.batches import same_texts
-from soft_trainer.data.negative_files import TrainingRows, code_numbers
-from soft_trainer.data.negatives import own_columns
-from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
-from soft_trainer.training.hard_batches import with_codes
 
 LABEL = "label"
 # sentence-transformers takes the first of these that a data set has as labels; all other columns are texts.
@@ -26,10 +23,12 @@ NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 
 
 def with_rows(train_dataset: Dataset) -> Dataset:
-    """Adds the row numbers 0, 1, 2, ... as the column `label`, by which `SoftInfoNCELoss` knows the rows of a batch.
+    """Adds a hash of each row's texts as the column `label`, by which `SoftInfoNCELoss` knows the rows of a batch.
 
-    The numbers stay with their rows: the result may be shuffled, filtered or split. Anything but one `Dataset` without
-    labels and scores raises UserError.
+    The result may be shuffled, filtered, split or joined with others, but its texts may not change.
+
+    Raises:
+        UserError: anything but one `Dataset` of texts without labels and scores.
     """
     kind = type(train_dataset).__name__
     columns = getattr(train_dataset, "column_names", ())
@@ -41,52 +40,84 @@ def with_rows(train_dataset: Dataset) -> Dataset:
         )
     if taken:
         raise UserError(
-            f"with_rows: the data set has a column {taken!r} already; the loss takes row numbers in its place: "
+            f"with_rows: the data set has a column {taken!r} already; the loss takes hashes of texts in its place: "
             f"train_dataset.remove_columns({taken!r})"
         )
-    return train_dataset.add_column(LABEL, np.arange(len(train_dataset)))
+    return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
 
 
 class LabelledRows:
-    """The training rows that labels name, in our columns; UserError unless a number is the label of each row.
+    """The training rows that labels name, in our columns.
 
     Attributes:
-        rows: `docstring` and `code` of every training row, followed by the codes of own negatives that are no
-            training rows.
-        labels: the label of each training row.
-        negatives: int64[n, k], the numbers of each row's own negatives, column by column.
-        text_ids: for "query" and "code" a number for every row's text, equal for equal texts.
+        rows: `docstring` and `code` of every training row, followed by the codes of negatives that no row holds.
+        codes: int64[n, 1 + k], the rows of each query's own code and of its k negatives.
+        answers: looks up the right answers of a batch.
+
+    Raises:
+        UserError: a row whose label is not the hash of its texts.
     """
 
     def __init__(self, train_dataset: Dataset):
-        labels = np.asarray(train_dataset[LABEL][:] if LABEL in getattr(train_dataset, "column_names", ()) else [])
-        if labels.dtype.kind not in "iu" or len(np.unique(labels)) != len(labels):
+        if LABEL not in getattr(train_dataset, "column_names", ()) or not len(train_dataset):
             raise UserError(
-                f"train_dataset: it has no column {LABEL!r} with a number for each of its rows: train_dataset = "
+                f"train_dataset: it has no column {LABEL!r} with a hash for each of its rows: train_dataset = "
                 "with_rows(train_dataset), and a loss for each of several data sets"
             )
-        queries, codes, *negatives = _texts_of(train_dataset)
-        self.labels = pd.Index(labels.astype(np.int64))
-        self.negatives, code_only = code_numbers(negatives, TrainingRows(queries, codes, [None] * len(codes)))
-        pairs = Dataset.from_dict({"docstring": queries, "code": codes})
-        self.rows, self.text_ids = with_codes(pairs, code_only, PROFILES["auto"])
+        columns = _texts_of(train_dataset)
+        labels = _hashes(columns)
+        if train_dataset[LABEL][:] != labels.tolist():
+            raise UserError(
+                f"train_dataset: column {LABEL!r} does not hold the hashes of its texts: call "
+                "with_rows(train_dataset) after any change of the texts"
+            )
+        self.labels, self.first_rows = np.unique(labels, return_index=True)
+        queries, codes, *negatives = columns
+        self.codes, added = _numbered(codes, negatives)
+        self.rows = Dataset.from_dict({"docstring": queries, "code": codes})
+        if added:
+            further = Dataset.from_dict({"docstring": [""] * len(added), "code": added})
+            self.rows = concatenate_datasets([self.rows, further])
+        right = sparse.eye_array(len(queries), len(self.rows), dtype=np.float32, format="csr")
+        self.answers = RightAnswers(right, text_ids(queries), text_ids(codes + added))
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
-        """Finds the rows that a batch's labels name, int64[B]; UserError for labels that are not row numbers."""
+        """Finds the rows that a batch's labels name, int64[B]; UserError for labels of other rows."""
         whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
         if not whole or labels.shape != (batch_size,):
             raise UserError(
-                f"SoftInfoNCELoss: the batch of {batch_size} rows has no row numbers as labels, by which it finds "
+                f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes as labels, by which the loss finds "
                 "weights: train_dataset = with_rows(train_dataset)"
             )
-        rows = self.labels.get_indexer(labels.numpy(force=True))  # -1 where there is none
-        if (rows < 0).any():
+        given = labels.numpy(force=True)
+        places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
+        unknown = self.labels[places] != given
+        if unknown.any():
             raise UserError(
-                f"SoftInfoNCELoss: label {labels[rows.argmin()]} is no row number of the train_dataset that it was "
-                f"made with ({len(self.labels):,} rows, from {self.labels.min()} to {self.labels.max()}): give loss "
-                "and trainer the same data set"
+                f"SoftInfoNCELoss: label {given[unknown.argmax()]} is that of no row of the train_dataset that the "
+                "loss was made with: give loss and trainer the same data set, and each of several its loss"
             )
-        return rows
+        return self.first_rows[places]
+
+
+def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
+    """Returns a hash of each row's texts, int64[n] from 0 to 2**63 - 1."""
+    hashes = [xxhash.xxh3_64_intdigest("\0".join(texts).encode()) >> 1 for texts in zip(*columns, strict=True)]
+    return np.array(hashes, dtype=np.int64)
+
+
+def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
+    """Numbers the rows' codes from 0 and then the negatives that no row holds; returns numbers and added codes."""
+    number_of = {code: row for row, code in reversed(list(enumerate(codes)))}
+    added = []
+    numbers = [list(range(len(codes)))]
+    for texts in negatives:
+        for text in texts:
+            if text not in number_of:
+                number_of[text] = len(codes) + len(added)
+                added.append(text)
+        numbers.append([number_of[text] for text in texts])
+    return np.stack(numbers, axis=1), added
 
 
 def _texts_of(dataset: Dataset) -> list[list[str]]:
@@ -119,7 +150,6 @@ class Columns:
         positives: LongTensor[B], the column of each query's own code.
         negatives: BoolTensor[B, N], the columns that count as negatives. None: all but the positive.
         also: BoolTensor[B, N], further right answers. None: there are none.
-        fewest: the smallest number of codes that a query meets, duplicates included.
         sizes: the number of queries of each process.
     """
 
@@ -129,43 +159,27 @@ class Columns:
     positives: Tensor
     negatives: Tensor | None
     also: Tensor | None
-    fewest: int
     sizes: Sequence[int]
 
 
-def columns_of(
-    table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, meet_all: bool, duplicates: str
-) -> Columns:
-    """Returns the columns of process `rank`. A code that several rows share gets one column, at its first place.
+def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, duplicates: str) -> Columns:
+    """Returns the columns of process `rank`. A code that was encoded several times gets one column.
 
     Args:
         rows_of: the rows of each process, whose codes stand after another: of each process the codes of its rows,
-            then the first own negative of each, then the second.
-        meet_all: True if own negatives are negatives of every query of the batch, False if only of theirs.
+            then the first negative of each, then the second.
         duplicates: "mask", "positives" or "ignore".
     """
-    global_rows = np.concatenate(rows_of)
-    width = 1 + table.negatives.shape[1]
-    sizes = [len(rows) for rows in rows_of]
-    starts = np.cumsum([0, *sizes])
-    # By place: the number of each encoded code, its query, and whether it is an own negative.
-    numbers = np.concatenate([np.column_stack([rows, table.negatives[rows]]).T.reshape(-1) for rows in rows_of])
-    owners = np.concatenate([np.tile(np.arange(*ends), width) for ends in pairwise(starts)])
-    added = np.concatenate([np.arange(size * width) >= size for size in sizes])
-    codes, drawn_for = own_columns(global_rows, numbers[added], owners[added])
-    distinct, first = np.unique(numbers[added], return_index=True)
-    places = [np.flatnonzero(~added), np.flatnonzero(added)[first[np.searchsorted(distinct, codes)]]]
-    code_rows = np.concatenate([global_rows, codes])
-    positives = torch.arange(starts[rank], starts[rank + 1])
+    encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])
+    code_rows, places = np.unique(encoded, return_index=True)
     rows = rows_of[rank]
-    meets = None
-    fewest = len(code_rows)
-    if len(codes) and not meet_all:
-        drawn_for = drawn_for[starts[rank] : starts[rank + 1]]
-        fewest = len(global_rows) + int(drawn_for.sum(1).min())
-        meets = torch.from_numpy(np.concatenate([np.ones((len(rows), len(global_rows)), bool), drawn_for], 1))
-    same = None if duplicates == "ignore" else same_texts(table.text_ids, rows, code_rows, positives, meets)
-    negatives = meets if same is None else (~same if meets is None else meets & ~same)
-    also = same if duplicates == "positives" else None
-    places = torch.from_numpy(np.concatenate(places))
-    return Columns(rows, code_rows, places, positives, negatives, also, fewest, sizes)
+    positives = torch.from_numpy(np.searchsorted(code_rows, table.codes[rows, 0]))
+    negatives = None
+    also = None
+    if duplicates != "ignore":
+        further = table.answers.among(rows, code_rows).scatter(1, positives[:, None], False)
+        negatives = ~further
+        if duplicates == "positives":
+            also = further
+    sizes = [len(each) for each in rows_of]
+    return Columns(rows, code_rows, torch.from_numpy(places), positives, negatives, also, sizes)

@@ -27,7 +27,7 @@ from soft_trainer.sentence_transformers import (
 ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with twins, which are on different processes
 CASES = {
     "plain": (SoftInfoNCELoss, 4, {}),
-    "unequal": (SoftInfoNCELoss, 5, {"negatives_meet": "own"}),
+    "unequal": (SoftInfoNCELoss, 5, {"duplicates": "positives"}),
     "cached": (CachedSoftInfoNCELoss, 4, {"mini_batch_size": 3, "weighting": "positive_aware"}),
 }
 

@@ -5,6 +5,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from refusals import refused
 
+import soft_trainer.sentence_transformers
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
@@ -17,7 +18,8 @@ def data(**columns) -> Dataset:
     return Dataset.from_dict(PAIR | columns)
 
 
-NO_NUMBERS = "no column 'label' with a number for each of its rows: train_dataset = with_rows"
+NO_LABELS = "no column 'label' with a hash for each of its rows: train_dataset = with_rows"
+OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_rows(train_dataset)"
 
 
 @pytest.mark.parametrize(
@@ -28,18 +30,18 @@ NO_NUMBERS = "no column 'label' with a number for each of its rows: train_datase
         (True, data().to_iterable_dataset(), "not IterableDataset"),
         (True, data(score=[0.1, 0.2]), "with_rows: the data set has a column 'score' already"),
         (True, with_rows(data()), "with_rows: the data set has a column 'label' already"),
-        (False, data(), NO_NUMBERS),
-        (False, data(label=[0.0, 1.0]), NO_NUMBERS),
-        (False, data(label=[1, 1]), NO_NUMBERS),
-        (False, data(label=["0", "1"]), NO_NUMBERS),
-        (False, data(label=[0, 1]).select([]), NO_NUMBERS),
+        (False, data(), NO_LABELS),
+        (False, data(label=[0.0, 1.0]), OTHER_LABELS),
+        (False, data(label=[1, 1]), OTHER_LABELS),
+        (False, data(label=["0", "1"]), OTHER_LABELS),
+        (False, with_rows(data()).select([]), NO_LABELS),
         (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: two columns of texts are"),
         (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
         (False, {"a": data(label=[0, 1])}, "a loss for each of several data sets"),
     ],
 )
-def test_data_sets_that_cannot_be_numbered_or_have_no_usable_numbers(numbered, dataset, words, sentence_transformer):
+def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, dataset, words, sentence_transformer):
     with refused(words):
         with_rows(dataset) if numbered else SoftInfoNCELoss(sentence_transformer, BM25Estimator(), dataset)
 
@@ -65,6 +67,12 @@ def test_data_sets_that_cannot_be_numbered_or_have_no_usable_numbers(numbered, d
 def test_options_that_cannot_work(estimator, options, words, sentence_transformer):
     with refused(words):
         SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()), **options)
+
+
+@pytest.mark.parametrize("name", ["to_sentence_transformers", "from_sentence_transformers"])
+def test_the_exchange_of_rows_is_gone(name):
+    with refused(f"{name}: is gone since version 0.2.0", "negatives"):
+        getattr(soft_trainer.sentence_transformers, name)
 
 
 def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
@@ -98,13 +106,13 @@ def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, feat
     loss = kind(sentence_transformer, BM25Estimator(), train_dataset)
     small, large = (features_of(sentence_transformer, train_dataset, range(size)) for size in (4, 5))
     features, labels = small
-    no_numbers = "the batch of 4 rows has no row numbers as labels"
+    no_labels = "the batch of 4 rows has no hashes as labels"
     for wrong, words in (
-        (None, no_numbers),
-        (torch.tensor([0.5, 1.0, 0.0, 3.0]), no_numbers),
-        (torch.tensor([[0, 1, 2, 3]]), no_numbers),
-        (torch.tensor([0, 1, 2, 24]), "label 24 is no row number of the train_dataset that it was made with (24 rows"),
-        (torch.tensor([-1, 1, 2, 3]), "label -1 is no row number"),
+        (None, no_labels),
+        (torch.tensor([0.5, 1.0, 0.0, 3.0]), no_labels),
+        (torch.tensor([[0, 1, 2, 3]]), no_labels),
+        (torch.cat([labels[:3], labels[3:] + 1]), f"label {labels[3] + 1} is that of no row of the train_dataset"),
+        (torch.arange(4), "label 0 is that of no row"),
     ):
         with refused(words):
             loss(features, wrong)
