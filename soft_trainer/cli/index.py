@@ -3,6 +3,7 @@
 soft-trainer index DIR
 soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
 soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
+soft-trainer index DIR --skipped
 soft-trainer index DIR --exclude 'docs/**' --include 'vendor/ours/**'
 """
 
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="index files that match even if an ignore file, their folder or their kind would exclude them",
     )
+    parser.add_argument("--skipped", action="store_true", help="list each file that is left out, with the reason")
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
@@ -59,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int | None:
         return 130
     for notice in index.notices:
         print_on_main(safe(notice))
+    if arguments.skipped:
+        sys.stdout.writelines(f"{safe(path or './')}  {reason}\n" for path, reason in index.skipped().items())
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
@@ -70,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         cut = f", {counts['truncate_dim']} dimensions of each embedding" if "truncate_dim" in counts else ""
         lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}{cut}")
     if reasons:
-        lines.append(f"skipped: {reasons}")
+        lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
         number, rank = ("1 file", "ranks") if count == 1 else (f"{count:,} files", "rank")
         lines.append(f"{number} in a folder such as external/ or deps/ {rank} low")

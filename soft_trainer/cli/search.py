@@ -65,10 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Searches and prints; returns 1 if nothing is found."""
-    # Imported here so that --help stays fast.
-    from soft_trainer.search.index import CodeIndex
-    from soft_trainer.search.store import find_index_dir
-
     query = " ".join(arguments.query)
     limit = 10 if arguments.limit is None else arguments.limit
     mode = "--mcp" if arguments.mcp else "--serve" if arguments.serve else None
@@ -78,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in _UNREAD[mode]:
         if getattr(arguments, name) not in (None, False, []):
             raise UserError(f"{name}: {why}; leave it out")
-    index = CodeIndex.open(arguments.index_dir or find_index_dir(arguments.folder))
+    index = _opened(arguments)
     if mode:
         return _serve(index, arguments, query)
     if not arguments.no_update:
@@ -93,6 +89,21 @@ def run(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # `| head` has read all that it wants; Python would flush once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if results else 1
+
+
+def _opened(arguments: argparse.Namespace) -> CodeIndex:
+    """Opens the index, or makes it for the first search of a folder."""
+    # Imported here so that --help stays fast.
+    from soft_trainer.search.index import CodeIndex
+    from soft_trainer.search.store import find_index_dir
+
+    place = arguments.index_dir or find_index_dir(arguments.folder)
+    if place:
+        return CodeIndex.open(place)
+    if arguments.no_update:
+        raise UserError(f"{arguments.folder}: no index yet; leave out --no_update to make one")
+    print_on_main(f"{safe(arguments.folder)}: no index yet, making one")
+    return CodeIndex.build(arguments.folder, progress=True)
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-import soft_trainer
 from soft_trainer.errors import UserError
 from soft_trainer.search import ranking, store, vectors
 from soft_trainer.search.listing import maybe_vendored
@@ -42,9 +41,10 @@ class CodeIndex(AbstractContextManager):
         self.encoders: dict[tuple, vectors.SearchEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
-        version = store.get_meta(database, "version")
-        if version not in (None, soft_trainer.__version__):
-            self.notices.append(f"version {version} of soft_trainer made this index; `soft-trainer index` renews it")
+
+    def __repr__(self) -> str:
+        files, pieces = self._counts()
+        return f"CodeIndex({self.folder!r}, files={files}, pieces={pieces}, model={self.model!r})"
 
     @classmethod
     def build(
@@ -92,7 +92,6 @@ class CodeIndex(AbstractContextManager):
             patterns = {name: [p for p in value if p] for name, value in listed.items() if value is not None}
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
-                store.set_meta(database, "version", soft_trainer.__version__)
                 store.set_meta(database, "patterns", store.get_meta(database, "patterns", {}) | patterns)
         index = cls(target, database)
         index.update(model=model, progress=progress, truncate_dim=truncate_dim)
@@ -280,7 +279,7 @@ class CodeIndex(AbstractContextManager):
 
     def statistics(self) -> dict:
         """Counts files, pieces, files that may be vendored, skipped files by reason, encoded pieces, bytes on disk."""
-        files, pieces = self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
+        files, pieces = self._counts()
         query = "SELECT reason, count(*) FROM skipped GROUP BY 1 ORDER BY 2 DESC, 1"
         skipped = dict(self.database.execute(query).fetchall())
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
@@ -288,6 +287,14 @@ class CodeIndex(AbstractContextManager):
         counts = {"files": files, "pieces": pieces, "vendored": vendored, "skipped": skipped, "bytes": size}
         counts |= {"model": self.model} | ({"truncate_dim": self.truncate_dim} if self.truncate_dim else {})
         return counts | ({"encoded": pieces - vectors.unencoded(self.database)} if self.model else {})
+
+    def skipped(self) -> dict[str, str]:
+        """Returns the reason for each file that was left out, by path; a path that ends with `/` is a whole folder."""
+        return dict(self.database.execute("SELECT path, reason FROM skipped ORDER BY path"))
+
+    def _counts(self) -> tuple[int, int]:
+        """Counts files and pieces."""
+        return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
     def text_of(self, path: str) -> str | None:
         """Returns the text of an indexed file, as it was when it was indexed; None for any other path."""

@@ -42,8 +42,10 @@ def _written(notebook: dict) -> tuple[bytes, str]:
         found = re.search(rf"{mark}[-\d]+", line)
         shown.append(written[found[0]] if found else "")
     metadata = notebook.get("metadata", {})
-    language = metadata.get("language_info", {}).get("name") or metadata.get("kernelspec", {}).get("language")
-    return "\n".join(shown).encode(errors="replace"), str(language or "python").lower()
+    named = metadata.get("language_info", {}).get("name") or metadata.get("kernelspec", {}).get("language")
+    # It is shown among the languages of the index, so that it must be a name.
+    language = named.lower() if named and re.fullmatch(r"[\w+#-]{1,20}", named) else "python"
+    return "\n".join(shown).encode(errors="replace"), language
 
 
 def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError
+from soft_trainer.search.colouring import open_at
 from soft_trainer.search.ranking import parse_query
 from soft_trainer.search.results import query_terms
 from soft_trainer.search.serving import ServedIndex
@@ -42,19 +43,20 @@ class PageServer(ThreadingHTTPServer):
         results, notices = self.served.search(query, MAX_RESULTS, **filters)
         wanted = query_terms(query)
         rows = []
+        texts = {result.path: self.served.text_of(result.path) or "" for result in results}
         for result in results:
             lines = [number for number, _ in result.telling_lines(wanted)]
             path = quote(f"{self.served.index.folder}/{result.path}")
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
-            rows.append(result.as_dict() | {"lines": lines, "editor": link})
+            inside = open_at(texts[result.path], result.language, result.start_line)
+            rows.append(result.as_dict() | {"lines": lines, "editor": link, "open": inside})
         telling = [word.lower() for word in parse_query(query).words]
         taken = 1000 * (time.perf_counter() - started)
         return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
 
     def lines(self, options: dict[str, str]) -> dict:
         """Returns the lines from `start` to `end` that an indexed file has."""
-        with self.served.lock:
-            text = self.served.index.text_of(options.get("path", ""))
+        text = self.served.text_of(options.get("path", ""))
         try:
             start = max(int(options["start"]), 1)
             end = int(options["end"])
@@ -62,7 +64,8 @@ class PageServer(ThreadingHTTPServer):
             raise UserError("start and end: whole numbers are expected") from error
         if text is None:
             raise UserError("path: not in the index")
-        return {"start_line": start, "text": "\n".join(text.split("\n")[start - 1 : end])}
+        shown = "\n".join(text.split("\n")[start - 1 : end])
+        return {"start_line": start, "text": shown, "open": open_at(text, options.get("language", ""), start)}
 
     def about(self, _: dict[str, str]) -> dict:
         """Returns the folder and the languages that the filters offer."""

@@ -41,11 +41,7 @@ class ServedIndex:
         if filters.get("path"):
             path_filter(filters["path"])  # compiled here, where nobody waits for it, and kept
         with self.lock:
-            if self.watch and self.watch.changed():
-                self.index.refresh(encode=False)
-                self.work.set()
-                if self.index.notices:  # such as another process that holds the lock: try again
-                    self.watch.dirty = True
+            self._refresh()
             self._start_encoder()
             by_words = self.lexical or not self.loaded.is_set()
             results = self.index.search(query, limit, lexical=by_words, **filters)
@@ -56,6 +52,20 @@ class ServedIndex:
         elif self.problem and not self.lexical:
             notices.append(f"new pieces are not encoded: {self.problem}")
         return results, notices
+
+    def text_of(self, path: str) -> str | None:
+        """Returns the text of an indexed file; None for other paths, such as that of a file ignored by now."""
+        with self.lock:
+            self._refresh()
+            return self.index.text_of(path)
+
+    def _refresh(self) -> None:
+        """Reads the files that have changed; the caller holds the lock."""
+        if self.watch and self.watch.changed():
+            self.index.refresh(encode=False)
+            self.work.set()
+            if self.index.notices:  # such as another process that holds the lock: try again
+                self.watch.dirty = True
 
     def _start_encoder(self) -> None:
         """Starts the thread that encodes, as soon as the index has an encoder."""

@@ -13,7 +13,6 @@ import json
 import operator
 import os
 import re
-import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,18 +57,19 @@ def default_index_dir(folder: str | os.PathLike[str]) -> Path:
     return cache / "soft_trainer" / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
-def find_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """Finds the index of a folder, or of the nearest folder above it; a UserError if there is none."""
+def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
+    """Finds the index of a folder, or of the nearest folder above it; None without one.
+
+    Raises:
+        UserError: no such folder.
+    """
     real = Path(os.path.realpath(folder))
+    if not real.is_dir():
+        raise UserError(f"{folder}: no such folder; give a source tree or a folder in one")
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
             return place.parent
-    why = (
-        f"no index yet; make one with `soft-trainer index {shlex.quote(str(folder))}`"
-        if real.exists()
-        else "no such folder"
-    )
-    raise UserError(f"{folder}: {why}")
+    return None
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from trees import write_tree
@@ -80,9 +81,8 @@ def test_nothing_found_is_exit_code_1(command, tree):
 
 
 def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
-    for words in (("search", "--folder", tree, "x"), ("search", "--index_dir", tmp_path, "x")):
-        code, out, err = command(*words)
-        assert code == 2 and not out and err.count("\n") == 1 and "soft-trainer index" in err
+    code, out, err = command("search", "--index_dir", tmp_path, "x")
+    assert code == 2 and not out and err.count("\n") == 1 and "soft-trainer index" in err
     assert command("index", tmp_path / "missing")[0] == 2
     assert command("index", tree, "--model", tmp_path / "missing")[0] == 2
     command("index", tree)
@@ -146,14 +146,29 @@ def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub
     assert code == 0 and out.startswith("src/shop/dates.py") and "folder is gone" in err
 
 
-def test_another_version_of_the_package_is_named(command, tree):
-    command("index", tree)
-    index = CodeIndex.open(store.default_index_dir(tree))
-    store.set_meta(index.database, "version", "0.0.1")
-    index.close()
-    assert "version 0.0.1 of soft_trainer made this index" in command("search", "--folder", tree, "parse_date")[2]
-    command("index", tree)
-    assert "made this index" not in command("search", "--folder", tree, "parse_date")[2]
+def test_the_first_search_makes_the_index(command, tree):
+    code, _, err = command("search", "--folder", tree, "parse_date", "--no_update")
+    assert code == 2 and "no index yet" in err
+    code, out, err = command("search", "--folder", tree / "src", "parse_date")
+    assert code == 0 and out.startswith("shop/dates.py:1") and "no index yet, making one" in err
+    assert command("search", "--folder", tree / "src", "parse_date")[2] == ""
+    code, _, err = command("search", "--folder", tree / "src" / "missing", "parse_date")
+    assert code == 2 and "missing: no such folder" in err
+
+
+def test_the_tools_make_the_index_that_they_need(command, tree, monkeypatch):
+    served = []
+    server = SimpleNamespace(run=served.append)
+    monkeypatch.setattr("soft_trainer.search.tools.tool_server", lambda index: served.append(index) or server)
+    code, out, err = command("search", "--folder", tree, "--mcp")
+    assert code == 0 and not out and "making one" in err
+    assert served[1] == "stdio" and served[0].index.search("parse_date")
+
+
+def test_files_that_are_left_out_are_listed_with_their_reasons(command, tree):
+    out = command("index", tree, "--skipped")[1]
+    assert out.startswith(".env  secret\nbuild/  ignored\ndebug.log  ignored\n6 files in 12 pieces")
+    assert "build/  ignored" not in command("index", tree)[1]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

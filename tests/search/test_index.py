@@ -225,6 +225,11 @@ def test_one_pattern_may_be_a_text(tree):
     assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
 
 
+def test_an_index_says_what_it_is(tree, index):
+    assert repr(index) == f"CodeIndex({str(tree)!r}, files=6, pieces=12, model=None)"
+    assert index.skipped() == {".env": "secret", "build/": "ignored", "debug.log": "ignored"}
+
+
 def test_an_older_format_is_made_anew(tree, index):
     index.database.execute("PRAGMA user_version = 0")
     index.database.execute("DROP TABLE postings")

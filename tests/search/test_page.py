@@ -13,6 +13,7 @@ from trees import write_tree
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex
+from soft_trainer.search.colouring import open_at
 from soft_trainer.search.server import PAGE, PageServer, serve_page
 from soft_trainer.search.serving import ServedIndex
 
@@ -48,9 +49,26 @@ def test_the_page_and_its_data(server):
     assert "python" in json.loads(get(server, f"/{server.token}/about")[2])["languages"]
     assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
     lines = json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2])
-    assert lines == {"start_line": 1, "text": "# Shop"}
+    assert lines == {"start_line": 1, "text": "# Shop", "open": ""}
     for wrong in ("path=.env&start=1&end=2", "path=README.md", "path=README.md&start=a&end=2"):
         assert "error" in json.loads(get(server, f"/{server.token}/lines?{wrong}")[2])
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "line", "sign"),
+    [
+        ("python", 'def f():\n    """Say.\n\n    More\n    """\n    x = 1\n', 4, '"""'),
+        ("python", 'def f():\n    """Say.\n\n    More\n    """\n    x = 1\n', 6, ""),
+        ("python", "x = r'''a\n# b\nc'''\n", 3, "'''"),
+        ("python", 'x = 1  # """ no docstring\ny = \'"""\'\nz = 1\n', 3, ""),
+        ("go", "/* a\n b\n*/\nfunc f() {}\n", 2, "*/"),
+        ("go", "/* a\n b\n*/\nfunc f() {}\n", 4, ""),
+        ("typescript", 'const a = `/*`; // /*\nconst b = "/*";\nf();\n', 3, ""),
+        ("markdown", "/* a\n b\n", 2, ""),
+    ],
+)
+def test_a_line_inside_of_a_docstring_or_comment_is_known(language, text, line, sign):
+    assert open_at(text, language, line) == sign
 
 
 @pytest.mark.parametrize(
