@@ -20,7 +20,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import examples, metrics_table, save_ranks
+from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking, mrr_by_dims
 from soft_trainer.files import RECORD, read_json, write_results
 from soft_trainer.hub.model_card import write_model_card
@@ -132,6 +132,7 @@ class Run:
         self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets, *trainer.guards.sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
+        self.ranks_before: dict[str, Tensor] = {}
 
     def measure(self, system: str, lexical: bool = False) -> None:
         """Ranks the queries of every set with the encoder as it is now.
@@ -252,6 +253,10 @@ class Run:
             queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | by_query)
             metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
             metrics |= {name: float(values.mean()) for name, values in by_query.items()}
+        if system == "untrained":
+            self.ranks_before[name] = ranking.ranks
+        if system == "trained" and name in self.ranks_before:
+            metrics |= change_of_mrr(self.ranks_before[name], ranking.ranks)
         self.results[name][system] = metrics
         if system not in ("lexical", "combined"):
             self.rankings[name] = (ranked_rows, ranking)

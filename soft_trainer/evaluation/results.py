@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
+from numpy.typing import ArrayLike
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.codesearchnet import target_rows
@@ -22,6 +24,8 @@ from soft_trainer.terminal import shortened, table
 
 SYSTEMS = ("untrained", "lexical", "trained")  # that a report compares
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
+CHANGE = "mrr_change"  # from before training
+MARGIN = "mrr_change_margin"
 GRADED = {"map": "MAP", "ndcg@10": "nDCG@10"}  # where codes have grades
 # codes and characters that a report shows of a query
 _SHOWN = 3
@@ -106,13 +110,36 @@ def load_ranks(path: str | Path) -> RankedQueries:
     return RankedQueries(path, rows)
 
 
+def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
+    """Computes how the MRR changed between two rankings of the same queries, and the margin of its 95 % interval.
+
+    Args:
+        before, after: the ranks of Q queries, int[Q]; 1 is best.
+
+    Returns:
+        `mrr_change`, and `mrr_change_margin`, half the width of the interval. Nothing for a single query.
+    """
+    differences = 1 / np.asarray(after, dtype=np.float64) - 1 / np.asarray(before, dtype=np.float64)
+    if len(differences) < 2:
+        return {}
+    margin = 1.96 * differences.std(ddof=1) / math.sqrt(len(differences))
+    return {CHANGE: float(differences.mean()), MARGIN: float(margin)}
+
+
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
     """Formats `{split: {system: metrics}}` as a Markdown table with a row for each system on each split."""
     measured = [(split, labels[key], found[key]) for split, found in results.items() for key in labels if key in found]
-    graded = {name: title for name, title in GRADED.items() if any(name in metrics for *_, metrics in measured)}
-    names = METRICS | graded | shorter_titles(name for *_, metrics in measured for name in metrics)
+    everything = [name for *_, metrics in measured for name in metrics]
+    graded = {name: title for name, title in GRADED.items() if name in everything}
+    names = METRICS | graded | shorter_titles(everything)
+    titles = ["queries", "ranked by", *names.values(), "codes in the corpus"]
     rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
-    return table(["queries", "ranked by", *names.values(), "codes in the corpus"], rows)
+    if CHANGE in everything:
+        titles.insert(3, "change of MRR, 95 %")
+        for row, (*_, metrics) in zip(rows, measured, strict=True):
+            change = f"{metrics[CHANGE]:+.3f} ± {metrics[MARGIN]:.3f}" if CHANGE in metrics else None
+            row.insert(3, change)
+    return table(titles, rows)
 
 
 def examples(
