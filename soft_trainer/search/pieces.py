@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from soft_trainer.mining.definitions import definitions, parse
@@ -40,6 +40,7 @@ OTHER_LANGUAGES = {
     ".dart": "dart", ".zig": "zig", ".vue": "vue", ".proto": "protobuf", ".tf": "terraform", ".jl": "julia",
 }  # fmt: skip
 
+LINES, CLASS, DEFINITION = range(3)
 TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml", "ini", "xml", "html", "css"}
 
 
@@ -50,12 +51,14 @@ class Piece:
     Attributes:
         name: of the function or class that the lines belong to, its classes in front; empty for other lines.
         defines: the plain names that are defined here.
+        kind: `LINES` outside definitions, `CLASS` for the lines of a class around its members, else `DEFINITION`.
     """
 
     start: int
     end: int
     name: str = ""
     defines: list[str] = field(default_factory=list)
+    kind: int = LINES
 
 
 def language_of(path: str, source: bytes) -> str:
@@ -90,7 +93,9 @@ def _split_text(source: bytes, language: str) -> list[Piece]:
     for span, following in zip_longest(spans, spans[1:]):
         if following and following.start <= span.end:  # only the head of a class or of a long function
             end = _with_comments(lines, following.start, span.start + 1) - 1
-            span = Piece(span.start, max(end, span.start), span.name, span.defines)
+            span = Piece(span.start, max(end, span.start), span.name, span.defines, span.kind)
+        elif span.kind == CLASS:
+            span.kind = DEFINITION  # it has no members
         start = _with_comments(lines, max(span.start, line), line)
         if span.end < line:  # a second definition on the line of the one before
             pieces[-1].defines += span.defines
@@ -98,8 +103,9 @@ def _split_text(source: bytes, language: str) -> list[Piece]:
         if start - line < MIN_LINES and not (pieces and pieces[-1].name == span.name):
             start = line
         last = bisect_right(spans, line, key=lambda span: span.start)
-        around = next((span.name for span in reversed(spans[max(last - 50, 0) : last]) if span.end >= line), "")
-        pieces += _blocks(lines, line, start - 1, Piece(line, start - 1, around), language)
+        outer = (span for span in reversed(spans[max(last - 50, 0) : last]) if span.end >= line)
+        around = next(outer, Piece(line, start - 1))
+        pieces += _blocks(lines, line, start - 1, replace(around, defines=[]), language)
         pieces += _blocks(lines, start, span.end, span, language)
         line = span.end + 1
     return pieces + _blocks(lines, line, len(lines), Piece(line, len(lines)), language)
@@ -128,7 +134,7 @@ def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: st
         defines = list(piece.defines) if not blocks else []
         if not piece.name and language in SOURCE_LANGUAGES:
             defines += [name.decode() for name in _ASSIGNED.findall(text)[:_MAX_ASSIGNED]]
-        blocks.append(Piece(first, last, piece.name, defines))
+        blocks.append(Piece(first, last, piece.name, defines, piece.kind))
     return blocks
 
 
@@ -159,7 +165,8 @@ def _definitions(source: bytes, language: str) -> list[Piece]:
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
         plain = _NAME.findall(found.name.rsplit(".", 1)[-1])
-        spans.append(Piece(first + 1, last + 1, name, plain[-1:]))
+        kind = CLASS if found.kind == "container" else DEFINITION
+        spans.append(Piece(first + 1, last + 1, name, plain[-1:], kind))
         if found.kind != "container" and last - first < MAX_LINES:
             hidden_until = node.end_byte
     return spans

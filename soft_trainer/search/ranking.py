@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soft_trainer.mining.rules import identifier_words
+from soft_trainer.search.pieces import CLASS, LINES
 from soft_trainer.search.store import Segments
 from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, WORD, stem, terms, whole
@@ -38,10 +39,12 @@ TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
 # Within a file: BM25, whether the piece defines a word of the query (as for its file), and these.
 PIECE_WORDS = 1.0  # share of the query that stands in the piece
 PIECE_NAME = 1.0  # share of the query that stands in its name and in those around it
-PIECE_SUMMARY = 0.5  # share of the query that stands in the first paragraph of its documentation
-UNNAMED_DISCOUNT = 0.3  # imports and constants repeat the words of the code that answers
+PIECE_SUMMARY = 0.25  # share of the query that stands in the first paragraph of its documentation
+LINES_DISCOUNT = 0.7  # imports and constants repeat the words of the code that answers
+CLASS_DISCOUNT = 0.8  # so does the head of a class, unless the query is a name
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance
-FURTHER_PIECES = 0.5  # each further piece of a file counts half of the one before: other files come first
+BEST_PIECE = 0.3  # part of a file's score that its best piece has to earn among the pieces of all files
+FURTHER_PIECES = 0.7  # each further piece of a file counts that much of the one before
 # An encoder's similarity, by kind of query: of a symbol it knows little, of a sentence much.
 SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
 MAX_WORDS = 64  # more words make a query slower and no better
@@ -90,7 +93,7 @@ def score(query: Query, segments: Segments, similarity: np.ndarray | None = None
 
     `similarity` is float32[pieces], NaN where a piece has no embedding.
     """
-    gather = _Gathered(segments)
+    gather = _Gathered(segments, query.kind)
     for term, weight in query.terms.items():
         gather.add(term, weight)
     member = np.zeros(0, np.int64)
@@ -124,8 +127,12 @@ def _share(similarity: np.ndarray) -> np.ndarray:
 class _Gathered:
     """Sums over the terms of a query."""
 
-    def __init__(self, segments: Segments):
+    def __init__(self, segments: Segments, kind: str):
         self.segments = segments
+        self.kind_factors = np.ones(3, np.float32)
+        self.kind_factors[LINES] -= LINES_DISCOUNT
+        if kind != "symbol":
+            self.kind_factors[CLASS] -= CLASS_DISCOUNT
         self.owners = segments.owners
         files = len(segments.languages)
         pieces = len(segments.lengths)
@@ -185,7 +192,7 @@ class _Gathered:
             + PIECE_NAME * np.minimum(self.piece_names / total, 1)
             + PIECE_SUMMARY * self.piece_summary / total
             + self.piece_defined
-        ) * (1 - UNNAMED_DISCOUNT * (segments.names == 0))
+        ) * self.kind_factors[segments.kinds]
         if similar is not None:
             files += np.maximum.reduceat(similar, segments.firsts[:-1])
             pieces += similar
@@ -215,7 +222,7 @@ def order_pieces(
 ) -> list[tuple[int, float]]:
     """Returns (piece, score) of the best `allowed` pieces (bool[pieces], None for all), best first.
 
-    A file's further pieces come after the best of other files.
+    A file's further pieces count less, so that they come before other files only where they match nearly as well.
     """
     files, pieces, _ = scores
     if allowed is not None:
@@ -223,7 +230,12 @@ def order_pieces(
         keep[segments.owners[allowed]] = True
         files = np.where(keep, files, 0)
         pieces = np.where(allowed, pieces, -1)
-    taken = np.flatnonzero(files > 0)
+    found = files > 0
+    if not found.any():
+        return []
+    best = np.maximum.reduceat(pieces, segments.firsts[:-1])
+    files = files * (1 - BEST_PIECE + BEST_PIECE * best / max(float(best[found].max()), 1e-9))
+    taken = np.flatnonzero(found)
     if len(taken) > limit:  # to sort all takes twenty times as long
         taken = taken[files[taken] >= np.partition(files[taken], -limit)[-limit]]
     ranked = []

@@ -39,13 +39,13 @@ CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, chan
                     first INTEGER, count INTEGER, digest BLOB);
 CREATE TABLE contents (file INTEGER PRIMARY KEY, pieces TEXT, text BLOB);
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, changed INTEGER) WITHOUT ROWID;
-CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, names BLOB, languages BLOB, traits BLOB);
+CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, kinds BLOB, languages BLOB, traits BLOB);
 CREATE TABLE dead (file INTEGER PRIMARY KEY);
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
 CREATE TABLE vectors (file INTEGER PRIMARY KEY, digests BLOB, slots BLOB);
 """
-_ARRAYS = {"lengths": "<u2", "owners": "<i4", "names": "u1", "languages": "u1", "traits": "u1"}
+_ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "languages": "u1", "traits": "u1"}
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -261,24 +261,24 @@ def compact(database: sqlite3.Connection) -> None:
     insert_postings(database, 0, vocabulary, term, np.concatenate(piece), np.concatenate(count))
     owners = np.repeat(np.arange(len(files)), counts)
     kept = old[:, 0]
-    by_piece = segments.lengths[taken], owners, segments.names[taken]
+    by_piece = segments.lengths[taken], owners, segments.kinds[taken]
     insert_segment(database, 0, *by_piece, segments.languages[kept], segments.traits[kept])
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Writes what ranking needs: terms, file and words in the name of each piece, language and traits of each file."""
+    """Writes what ranking needs: terms, file and kind of each piece, language and traits of each file."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """All segments: `lengths`, `owners`, `names` by piece; `languages`, `traits`, `live`, `firsts` by file."""
+    """All segments: `lengths`, `owners`, `kinds` by piece; `languages`, `traits`, `live`, `firsts` by file."""
 
     def __init__(self, database: sqlite3.Connection):
         self.database = database
         rows = database.execute(f"SELECT {', '.join(_ARRAYS)} FROM segments ORDER BY id").fetchall()
         columns = [b"".join(row[place] for row in rows) for place in range(len(_ARRAYS))]
-        self.lengths, self.owners, self.names, self.languages, traits = map(np.frombuffer, columns, _ARRAYS.values())
+        self.lengths, self.owners, self.kinds, self.languages, traits = map(np.frombuffer, columns, _ARRAYS.values())
         self.traits = traits.reshape(-1, len(TRAITS))
         self.live = np.ones(len(self.languages), bool)
         self.live[[file for (file,) in database.execute("SELECT file FROM dead")]] = False

@@ -37,7 +37,7 @@ class Batch:
     """Files that were read together, as an index stores them, and their terms.
 
     `files` are rows (path, language, number of pieces, digest, JSON of `[start, end, name]` of each piece, packed
-    text), `traits` the numbers of `store.TRAITS`, `names` the words in each piece's name. Entry i says that
+    text), `traits` the numbers of `store.TRAITS`, `kinds` those of the pieces. Entry i says that
     `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`. Of the other files,
     `skipped` has those that cannot be searched, with the reason, and `touched` those that are as they were.
     """
@@ -45,7 +45,7 @@ class Batch:
     files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
     traits: list[tuple[int, ...]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    names: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     touched: list[str] = field(default_factory=list)
     vocabulary: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
             term.extend(map(numbers.__getitem__, marked))
             sizes.append(len(term) - before)
             pieces.append([piece.start, piece.end, piece.name])
-            batch.names.append(min(len(identifier_words(piece.name.rsplit(".", 1)[-1])), 255))
+            batch.kinds.append(piece.kind)
         places = json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(pieces), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")

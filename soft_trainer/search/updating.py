@@ -147,11 +147,11 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
         known += sorted({row[1] for row in rows} - set(known))
         store.set_meta(database, "languages", known)
         owners = np.repeat(np.arange(first_file, first_file + len(rows)), counts)
-        lengths, names, traits = (
-            list(chain.from_iterable(getattr(b, name) for b in batches)) for name in ("lengths", "names", "traits")
+        lengths, kinds, traits = (
+            list(chain.from_iterable(getattr(b, name) for b in batches)) for name in ("lengths", "kinds", "traits")
         )
         languages = [known.index(row[1]) for row in rows]
-        store.insert_segment(database, segment, lengths, owners, names, languages, traits)
+        store.insert_segment(database, segment, lengths, owners, kinds, languages, traits)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:

@@ -67,6 +67,12 @@ def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
     assert [(piece.start, piece.end, piece.name) for piece in pieces] == [(1, 2, "A"), (4, 7, "A.f")]
 
 
+def test_the_lines_of_a_class_around_its_methods_are_told_from_definitions():
+    source = "import a\n" * 4 + "\nclass A:\n    x = 1\n\n    def f(self):\n        return 2\n\nclass B:\n    y = 1\n"
+    found = [(piece.name, piece.kind) for piece in split(source.encode(), "python")]
+    assert found == [("", pieces.LINES), ("A", pieces.CLASS), ("A.f", pieces.DEFINITION), ("B", pieces.DEFINITION)]
+
+
 def test_long_functions_are_cut_and_keep_their_name():
     source = "def f():\n" + "    x = 1\n" * (3 * MAX_LINES)
     pieces = split(source.encode(), "python")

@@ -56,6 +56,37 @@ def test_the_piece_that_answers_is_shown(tmp_path, query, name):
     assert CodeIndex.build(tree).search(query)[0].name == name
 
 
+RETRIES = """
+    class Retries:
+        def count_failed_uploads(self):
+            return self.failed_uploads
+
+        def reset_failed_uploads(self):
+            self.failed_uploads = 0
+    """
+
+
+def test_two_functions_of_a_file_come_before_a_weaker_file(tmp_path):
+    files = {"retries.py": RETRIES, "other.py": "def copy(uploads):\n    return list(failed(uploads))\n"}
+    index = CodeIndex.build(write_tree(tmp_path / "tree", files))
+    names = [result.name for result in index.search("failed uploads")]
+    assert set(names[:2]) == {"Retries.count_failed_uploads", "Retries.reset_failed_uploads"}
+    assert names.index("copy") == 2
+
+
+def test_the_head_of_a_class_comes_first_for_its_name_alone(tmp_path):
+    source = """
+        class Uploads:
+            \"\"\"Send failed uploads again.\"\"\"
+
+            def send(self):
+                return [upload.again() for upload in self.failed]
+        """
+    index = CodeIndex.build(write_tree(tmp_path / "tree", {"src/a.py": source}))
+    assert [result.name for result in index.search("Uploads")] == ["Uploads", "Uploads.send"]
+    assert [result.name for result in index.search("send failed uploads again")] == ["Uploads.send", "Uploads"]
+
+
 def test_of_files_that_score_the_same_the_first_are_shown(tmp_path):
     files = {f"f{number:02}.py": "def upload(path):\n    return path\n" for number in range(40)}
     files["g.py"] = "def upload(path, path_of_upload):\n    return upload\n"
