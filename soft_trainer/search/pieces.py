@@ -40,7 +40,7 @@ OTHER_LANGUAGES = {
     ".dart": "dart", ".zig": "zig", ".vue": "vue", ".proto": "protobuf", ".tf": "terraform", ".jl": "julia",
 }  # fmt: skip
 
-LINES, CLASS, DEFINITION = range(3)
+LINES, CLASS, WHOLE = range(3)
 TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml", "ini", "xml", "html", "css"}
 
 
@@ -51,7 +51,8 @@ class Piece:
     Attributes:
         name: of the function or class that the lines belong to, its classes in front; empty for other lines.
         defines: the plain names that are defined here.
-        kind: `LINES` outside definitions, `CLASS` for the lines of a class around its members, else `DEFINITION`.
+        kind: `LINES` outside definitions, `CLASS` for the lines of a class around its members, `WHOLE` for other
+            definitions and for all lines of a notebook.
     """
 
     start: int
@@ -81,6 +82,7 @@ def split(source: bytes, language: str, notebook: bool = False) -> list[Piece]:
         for piece in _split_text(cell, language if kind == "code" else "markdown"):
             piece.start += first
             piece.end += first
+            piece.kind = WHOLE
             pieces.append(piece)
     return pieces
 
@@ -95,7 +97,7 @@ def _split_text(source: bytes, language: str) -> list[Piece]:
             end = _with_comments(lines, following.start, span.start + 1) - 1
             span = Piece(span.start, max(end, span.start), span.name, span.defines, span.kind)
         elif span.kind == CLASS:
-            span.kind = DEFINITION  # it has no members
+            span.kind = WHOLE  # it has no members
         start = _with_comments(lines, max(span.start, line), line)
         if span.end < line:  # a second definition on the line of the one before
             pieces[-1].defines += span.defines
@@ -165,7 +167,7 @@ def _definitions(source: bytes, language: str) -> list[Piece]:
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
         plain = _NAME.findall(found.name.rsplit(".", 1)[-1])
-        kind = CLASS if found.kind == "container" else DEFINITION
+        kind = CLASS if found.kind == "container" else WHOLE
         spans.append(Piece(first + 1, last + 1, name, plain[-1:], kind))
         if found.kind != "container" and last - first < MAX_LINES:
             hidden_until = node.end_byte

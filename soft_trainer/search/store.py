@@ -25,7 +25,7 @@ from soft_trainer.errors import UserError
 DATABASE = "index.sqlite"
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 7
+FORMAT = 8
 # Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program; 1 for a file in
 # a folder that may hold other people's code; 1 for a file that a program wrote.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")

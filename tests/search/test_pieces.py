@@ -70,7 +70,7 @@ def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
 def test_the_lines_of_a_class_around_its_methods_are_told_from_definitions():
     source = "import a\n" * 4 + "\nclass A:\n    x = 1\n\n    def f(self):\n        return 2\n\nclass B:\n    y = 1\n"
     found = [(piece.name, piece.kind) for piece in split(source.encode(), "python")]
-    assert found == [("", pieces.LINES), ("A", pieces.CLASS), ("A.f", pieces.DEFINITION), ("B", pieces.DEFINITION)]
+    assert found == [("", pieces.LINES), ("A", pieces.CLASS), ("A.f", pieces.WHOLE), ("B", pieces.WHOLE)]
 
 
 def test_long_functions_are_cut_and_keep_their_name():
