@@ -82,8 +82,6 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
     with args.main_process_first(desc="loading data"):
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
         evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
-        names = [each.name for each in evaluation_sets]
-        guards = load_evaluation_sets(data_args, profile, data.get("codebase"), "guard", names)
         check_before_loading(model_args, data_args, args, estimator, data, profile)
         tokenizer = build_tokenizer(model_args, profile, data.get("train"))
         statistics = data_statistics(data, profile, tokenizer)
@@ -92,7 +90,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
     push_data(data, data_args, args)
-    trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer, guards)
+    trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
     return trainer, Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
 
 
@@ -110,14 +108,13 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
         run.finish()
 
 
-def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer, guards=()):
+def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):
     """Returns the trainer with its model, its rows and its callbacks."""
     # Imported here for the same reason.
     from transformers import EarlyStoppingCallback
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
     from soft_trainer.data.codesearchnet import by_language
-    from soft_trainer.estimators.registry import cache_folder
     from soft_trainer.training.building import build_model
 
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
@@ -132,8 +129,6 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
         processing_class=tokenizer,
         encoder=profile,
         callbacks=callbacks,
-        guards={each.name: (each.queries, each.codebase) for each in guards},
-        cache_dir=cache_folder(data_args),
     )
 
 

@@ -7,7 +7,7 @@ from .distilling import distil_static
 from .encoders.loading import load_encoder
 from .encoders.profiles import PROFILES, EncoderProfile
 from .errors import SetupError, UserError
-from .estimators.base import Estimator, MixtureEstimator
+from .estimators.base import Estimator
 from .estimators.bm25 import BM25Estimator
 from .estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from .evaluation.retrieval import RetrievalOutput
@@ -29,7 +29,6 @@ __all__ = [
     "EstimatorCallback",
     "InitialModelEstimator",
     "LossSettings",
-    "MixtureEstimator",
     "ModelArguments",
     "PROFILES",
     "RetrievalOutput",

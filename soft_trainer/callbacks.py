@@ -98,5 +98,5 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     """
     chosen = [callback for callback in callbacks or () if isinstance(callback, EstimatorCallback)]
     if len(chosen) > 1:
-        raise UserError("callbacks: one EstimatorCallback is expected; MixtureEstimator joins several estimators")
+        raise UserError("callbacks: one EstimatorCallback is expected")
     return chosen[0] if chosen else None

@@ -46,7 +46,7 @@ LOSSES = {
     ),
 }
 # Settings that need an estimator, with the value that needs none.
-NEED_SIMILARITY = {"loss": "info_nce", "cancel": "none", "order_loss_weight": 0, "distill_weight": 0}
+NEED_SIMILARITY = {"loss": "info_nce", "cancel": "none", "distill_weight": 0}
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ class LossSettings:
         cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
         cancel_k: the number of most similar negatives that "top_k" leaves out.
         cancel_ratio: the share of the positive's similarity above which "ratio" leaves a negative out.
-        order_loss_weight, order_loss_scale: of the order loss that is added; weight 0 adds none.
         distill_weight, distill_temperature: of the KL divergence from the estimator that is added; weight 0 adds none.
-        clamp_negative_scores: raise every score below 0 to 0, without gradient there, as the proof of Theorem 1 does.
     """
 
     loss: str = "soft_info_nce"
@@ -74,8 +72,6 @@ class LossSettings:
     temperature: float = 1.0
     floor: float = 0.1
     margin: float = 0.0
-    order_loss_weight: float = 0.0
-    order_loss_scale: float = 1.0
     distill_weight: float = 0.0
     distill_temperature: float = 1.0
     infonce_weight: float = 1.3
@@ -83,7 +79,6 @@ class LossSettings:
     cancel: str = "none"
     cancel_k: int = 3
     cancel_ratio: float = 0.5
-    clamp_negative_scores: bool = False
 
     @property
     def needs_similarity(self) -> bool:
@@ -127,8 +122,6 @@ class LossSettings:
             weights: Tensor[B, N] of Soft-InfoNCE. They already say which columns count.
             also: BoolTensor[B, N], further right answers. `negatives` leaves them out.
         """
-        if self.clamp_negative_scores:
-            scores = scores.clamp_min(0)
         negatives = self.valid_negatives(similarity, positives, negatives)
         if self.uses_weights:
             weights = self.weights(similarity, positives, negatives) if weights is None else weights
@@ -136,9 +129,6 @@ class LossSettings:
         else:
             reads = (similarity if name == "similarity" else getattr(self, name) for name in LOSSES[self.loss].reads)
             loss = LOSSES[self.loss].function(scores, *reads, positives, negatives=negatives, also=also)
-        if self.order_loss_weight:
-            order = losses.order_loss(scores, similarity, self.order_loss_scale, positives, negatives=negatives)
-            loss = loss + self.order_loss_weight * order
         if self.distill_weight:
             settings = self.distill_temperature, positives
             divergence = losses.kl_divergence(scores, similarity, *settings, negatives=negatives, also=also)
@@ -168,14 +158,15 @@ class LossSettings:
 
         Returns:
             `weights` of Soft-InfoNCE after cancellation, or the raw `similarity` for the other losses; both if a
-            term is added to Soft-InfoNCE.
+            divergence is added to Soft-InfoNCE.
         """
         if not self.uses_weights:
             return {"similarity": similarity}
         valid = self.valid_negatives(similarity, positives, negatives)
         inputs = {"weights": self.weights(similarity, positives, valid)}
-        adds_a_term = self.order_loss_weight > 0 or self.distill_weight > 0
-        return inputs | ({"similarity": similarity} if adds_a_term else {})
+        if self.distill_weight > 0:
+            inputs["similarity"] = similarity
+        return inputs
 
     def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
         """Returns the columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""

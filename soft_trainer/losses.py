@@ -1,4 +1,4 @@
-"""The paper's losses, and an order loss, as pure functions of scores: no model, no process ranks, no tokenizer.
+"""The paper's losses as pure functions of scores: no model, no process ranks, no tokenizer.
 
 All losses share these arguments:
 
@@ -16,7 +16,6 @@ corrects printed statements.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -127,40 +126,6 @@ def kl_divergence(
     """
     rows = _Rows(scores, positives, negatives, also)
     return rows.mean(rows.kl_divergence(similarity, temperature))
-
-
-def order_loss(
-    scores: Tensor,
-    similarity: Tensor,
-    scale: float,
-    positives: Tensor | None = None,
-    *,
-    negatives: Tensor | None = None,
-) -> Tensor:
-    """Computes the order loss: the mean over queries of log(1 + sum over pairs of exp(scale (score_k - score_j))).
-
-    The pairs are the negatives with similarity_j > similarity_k, so the loss is large if the model orders two
-    negatives against the estimator. Equal similarities form no pair; a query without a pair counts 0. Sorting makes
-    this O(N log N) per query.
-
-    Args:
-        similarity: raw, larger = more similar, Tensor[B, N]. It carries no gradient.
-        scale: above 0; how much a difference of scores counts.
-
-    Raises:
-        ValueError: the scale is not above 0.
-    """
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale={scale:g}: must be above 0")
-    rows = _Rows(scores, positives, negatives, None)
-    # Invalid columns get the largest similarity, so they come last and are never the less similar one of a pair.
-    ordered, order = similarity.detach().masked_fill(~rows.valid_negatives, torch.inf).sort(dim=1)
-    logits = scale * rows.scores.gather(1, order)
-    less_similar = torch.searchsorted(ordered, ordered)  # the number of columns that are less similar
-    running = logits.logcumsumexp(1).gather(1, (less_similar - 1).clamp_min(0))
-    no_pair = (less_similar == 0) | ~rows.valid_negatives.gather(1, order)
-    terms = (running - logits).masked_fill(no_pair, -torch.inf)
-    return F.pad(terms, (1, 0)).logsumexp(1).mean()
 
 
 class _Rows:

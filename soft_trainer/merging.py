@@ -1,4 +1,4 @@
-"""Merging: encoders between the weights before and after training, and the choice of the ratio.
+"""Merging: encoders between the weights before and after training.
 
 Training on rows of one kind makes an encoder better on queries like them and may make it worse on others. The weighted
 mean of the weights before and after keeps most of the gain and gives most of the loss back (`docs/merging.md`).
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +22,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import RECORD, read_json, write_json
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.model_card import environment, write_model_card
-
-RATIOS = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 
 def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor]], ratio: float) -> dict[str, Tensor]:
@@ -47,28 +44,6 @@ def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor
         mean = sum(model[name].to(dtype) for model in models) / len(models)
         merged[name] = torch.lerp(base[name].to(mean), mean, ratio).to(tensor.dtype)
     return merged
-
-
-class RatioResult(NamedTuple):
-    """The figures of the encoder merged at one ratio: a metric that should be large, and guards by name."""
-
-    ratio: float
-    valid: float
-    guards: Mapping[str, float]
-
-
-def choose_ratio(results: Sequence[RatioResult], tolerance: float = 0.005) -> float:
-    """Returns the ratio with the largest valid metric among those whose guards stay near the encoder before training.
-
-    Args:
-        results: of all ratios that may be chosen; that of 0, the encoder before training, is among them.
-        tolerance: how far a guard may fall below that of ratio 0. Of equal valid metrics the smaller ratio wins.
-    """
-    before = next(result for result in results if result.ratio == 0).guards
-    # Sums of floats: a fall of exactly the tolerance is within it.
-    lowest = {name: value - tolerance - 1e-12 for name, value in before.items()}
-    allowed = [result for result in results if all(result.guards[name] >= lowest[name] for name in lowest)]
-    return max(allowed, key=lambda result: (result.valid, -result.ratio)).ratio
 
 
 # ---- Encoders in folders ----

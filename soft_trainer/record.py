@@ -129,7 +129,7 @@ class Run:
         self.folder = Path(trainer.args.output_dir)
         self.on_main = distributed.rank_and_world_size()[0] == 0
         self.languages = data_args.languages or languages_in(data)
-        self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets, *trainer.guards.sets]
+        self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
         self.ranks_before: dict[str, Tensor] = {}
@@ -142,16 +142,15 @@ class Run:
             lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. For large
                 corpora this takes time, so it belongs after training.
         """
-        guards = self.trainer.guards.outputs(system)
         # Each corpus is encoded once.
         for corpus in {id(each.codebase): each.codebase for each in self.sets}.values():
             sets = [each for each in self.sets if each.codebase is corpus]
-            codes = self.trainer.embed_rows(corpus, "code") if lexical or sets[0].name not in guards else None
+            codes = self.trainer.embed_rows(corpus, "code")
             for evaluation_set in sets:
                 name = evaluation_set.name
                 queries = evaluation_set.queries
-                embedded = self.trainer.embed_rows(queries, "query") if lexical or name not in guards else None
-                output = guards.get(name) or self.trainer.predict(queries, corpus, name, codes=codes, queries=embedded)
+                embedded = self.trainer.embed_rows(queries, "query")
+                output = self.trainer.predict(queries, corpus, name, codes=codes, queries=embedded)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
                 self._add(evaluation_set, system, dataclasses.replace(output, metrics=metrics))
                 if lexical and self.on_main:
@@ -221,7 +220,7 @@ class Run:
         if callback and trainer.plan.loss.needs_similarity:
             changed = changed_options(data).items()  # named are those that are not the default
             estimator = {"name": data.estimator, "estimator_model": data.estimator_model}
-            estimator |= {name: value for name, value in changed if name.startswith(("bm25_", "mixture_"))}
+            estimator |= {name: value for name, value in changed if name.startswith("bm25_")}
         return settings(trainer) | {
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,

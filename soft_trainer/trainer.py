@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,6 @@ from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
@@ -32,7 +32,7 @@ from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
@@ -41,6 +41,7 @@ from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, m
 from soft_trainer.files import last_checkpoint
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.hub.publishing import Publisher
+from soft_trainer.hub.push import UNMERGED
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -49,9 +50,8 @@ from soft_trainer.training import preflight
 from soft_trainer.training.checkpoints import save_encoder, stoppable, whole_checkpoint
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.guard_sets import GuardSets
 from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
-from soft_trainer.training.merging import MergeAtEnd
+from soft_trainer.training.merging import merge, weights_to_merge
 from soft_trainer.training.messages import banner, use_lines, warnings_of
 from soft_trainer.training.summary import describe
 
@@ -75,9 +75,6 @@ class SoftInfoNCETrainer(Trainer):
         encoder: pooling, prefix, lengths and score. None: known from the model.
         data_collator: features with `query_ids` and `code_ids` -> `{"query": inputs, "code": inputs}`.
         callbacks: among them an estimator or an `EstimatorCallback`, for weights.
-        guards: `{name: (queries, corpus)}`, queries that must not get worse. They are measured before training, in
-            each evaluation as `eval_guard_NAME_mrr`, and at the end.
-        cache_dir: keeps the neighbours of `similar_by="bm25"` if the estimator has no folder; None keeps nothing.
         kwargs: other arguments of `transformers.Trainer`.
 
     Raises:
@@ -100,8 +97,6 @@ class SoftInfoNCETrainer(Trainer):
         encoder: EncoderProfile | None = None,
         data_collator=None,
         callbacks=None,
-        guards: Mapping[str, tuple[Dataset, Dataset]] | None = None,
-        cache_dir=DEFAULT_FOLDER,
         **kwargs,
     ):
         args = args or SoftInfoNCETrainingArguments()
@@ -127,13 +122,12 @@ class SoftInfoNCETrainer(Trainer):
         self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
         prepare_tokenizer(processing_class, self.encoder)
         self._own_collator = data_collator is None
-        self.cache_dir = cache_dir
         self._prepared: PreparedRows | None = None
         self._duplicates_masked = 0
         self._guard = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
-        self.guards = GuardSets(guards, self.predict)
-        self.merging = MergeAtEnd()
+        self._weights_before: dict[str, Tensor] | None = None
+        self.merging: dict | None = None  # of the last training: ratio, base and unmerged encoder; None: not merged
         self._overflows = OverflowCounter(lambda: self.accelerator.scaler) if self.accelerator.scaler else None
         if self._overflows is not None:
             self.add_callback(self._overflows)
@@ -365,7 +359,7 @@ class SoftInfoNCETrainer(Trainer):
         with stoppable(self):
             output = super().train(self._checkpoint, *args, **kwargs)
         self._guard.check()
-        self.merging.finish(self)
+        self._merge()
         return output
 
     def _hp_search_setup(self, trial) -> None:
@@ -377,11 +371,35 @@ class SoftInfoNCETrainer(Trainer):
         self._bind_estimator()
         self.resolve()
         preflight.check_training(self, self._checkpoint)
-        self.merging.begin(self, resumed=self._checkpoint is not None)
+        self._keep_weights()
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
         self._guard = FiniteGuard(self.train_dataset)
         self._duplicates_masked = 0
+
+    def _keep_weights(self) -> None:
+        """Copies the weights before training if they will be merged; a UserError if they cannot be."""
+        resumed = self._checkpoint is not None and self.state.global_step > 0
+        if getattr(self.args, "merge_ratio", None) is None:
+            self._weights_before = None
+        elif not resumed:
+            self._weights_before = weights_to_merge(self.model)
+        elif self._weights_before is None:
+            raise UserError("merge_ratio: this trainer has trained the encoder; resume with a new trainer")
+
+    def _merge(self) -> None:
+        """Saves the unmerged encoder and merges the model, if there is a `merge_ratio`."""
+        unmerged = Path(self.args.output_dir) / UNMERGED
+        self.merging = None
+        if self._weights_before is None:
+            if self.args.should_save and (unmerged / PROFILE_FILE).is_file():
+                shutil.rmtree(unmerged)  # an earlier run into this folder merged
+            return
+        self._use_averaged_weights()
+        if self.args.should_save:
+            save_encoder(self, unmerged, merge=self.args.merge_lora)
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        self.merging = merge(model, self._weights_before, self.args.merge_ratio)
 
     # ---- Evaluation ----
 
@@ -404,8 +422,7 @@ class SoftInfoNCETrainer(Trainer):
             `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of data sets, `PREFIX_KEY_mrr` and so on, and
             the mean over the sets as `PREFIX_mrr`.
         """
-        own = eval_dataset is None
-        eval_dataset = self.eval_dataset if own else eval_dataset
+        eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         if isinstance(eval_dataset, Mapping):
@@ -416,8 +433,6 @@ class SoftInfoNCETrainer(Trainer):
             metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(eval_dataset))
         else:
             metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
-        if own:
-            metrics |= {f"{metric_key_prefix}_guard_{name}_mrr": mrr for name, mrr in self.guards.mrr().items()}
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -470,22 +485,13 @@ class SoftInfoNCETrainer(Trainer):
         return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches hyperparameters as any `Trainer` does, for the best `metric_for_best_model`, or `mrr`.
-
-        Args:
-            compute_objective: metrics -> the number to optimise, if it is another one.
-            direction: "maximize" when None.
-        """
+        """Searches hyperparameters as any `Trainer` does, for the largest `metric_for_best_model`, or `mrr`."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
     def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
-        """Returns the corpus for the evaluation set `key`: of `codebase`, or of the trainer when None.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Returns the corpus for the evaluation set `key`, of `codebase` or the trainer; a UserError without one."""
         corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
         corpora = corpora if isinstance(corpora, Mapping) else {key: corpora}
         if key not in corpora:
@@ -495,12 +501,8 @@ class SoftInfoNCETrainer(Trainer):
         return corpora[key]
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Returns embeddings Tensor[n, d] of one side of `rows`, "query" or "code", comparable by dot product.
-
-        Each process encodes its share and receives all embeddings.
-        """
-        if callable(getattr(self.optimizer, "eval", None)):  # schedule-free optimizers hold two sets of weights
-            self.optimizer.eval()
+        """Returns embeddings Tensor[n, d] of one side of `rows`, comparable by dot product; each process has all."""
+        self._use_averaged_weights()
         # FSDP and DeepSpeed place the model when training begins; until then it would be slow where it is.
         unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
         if unplaced:
@@ -514,6 +516,11 @@ class SoftInfoNCETrainer(Trainer):
         if unplaced:
             self.model.to("cpu")
         return comparable(self.encoder, embeddings)
+
+    def _use_averaged_weights(self) -> None:
+        """Gives the model the weights to be evaluated; schedule-free optimizers hold two sets of them."""
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
         """Returns the tokens of one side of `rows`; the main process prepares them, the others read its cache."""

@@ -92,13 +92,6 @@ def test_info_nce_needs_no_similarity():
     assert all(LossSettings(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
 
 
-def test_clamp_raises_negative_scores_to_zero():
-    scores, positives, similarity = batch()
-    value = LossSettings(**SETTINGS, clamp_negative_scores=True)(scores, positives, similarity)
-    assert value == LossSettings(**SETTINGS)(scores.clamp_min(0), positives, similarity)
-    assert value != LossSettings(**SETTINGS)(scores, positives, similarity)
-
-
 @pytest.mark.parametrize(
     "options, smallest",
     [

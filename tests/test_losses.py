@@ -2,7 +2,7 @@
 
 import json
 from contextlib import nullcontext
-from math import exp, log
+from math import log
 from pathlib import Path
 
 import pytest
@@ -300,63 +300,3 @@ def test_the_divergence_of_a_model_from_itself_is_zero_and_teaches_nothing():
     value = losses.kl_divergence(scores, scores.detach() / 20, 1 / 20, POSITIVES)
     assert value.item() == pytest.approx(0, abs=1e-12)
     torch.testing.assert_close(torch.autograd.grad(value, scores)[0], torch.zeros(4, 9).double(), rtol=0, atol=1e-12)
-
-
-def order_by_loops(scores, similarity, scale, positives, negatives):
-    total = 0.0
-    for query, positive in enumerate(positives.tolist()):
-        kept = [c for c in range(scores.shape[1]) if c != positive and bool(negatives[query, c])]
-        pairs = [(j, k) for j in kept for k in kept if similarity[query, j] > similarity[query, k]]
-        total += log(1 + sum(exp(scale * (scores[query, k] - scores[query, j]).item()) for j, k in pairs))
-    return total / len(scores)
-
-
-@pytest.mark.parametrize("scale", [0.5, 3.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_order_loss_against_a_plain_loop(scale, seed):
-    scores, similarity = batch(5, 8, seed=seed)
-    similarity = similarity.round(decimals=0)  # Many are equal.
-    similarity[0, :3] = -torch.inf
-    negatives = torch.rand(5, 8, generator=torch.Generator().manual_seed(seed)) < 0.8
-    positives = torch.tensor([7, 0, 3, 3, 1])
-    scores.requires_grad_()
-    value = losses.order_loss(scores, similarity, scale, positives, negatives=negatives)
-    expected = order_by_loops(scores, similarity, scale, positives, negatives)
-    assert value.item() == pytest.approx(expected, abs=1e-12)
-    assert torch.autograd.gradcheck(
-        lambda s: losses.order_loss(s, similarity, scale, positives, negatives=negatives), scores
-    )
-    (gradient,) = torch.autograd.grad(value, scores)
-    assert (gradient[~negatives] == 0).all() and (gradient[torch.arange(5), positives] == 0).all()
-    all_negatives = torch.ones_like(negatives)
-    expected = order_by_loops(scores, similarity, scale, torch.arange(5), all_negatives)
-    assert losses.order_loss(scores, similarity, scale).item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_order_loss_without_a_pair_is_zero_and_teaches_nothing():
-    scores = batch(4, 6)[0].requires_grad_()
-    similarity = torch.ones(4, 6, dtype=torch.float64)
-    similarity[3] = torch.arange(6)
-    negatives = torch.zeros(4, 6, dtype=torch.bool)
-    negatives[0] = True  # equal similarities; the second query has no negative, the third one
-    negatives[2, 5] = True
-    value = losses.order_loss(scores, similarity, 2.0, negatives=negatives)
-    value.backward()
-    assert value.item() == 0 and (scores.grad == 0).all()
-    assert losses.order_loss(torch.ones(1, 1), torch.ones(1, 1), 1.0).item() == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_order_loss_is_finite_for_large_scores_and_half_precision(dtype):
-    scores = torch.cat(EXTREMES).to(dtype).requires_grad_()
-    similarity = torch.arange(4.0).expand(20, 4)
-    value = losses.order_loss(scores, similarity, 100.0, torch.arange(4).repeat(5))
-    value.backward()
-    assert value.dtype == torch.float32 and value.isfinite() and value > 0
-    assert scores.grad.isfinite().all() and scores.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_order_loss_names_a_scale_that_it_cannot_take(scale):
-    with pytest.raises(ValueError, match="^scale=.*above 0"):
-        losses.order_loss(torch.ones(2, 2), torch.ones(2, 2), scale)

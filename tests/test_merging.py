@@ -15,7 +15,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.adapters import add_lora, merge_adapter
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.merging import RatioResult, choose_ratio, interpolate
+from soft_trainer.merging import interpolate
 from soft_trainer.options.model import LoraOptions
 
 TEXTS = ["read all lines of a file", "sort a list", "def reverse(text): return text[::-1]"]
@@ -45,25 +45,6 @@ def test_the_ends_are_exact_and_the_middle_is_rounded_once(dtype):
     exact = 0.7 * base["w"].double() + 0.3 * model["w"].double()
     assert middle.dtype == dtype
     torch.testing.assert_close(middle, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "valid, guard, chosen",
-    [
-        ((0.70, 0.76, 0.74), (0.60, 0.60, 0.60), 0.5),  # the best, with guards that stay
-        ((0.70, 0.76, 0.78), (0.60, 0.60, 0.59), 0.5),  # the best but one: the guard fell by more than 0.005
-        ((0.70, 0.76, 0.78), (0.60, 0.60, 0.595), 1.0),  # exactly the tolerance
-        ((0.70, 0.76, 0.76), (0.60, 0.60, 0.61), 0.5),  # a tie
-        ((0.70, 0.69, 0.68), (0.60, 0.65, 0.66), 0.0),  # training made it worse
-        ((0.70, 0.76, 0.78), (0.60, 0.10, 0.10), 0.0),
-    ],
-)
-def test_the_ratio_is_the_best_on_valid_whose_guards_stay(valid, guard, chosen):
-    results = [
-        RatioResult(ratio, valid=v, guards={"human": g, "steady": 0.5})
-        for ratio, v, g in zip((0.0, 0.5, 1.0), valid, guard, strict=True)
-    ]
-    assert choose_ratio(results[::-1], 0.005) == chosen
 
 
 # ---- Encoders in folders ----

@@ -7,7 +7,7 @@ import torch
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 
-OWN = {"negatives_per_query": 2, "negative_candidates": 6}
+OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
 
 
 def still(model):

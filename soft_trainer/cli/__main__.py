@@ -33,7 +33,6 @@ COMMANDS = {
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",
     "evaluate-search": "measure the search of source trees",
-    "mine-negatives": "mine hard negatives of training rows, for train --negatives",
     "baseline": "train with sentence-transformers' own losses, for a comparison",
     "simcse": "train the sentence encoder of the SimCSE estimator",
     "study": "run a grid of runs, or print its plan",

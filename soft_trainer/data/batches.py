@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from soft_trainer import distributed
 from soft_trainer.data.collator import PairCollator, Side
-from soft_trainer.data.negatives import NegativeChoice, Negatives, draw, own_columns
+from soft_trainer.data.negatives import Negatives, draw, own_columns
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -94,21 +94,18 @@ class OwnNegatives:
     """Extra negatives of each row, redrawn every epoch.
 
     Args:
-        negatives: the candidates of every row, within the limits of `choice`.
-        choice: how many are drawn and with what probabilities.
+        negatives: the candidates of every row.
+        number: how many are drawn for a row.
         seed: determines the draws, together with epoch and row number.
-        meet_all: True if they are negatives of every query of the batch, False if only of the one they were drawn for.
     """
 
     negatives: Negatives
-    choice: NegativeChoice
+    number: int
     seed: int
-    meet_all: bool
 
     def columns(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the extra codes for these rows, int64[E], and which row uses which, bool[B, E]."""
-        codes, drawn_for = own_columns(rows, *draw(self.negatives, self.choice, rows, self.seed, epoch))
-        return codes, np.ones_like(drawn_for) if self.meet_all else drawn_for
+        return own_columns(rows, *draw(self.negatives, self.number, rows, self.seed, epoch))
 
 
 class TrainBatches(Dataset):

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
 from transformers import TrainingArguments
 
-from soft_trainer.data.clusters import shared_texts, similar_batches
+from soft_trainer.data.clusters import similar_batches
 from soft_trainer.errors import UserError
 
 TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before trying all with room
@@ -178,6 +178,16 @@ def _placed_apart(
                 with_room[place_of[batch]] = last
                 place_of[last] = place_of[batch]
     return batches
+
+
+def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
+    """Returns the texts of each row that shares one with another row."""
+    texts: dict[int, set] = {}
+    for side, ids in enumerate(text_ids):
+        _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        for row in np.flatnonzero(counts[which] > 1).tolist():
+            texts.setdefault(row, set()).add((side, int(which[row])))
+    return texts
 
 
 def data_seed(args: TrainingArguments) -> int:

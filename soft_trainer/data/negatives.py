@@ -1,4 +1,4 @@
-"""Extra negatives of training rows: the candidates of every row, limits on them, and the draw for an epoch."""
+"""Extra negatives of training rows: the candidates of every row, and the draw for an epoch."""
 
 from __future__ import annotations
 
@@ -56,108 +56,54 @@ class Negatives:
         return Negatives(starts, codes, self.scores[keep], self.own, rows)
 
 
-@dataclass(frozen=True)
-class NegativeChoice:
-    """The settings by which negatives are drawn from the candidates of a row.
-
-    Args:
-        number: negatives of a row in a batch; a row with fewer candidates gets all of them.
-        ranks: the first rank that may be drawn and the first that may not, from 0; None for no end.
-        max_score: the highest score that a candidate may have.
-        margin: a candidate must score at least this much below the positive.
-        ratio: the highest score as a share of the positive's score s; for s below 0 the limit is s - (1 - ratio) |s|.
-        temperature: candidates are drawn by the softmax of score / temperature. 0 takes the nearest, None draws all
-            with equal probability.
-    """
-
-    number: int
-    ranks: tuple[int, int | None] = (0, None)
-    max_score: float | None = None
-    margin: float | None = None
-    ratio: float | None = None
-    temperature: float | None = None
-
-
-def from_neighbours(neighbours: Neighbours, code_ids: np.ndarray, code_only: Sequence[dict] = ()) -> Negatives:
+def from_neighbours(neighbours: Neighbours, code_ids: np.ndarray) -> Negatives:
     """Turns the neighbours of each row into candidates.
 
     Args:
         code_ids: numbers of the codes' texts, equal for equal texts; of codes with equal texts, the nearest is kept.
-        code_only: rows of the codes beyond the training rows.
     """
     known = neighbours.rows >= 0
     owners = np.nonzero(known)[0]
     codes = neighbours.rows[known]
     starts = np.concatenate([[0], np.cumsum(known.sum(1))])
-    negatives = Negatives(starts, codes, neighbours.scores[known], neighbours.own, code_only)
+    negatives = Negatives(starts, codes, neighbours.scores[known], neighbours.own)
     repeated = pd.DataFrame({"owner": owners, "text": code_ids[codes]}).duplicated()
     return negatives.kept(~repeated.to_numpy())
 
 
-def limited(negatives: Negatives, choice: NegativeChoice) -> Negatives:
-    """Keeps the candidates within the choice's limits on ranks and scores. Ranks are those before any limit.
+def below_ratio(negatives: Negatives, ratio: float) -> Negatives:
+    """Keeps the candidates that score at most `ratio` of the positive's score s; for s below 0, s - (1 - ratio) |s|.
 
     Raises:
-        UserError: a limit on unknown scores, no candidate left, or fewer for every row than are asked for.
+        UserError: there are none.
     """
-    owners = negatives.owners
-    scores = negatives.scores
-    limits = []
-    own = negatives.own[owners]
-    ranks = np.arange(len(owners)) - negatives.starts[owners]
-    first, last = choice.ranks
-    keep = (ranks >= first) & (ranks < (len(owners) if last is None else last))
-    if choice.ranks != (0, None):
-        limits.append(f"negative_ranks={first},{'' if last is None else last}")
-    for name, value, highest in (
-        ("max_score", choice.max_score, lambda limit: limit),
-        ("margin", choice.margin, lambda margin: own - margin),
-        ("ratio", choice.ratio, lambda ratio: own - (1 - ratio) * np.abs(own)),
-        ("temperature", choice.temperature or None, lambda _: np.inf),
-    ):
-        if value is None:
-            continue
-        if np.isnan(scores).any() or np.isnan(highest(value)).any():
-            raise UserError(
-                f"negative_{name}={value:g}: the negatives come without scores, which this option needs; leave it out"
-            )
-        if name != "temperature":
-            limits.append(f"negative_{name}={value}")
-        keep &= scores <= highest(value)
-    loosen = f" by {', '.join(limits)}: loosen the limits" if limits else ""
-    left = negatives.kept(keep)
-    most = left.counts.max(initial=0)
-    fewer = f"negatives_per_query={choice.number}: no row has more than {most} candidate negatives{loosen}"
-    if not most:
-        raise UserError(f"none of {len(owners):,} candidate negatives is left{loosen}")
-    if most < choice.number:
-        raise UserError(fewer)
+    own = negatives.own[negatives.owners]
+    left = negatives.kept(negatives.scores <= own - (1 - ratio) * np.abs(own))
+    if not len(left.codes):
+        raise UserError(
+            f"negative_ratio={ratio:g}: none of {len(own):,} similar codes scores that far below the query's own "
+            "code; use a larger ratio"
+        )
     return left
 
 
-def draw(
-    negatives: Negatives, choice: NegativeChoice, rows: np.ndarray, seed: int, epoch: int
-) -> tuple[np.ndarray, np.ndarray]:
+def draw(negatives: Negatives, number: int, rows: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws the negatives of some rows for one epoch, determined by seed, epoch and row number alone.
 
     Args:
-        negatives: the candidates that `limited` kept.
+        number: negatives of a row; a row with fewer candidates gets all of them.
 
     Returns:
         The numbers of the codes, int64[M], and the positions in `rows` of the rows they were drawn for, int64[M].
     """
     drawn = [np.empty(0, np.int64)]
     for row in map(int, rows):
-        own = slice(negatives.starts[row], negatives.starts[row + 1])
-        codes = negatives.codes[own]
-        scores = negatives.scores[own]
-        if len(codes) > choice.number and choice.temperature != 0:
-            # Taking the largest logits after adding Gumbel noise draws without replacement from their softmax.
+        codes = negatives.codes[negatives.starts[row] : negatives.starts[row + 1]]
+        if len(codes) > number:
+            # The places of the largest random numbers are drawn without replacement, all with equal probability.
             keys = np.random.default_rng([seed, epoch, row]).gumbel(size=len(codes))
-            if choice.temperature is not None:
-                keys += scores.astype(np.float64) / choice.temperature
-            codes = codes[np.sort(np.argpartition(-keys, choice.number)[: choice.number])]
-        drawn.append(codes[: choice.number])
+            codes = codes[np.sort(np.argpartition(-keys, number)[:number])]
+        drawn.append(codes)
     return np.concatenate(drawn), np.repeat(np.arange(len(rows)), [len(codes) for codes in drawn[1:]])
 
 

@@ -51,7 +51,7 @@ def check_sources(arguments: DataArguments) -> None:
         folder = getattr(arguments, name)
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder")
-    for name, language in itertools.product(("data_dir", "eval_data_dir", "guard"), _loaded_languages(arguments)):
+    for name, language in itertools.product(("data_dir", "eval_data_dir"), _loaded_languages(arguments)):
         sources = _in_place(getattr(arguments, name) or "", language)
         for source in [sources] if name == "data_dir" else sources.split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):

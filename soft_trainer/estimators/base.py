@@ -1,9 +1,8 @@
-"""The base class of estimators, which are frozen functions of training rows, and mixtures of them."""
+"""The base class of estimators, which are frozen functions of training rows."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +11,6 @@ from torch import Tensor
 
 from soft_trainer.data.neighbours import Neighbours
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.errors import UserError
-from soft_trainer.weights import checked_similarity
 
 Rows = Sequence[int] | np.ndarray | Tensor
 
@@ -89,90 +86,6 @@ class Estimator:
         raise NotImplementedError
 
 
-def members_of(estimator) -> Sequence:
-    """Lists the members of a mixture; any other estimator is its only member, and None has none."""
-    return getattr(estimator, "members", [] if estimator is None else [estimator])
-
-
 def as_array(rows: Rows) -> np.ndarray:
     """Converts row numbers to a NumPy index."""
     return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else np.asarray(rows, dtype=np.int64)
-
-
-class MixtureEstimator(Estimator):
-    """Averages its members' distributions over a query's negatives.
-
-    `similarity` is the logarithm of the average, so a softmax at temperature 1 gives the average back. Alpha and beta
-    are the first member's.
-
-    Args:
-        members: estimators.
-        shares: the share of each member, scaled to sum to 1; equal when None.
-        temperatures: the temperature of each member's softmax; the member's own when None.
-
-    Raises:
-        UserError: there are no members, or shares or temperatures are of the wrong number or not above 0.
-    """
-
-    temperature = 1.0
-    compares_codes = False  # its similarities are logarithms, relative to the other codes
-
-    def __init__(
-        self,
-        members: Sequence[Estimator],
-        shares: Sequence[float] | None = None,
-        temperatures: Sequence[float] | None = None,
-    ):
-        if not members:
-            raise UserError("a mixture needs at least one estimator")
-        self.members = list(members)
-        self.alpha, self.beta = (getattr(self.members[0], name, 1.0) for name in ("alpha", "beta"))
-        self.in_workers = all(getattr(member, "in_workers", False) for member in self.members)
-        shares = [1.0] * len(self.members) if shares is None else list(shares)
-        own = [getattr(member, "temperature", 1.0) for member in self.members]
-        self.temperatures = own if temperatures is None else list(temperatures)
-        for name, values in (("shares", shares), ("temperatures", self.temperatures)):
-            if len(values) != len(self.members) or not all(0 < value < math.inf for value in values):
-                raise UserError(f"{name}={values}: {len(self.members)} numbers above 0 are needed, one a member")
-        self.shares = [share / sum(shares) for share in shares]
-
-    @property
-    def _own(self) -> list[Estimator]:
-        """The members that are an `Estimator`, not a user's class with `fit` and `similarity` alone."""
-        return [member for member in self.members if isinstance(member, Estimator)]
-
-    def check(self, dataset) -> None:
-        """Checks every member that is an `Estimator`."""
-        for member in self._own:
-            member.check(dataset)
-
-    def bind(self, encoder: Encoder) -> None:
-        """Binds every member that is an `Estimator`."""
-        for member in self._own:
-            member.bind(encoder)
-
-    @property
-    def finds_neighbours(self) -> bool:
-        """True if a member finds neighbours."""
-        return any(member.finds_neighbours for member in self._own)
-
-    def neighbours(self, *args, **options) -> Neighbours:
-        """Finds neighbours with the first member that can."""
-        finder = next((member for member in self._own if member.finds_neighbours), super())
-        return finder.neighbours(*args, **options)
-
-    def fit(self, dataset) -> None:
-        """Fits every member."""
-        for member in self.members:
-            member.fit(dataset)
-
-    def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the logarithm of the averaged distributions, Tensor[Q, C]."""
-        own = torch.from_numpy(as_array(query_rows)[:, None] == as_array(code_rows)[None, :])
-        own &= ~own.all(1, keepdim=True)  # a query that sees only its own code has nothing else to normalise over
-        logs = []
-        for member, share, temperature in zip(self.members, self.shares, self.temperatures, strict=True):
-            logits = checked_similarity(member, query_rows, code_rows).cpu() / temperature
-            negatives = logits.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
-            logs.append(logits - negatives + torch.log(torch.tensor(share)))
-        return torch.stack(logs).logsumexp(0)

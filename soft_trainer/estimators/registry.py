@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +14,12 @@ from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, MixtureEstimator
+from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from soft_trainer.options.commands import PAPER_MODEL
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.removed import REMOVED
 from soft_trainer.terminal import print_on_main
 
 
@@ -29,8 +30,8 @@ class EstimatorEntry(NamedTuple):
         label: the name in tables.
         estimator_class: its class, whose attributes are the default alpha, beta and temperature; None for "none".
         arguments: (options, the query's column) -> its arguments, except those of an encoder.
-        takes_model: True if it takes an encoder of `--estimator_model`.
-        default_model: the encoder that it takes if none is left.
+        takes_model: True if it takes the encoder of `--estimator_model`.
+        default_model: the encoder that it takes if none is named.
     """
 
     label: str
@@ -70,11 +71,11 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
 def choose_estimator(
     arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
 ):
-    """Makes the estimator for `--estimator`: a name of `ESTIMATORS`, a mixture `a+b`, or a user's `module:Class`.
+    """Makes the estimator for `--estimator`: a name of `ESTIMATORS`, or a user's `module:Class`.
 
     Args:
         query_columns: the columns of the queries, for an estimator that reads their words; it reads the first.
-        trust_remote_code: run the code that comes with the encoders of `--estimator_model`.
+        trust_remote_code: run the code that comes with the encoder of `--estimator_model`.
 
     Returns:
         An estimator, or None for "none".
@@ -82,33 +83,27 @@ def choose_estimator(
     Raises:
         UserError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
     """
-    names = (arguments.estimator or "none").split("+")
-    models = arguments.estimator_model.split(",") if arguments.estimator_model else []
-    allowed = [name for name in ESTIMATORS if name != "none" or len(names) == 1]
-    if unknown := [name for name in names if ":" not in name and name not in allowed]:
-        raise UserError(f"estimator={unknown[0]!r}: use {', '.join(allowed)}, a mixture a+b, or module:Class")
-    left = iter(models)
-    members = [_make(name, arguments, left, query_columns[0], trust_remote_code) for name in names]
-    if unused := list(left):
-        taken = len(models) - len(unused)
-        counts = f"{len(models)} encoders, but estimator={arguments.estimator} takes {taken or 'none'}"
-        if taken:
-            raise UserError(f"estimator_model={arguments.estimator_model}: {counts}")
-        print_on_main(f"warning: estimator_model={arguments.estimator_model} has no effect: {counts}")
-    if len(members) == 1:
-        return members[0]
-    shares, temperatures = (_numbers(option, arguments) for option in ("mixture_shares", "mixture_temperatures"))
-    return MixtureEstimator(members, shares, temperatures)
-
-
-def _make(name: str, arguments: DataArguments, models: Iterator[str], query_column: str, trust_remote_code: bool):
-    """Makes one estimator, with the next of `models` if it takes an encoder."""
+    name = arguments.estimator or "none"
+    model = arguments.estimator_model
     if ":" in name:
-        return _users_own(name)
+        estimator = _users_own(name)
+    elif "+" in name:
+        raise UserError(f"estimator={name}: mixtures are gone; {REMOVED['mixture_shares']}")
+    elif name not in ESTIMATORS:
+        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class")
+    else:
+        estimator = _known(name, arguments, query_columns[0], trust_remote_code)
+    if model and not (name in ESTIMATORS and ESTIMATORS[name].takes_model):
+        print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes none")
+    return estimator
+
+
+def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:
+    """Makes an estimator of `ESTIMATORS`."""
     entry = ESTIMATORS[name]
     options = entry.arguments(arguments, query_column)
     if entry.takes_model:
-        model = next(models, entry.default_model)
+        model = arguments.estimator_model or entry.default_model
         if model is None:
             raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
         base, revision = split_revision(model)
@@ -132,11 +127,3 @@ def _users_own(name: str):
         if not callable(getattr(estimator, method, None)):
             raise UserError(f"estimator={name!r}: it has no method {method}; an estimator has fit and similarity")
     return estimator
-
-
-def _numbers(option: str, arguments: DataArguments) -> Sequence[float] | None:
-    value = getattr(arguments, option)
-    try:
-        return None if value is None else [float(number) for number in value.split(",")]
-    except ValueError:
-        raise UserError(f"{option}={value!r}: numbers separated by commas are expected") from None

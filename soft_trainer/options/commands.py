@@ -85,7 +85,7 @@ class WeightPlotArguments:
 
     data_dir: str | None = option(None, "Folder with train.jsonl or train.jsonl.gz to draw a batch from.")
     pairs: str | None = option(None, "Instead: JSON lines with docstring and code, one batch. The first is the query.")
-    estimators: str = option("bm25", "Estimators, comma-separated, as in --estimator of a training run; a+b is one.")
+    estimators: str = option("bm25", "Estimators, comma-separated, as in --estimator of a training run.")
     estimator_model: str | None = option(
         None, "Comma-separated encoders of simcse and trained_model, in the order in which --estimators needs them."
     )

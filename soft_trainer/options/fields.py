@@ -25,26 +25,18 @@ not_in_results = functools.partial(option, results=False)  # it changes what is 
 PARTS = ("do_train", "do_eval", "do_predict")  # of a run
 
 
-def _estimators(o: Values) -> list[str]:
-    """Returns the names of the estimators that are mixed, or the only one."""
-    return (o.estimator or "none").split("+")
-
-
 def _reads_estimator(o: Values) -> bool:
     """Returns True if the loss, the batches or own negatives may come from the estimator."""
-    loss = o.loss != "info_nce" or o.cancel != "none" or o.order_loss_weight > 0 or o.distill_weight > 0
-    similar = o.train_sampling_strategy == "similar" and o.similar_by == "estimator"
-    return loss or similar or o.negatives_per_query > 0
+    loss = o.loss != "info_nce" or o.cancel != "none" or o.distill_weight > 0
+    return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
 
 
 ESTIMATOR = ReadIf(
-    lambda o: _estimators(o) == ["none"] or _reads_estimator(o),
+    lambda o: o.estimator in (None, "none") or _reads_estimator(o),
     "loss=info_nce has no weights, and neither batches nor negatives come from an estimator",
 )
-BM25 = ReadIf(lambda o: "bm25" in _estimators(o), "the estimator is not bm25")
-MIXTURE = ReadIf(lambda o: len(_estimators(o)) > 1, "the estimator is no mixture")
+BM25 = ReadIf(lambda o: o.estimator == "bm25", "the estimator is not bm25")
 OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
-GUARDED = ReadIf(lambda o: bool(o.guard), "no guard is given")
 HISTORY = ReadIf(lambda o: o.history is not None, "no history is mined")
 MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
 
@@ -74,10 +66,6 @@ class DataArguments(RefusesRemoved):
         "relevance.jsonl, or rows as --data_dir takes them, all of which are measured "
         "(soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone."
     )
-    guard: str | None = unset(
-        "Queries that must not get worse, comma-separated folders as for --eval_data_dir: measured before, during and "
-        "after training."
-    )
     source_dir: str | None = unset("Source tree to mine documented functions from; 'stdlib' is Python's own.")
     extra_source_dir: str | None = unset(
         "Another tree, whose functions are only trained on, without copies of those in valid, test and codebase; "
@@ -105,21 +93,17 @@ class DataArguments(RefusesRemoved):
     early_stopping_patience: int | None = unset("Stop after this many evaluations without a better metric.", least=1)
     estimator: str | None = option(
         "bm25",
-        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, a "
-        "mixture a+b, or module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
+        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, or "
+        "module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
         read_if=ESTIMATOR,
     )
     estimator_model: str | None = unset(
-        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model; comma-separated."
+        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model."
     )
     estimator_cache_dir: str | None = not_in_results(
         None, "Where to keep row embeddings. Default: in the Hugging Face home."
     )
     no_estimator_cache: bool = not_in_results(False, "Compute row embeddings in every run and keep none of them.")
-    mixture_shares: str | None = unset("Shares of a mixture, comma-separated. Default: equal.", read_if=MIXTURE)
-    mixture_temperatures: str | None = unset(
-        "Temperatures of its members, comma-separated. Default: their own.", read_if=MIXTURE
-    )
     bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25)
     bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25)
     bm25_document_column: str | None = unset("Score queries against this column, not other queries.", read_if=BM25)
@@ -165,7 +149,6 @@ WEIGHTS = ReadIf(lambda o: o.loss != "info_nce", "loss=info_nce has no weights")
 KL = ReadIf(lambda o: o.loss == "kl_regularization", "only loss=kl_regularization reads it")
 TOP_K = ReadIf(lambda o: o.cancel == "top_k", "only cancel=top_k reads it")
 RATIO = ReadIf(lambda o: o.cancel == "ratio", "only cancel=ratio reads it")
-ORDER_LOSS = ReadIf(lambda o: o.order_loss_weight > 0, "order_loss_weight is 0")
 DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
 
 
@@ -196,10 +179,6 @@ class LossOptions(RefusesRemoved):
         of_estimator=0.0,
         read_if=POSITIVE_AWARE,
     )
-    order_loss_weight: float = option(
-        0.0, "Weight of a further loss: order negatives as the estimator does. 0: none.", least=0
-    )
-    order_loss_scale: float = option(1.0, "Factor on the differences of scores.", above=0, read_if=ORDER_LOSS)
     distill_weight: float = option(
         0.0,
         "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none.",
@@ -215,13 +194,11 @@ class LossOptions(RefusesRemoved):
     cancel_ratio: float = option(
         0.5, "ratio cancels negatives above this share of the positive's similarity.", least=0, read_if=RATIO
     )
-    clamp_negative_scores: bool = option(False, "Raise negative scores to 0, as the proof of Theorem 1 does.")
 
 
 SIMILAR = ReadIf(lambda o: o.train_sampling_strategy == "similar", "only train_sampling_strategy=similar reads it")
 OWN_NEGATIVES = ReadIf(lambda o: o.negatives_per_query > 0, "negatives_per_query is 0")
 similar = functools.partial(option, prefix="train_sampling_strategy similar: ", read_if=SIMILAR)
-own_negatives = functools.partial(option, read_if=OWN_NEGATIVES)
 
 
 @dataclass
@@ -235,31 +212,17 @@ class SoftInfoNCEOptions(LossOptions):
         choices=("mask", "positives", "ignore"),
     )
     group_size: int = similar(8, "rows in a group of similar rows.", least=1)
-    random_share: float = similar(0.0, "share of random rows in a batch, from 0 to 1.", least=0, most=1)
-    nearest_apart: int = similar(0, "this many nearest neighbours of a row never share its batch.", least=0)
-    equal_texts_apart: bool = similar(False, "rows with the same query or code never share a batch.")
     neighbours: int = similar(32, "the number of nearest rows that are found for each row.", least=1)
-    similar_by: str = similar("estimator", "find neighbours by estimator, or by bm25.", choices=("estimator", "bm25"))
-    negatives_per_query: int = option(0, "Negatives of each query, in addition to those of the batch.", least=0)
-    negatives: str | None = unset(
-        "File of negatives (soft-trainer mine-negatives, or mined by sentence-transformers), or column for the column "
-        "`negatives` of the rows. Default: that column if there is one, else the run's estimator mines them first."
-    )
-    negatives_meet: str = own_negatives(
-        "own", "Queries that own negatives meet: own (the query they belong to) or all.", choices=("own", "all")
-    )
-    negative_candidates: int = own_negatives(64, "Candidates that are mined for each query.", least=1)
-    negative_ranks: str | None = own_negatives(None, "FIRST,LAST: ranks to draw from, counted from 0, LAST left out.")
-    negative_max_score: float | None = own_negatives(None, "Largest similarity of an own negative.")
-    negative_margin: float | None = own_negatives(
-        None, "An own negative is less similar than the positive by this much."
-    )
-    negative_ratio: float | None = own_negatives(None, "Largest similarity, as a share of the positive's.")
-    negative_temperature: float | None = own_negatives(
-        None,
-        "Own negatives are drawn by the softmax of similarity / temperature; 0 takes the most similar ones. "
-        "Default: all candidates are equally likely.",
+    negatives_per_query: int = option(
+        0,
+        "Negatives of each query, in addition to those of the batch: of the rows' column `negatives`, or else codes "
+        "that the estimator finds similar to it.",
         least=0,
+    )
+    negative_ratio: float = option(
+        0.95,
+        "Largest similarity of a negative that the estimator found, as a share of that of the query's own code.",
+        read_if=OWN_NEGATIVES,
     )
     gather_negatives: bool | None = unset("Take the codes of all processes as negatives. Default: yes.")
     gradient_cache_chunk_size: int | None = unset(
@@ -307,14 +270,9 @@ class TrainingOptions(SoftInfoNCEOptions):
     restore_callback_states_from_checkpoint: bool = not_in_results(True, "Resume early stopping where it was.")
     metric_for_best_model: str | None = not_in_results("mrr", "Metric that tells the best model.")
     merge_lora: bool = not_in_results(False, "Save the whole encoder, with the adapter merged into its weights.")
-    merge_ratio: str | None = unset(
-        "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1; auto "
-        "chooses by valid and --guard. OUTPUT_DIR/unmerged keeps the weights after training."
-    )
-    guard_tolerance: float = option(
-        0.005,
-        "How far a guard's MRR may fall: for merge_ratio auto, and for a warning.",
+    merge_ratio: float | None = unset(
+        "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1. "
+        "OUTPUT_DIR/unmerged keeps the weights after training.",
         least=0,
         most=1,
-        read_if=GUARDED,
     )

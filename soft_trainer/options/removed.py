@@ -14,6 +14,7 @@ _COLUMNS = "rename the columns (anchor, positive, negative_1; here docstring, co
 
 # Option, argument, function or command -> what to use instead.
 REMOVED: dict[str, str] = {
+    "cache_dir": "give it to the estimator",
     "clamp_negative_scores": "leave it out; scores below 0 are used as they are",
     "equal_texts_apart": _SIMILAR,
     "from_sentence_transformers": _COLUMNS,

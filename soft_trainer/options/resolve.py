@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
-from types import SimpleNamespace
 
 from transformers import TrainingArguments
 
@@ -15,7 +13,6 @@ from soft_trainer.options.declared import Values, check_values, declared_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.refused import check_options
 
-COLUMN = "column"  # --negatives column
 COMPARE_CODES = (
     "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
     "(--bm25_document_column code_tokens)"
@@ -60,13 +57,9 @@ class Plan:
         effective = effective_options(SoftInfoNCEOptions, Values(self.loss, self.options, self))
         return {name: value for name, value in effective.items() if not hasattr(self.loss, name)}
 
-    def unread(self, args: TrainingArguments, guard: bool = False) -> list[str]:
-        """Returns a line for each option of training that was given and changes nothing.
-
-        Args:
-            guard: True if there are guard sets.
-        """
-        return unread_options([args], Values(self.loss, self.options, self, SimpleNamespace(guard=guard)))
+    def unread(self, args: TrainingArguments) -> list[str]:
+        """Returns a line for each option of training that was given and changes nothing."""
+        return unread_options([args], Values(self.loss, self.options, self))
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
@@ -86,19 +79,12 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     given = {name: getattr(args, name) for name in names}
     options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
     loss = resolve_loss(options, estimator)
-    parse_ranks(options.negative_ranks)
-    similar = args.train_sampling_strategy == "similar" and options.similar_by == "estimator"
     name = "no estimator" if estimator is None else type(estimator).__name__
-    source = options.negatives
-    if similar and not getattr(estimator, "finds_neighbours", False):
+    if args.train_sampling_strategy == "similar" and not getattr(estimator, "finds_neighbours", False):
         raise UserError(
             f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
-            "trained_model or initial_model, or --similar_by bm25"
+            "trained_model or initial_model"
         )
-    if source is not None and not options.negatives_per_query:
-        raise UserError("negatives: say how many of them each query gets, with --negatives_per_query")
-    if source not in (None, COLUMN) and not Path(source).exists():
-        raise UserError(f"negatives={source}: no such file")
     return Plan(
         loss,
         options,
@@ -138,27 +124,7 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
         )
     if aware and not getattr(estimator, "compares_codes", True):
         raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
-    if loss.cancel == "ratio" and hasattr(estimator, "members"):
-        raise UserError("cancel=ratio: a mixture's similarities are logarithms, use cancel=top_k")
     return loss
-
-
-def parse_ranks(ranks: str | None) -> tuple[int, int | None]:
-    """Parses "5,50" into first rank and exclusive end; None: no end.
-
-    Raises:
-        UserError: another text.
-    """
-    try:
-        first, last = (ranks or "0,").split(",")
-        first = int(first or 0)
-        last = int(last) if last.strip() else None
-    except (ValueError, AttributeError):  # in Python it may be no text
-        first = -1
-        last = None
-    if first < 0 or (last is not None and last <= first):
-        raise UserError(f"negative_ranks={ranks}: write FIRST,LAST, two numbers from 0, such as 5,50") from None
-    return first, last
 
 
 def check_codes(loss: LossSettings, codes: int) -> None:

@@ -28,6 +28,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         for name, value in asked.items():
             setattr(self, name, bool(value))
         workers = self.dataloader_num_workers
+        if workers < -1:
+            raise UserError(f"dataloader_num_workers={workers}: must be -1 (chosen by the device), 0 or more")
         self.dataloader_num_workers = max(self.dataloader_num_workers, 0)
         for name in self._VALID_DICT_FIELDS:
             value = getattr(self, name, None)

@@ -21,7 +21,7 @@ from soft_trainer.callbacks import EstimatorCallback
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array, members_of
+from soft_trainer.estimators.base import Estimator, Rows, as_array
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
@@ -67,9 +67,8 @@ class SoftInfoNCELoss(nn.Module):
         similarity_fct: Tensor[B, d] and Tensor[N, d] -> Tensor[B, N].
         gather_across_devices: take the codes of all processes as negatives.
         options: fields of `SoftInfoNCEOptions`: `loss`, `weighting` ("eq4" or "positive_aware"), `alpha`, `beta`,
-            `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`, `order_loss_weight`,
-            `order_loss_scale`, `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`,
-            `clamp_negative_scores` and `duplicates`, with the same defaults.
+            `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`, `distill_weight`,
+            `distill_temperature`, `infonce_weight`, `kl_weight` and `duplicates`, with the same defaults.
 
     Raises:
         UserError: options, rows or an estimator that cannot work together; in the first step, a batch that is too
@@ -298,29 +297,24 @@ class SentenceTransformerEstimator(Estimator):
 
 def _own_estimator(estimator, model: SentenceTransformer):
     """Returns a copy of the estimator, which one loss fits; it may take the model in training."""
+    if estimator is None:
+        return None
     estimator = copy.copy(estimator)
-    if hasattr(estimator, "members"):
-        estimator.members = [copy.copy(member) for member in estimator.members]
-    for member in members_of(estimator):
-        methods = (getattr(member, name, None) for name in ("fit", "similarity"))
-        is_class = isinstance(member, type)
-        is_initial = isinstance(member, InitialModelEstimator)
-        given = f"the class {member.__name__}" if is_class else repr(member)
-        is_estimator = all(map(callable, methods)) and not is_class
-        if not is_estimator:
-            raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {given}")
-        if is_initial:
-            raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
-        if isinstance(member, SentenceTransformerEstimator) and member.model is None:
-            member.model = model
+    methods = (getattr(estimator, name, None) for name in ("fit", "similarity"))
+    is_class = isinstance(estimator, type)
+    if is_class or not all(map(callable, methods)):
+        given = f"the class {estimator.__name__}" if is_class else repr(estimator)
+        raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {given}")
+    if isinstance(estimator, InitialModelEstimator):
+        raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
+    if isinstance(estimator, SentenceTransformerEstimator) and estimator.model is None:
+        estimator.model = model
     return estimator
 
 
 def _name(estimator) -> str:
-    """Returns the name of an estimator's class, with its members or the column that BM25 scores against."""
+    """Returns the name of an estimator's class, with the column that BM25 scores against."""
     name = type(estimator).__name__
-    if hasattr(estimator, "members"):
-        return f"{name}({', '.join(map(_name, estimator.members))})"
     if isinstance(estimator, BM25Estimator) and estimator.document_column != estimator.column:
         return f"{name}(document_column={estimator.document_column!r})"
     return name

@@ -14,8 +14,7 @@ from torch import Tensor
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import MixtureEstimator
-from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.estimators.registry import ESTIMATORS, choose_estimator
 from soft_trainer.evaluation.figures import COLORS, MARKERS, new_figure, save_png
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.options.commands import WeightPlotArguments
@@ -90,14 +89,14 @@ def choose_estimators(arguments: WeightPlotArguments) -> dict[str, object]:
         raise UserError("estimators: none gives no weights; leave it out")
     if not different:
         raise UserError(f"estimators={arguments.estimators!r}: up to {len(COLORS)} different names are expected")
-    # As one mixture, they take the models of --estimator_model one after the other.
-    joined = "+".join(names)
-    models = arguments.estimator_model
-    options = DataArguments(estimator=joined, estimator_model=models, no_estimator_cache=True)
-    chosen = choose_estimator(options, trust_remote_code=arguments.trust_remote_code)
-    members = iter(chosen.members if "+" in joined else [chosen])
-    groups = {name: [next(members) for _ in name.split("+")] for name in names}
-    return {name: group[0] if len(group) == 1 else MixtureEstimator(group) for name, group in groups.items()}
+    models = iter((arguments.estimator_model or "").split(","))
+    chosen = {}
+    for name in names:
+        takes_model = name in ESTIMATORS and ESTIMATORS[name].takes_model
+        model = (next(models, "") or None) if takes_model else None
+        options = DataArguments(estimator=name, estimator_model=model, no_estimator_cache=True)
+        chosen[name] = choose_estimator(options, trust_remote_code=arguments.trust_remote_code)
+    return chosen
 
 
 def batch_rows(arguments: WeightPlotArguments) -> Dataset:

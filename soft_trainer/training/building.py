@@ -26,7 +26,7 @@ DEFAULT_MODEL = "microsoft/unixcoder-base"
 RECIPE = "hard_batches.yaml"
 # Whoever names one of these has chosen the batches and the weights.
 CHOICES = {"estimator", "estimator_model", "train_sampling_strategy", "bm25_idf", "bm25_scope", "bm25_document_column"}
-CHOICES |= {"mixture_shares", "mixture_temperatures", *SoftInfoNCEOptions.__dataclass_fields__}
+CHOICES |= set(SoftInfoNCEOptions.__dataclass_fields__)
 # These change how a batch is computed, which dimensions are trained or what is added to the loss, and leave the
 # choice open.
 CHOICES -= {"chunk_by_length", "gradient_cache_chunk_size", "gather_negatives", "matryoshka_dims"}

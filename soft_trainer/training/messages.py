@@ -62,7 +62,7 @@ def warnings_of(trainer) -> list[str]:
     plan = trainer.plan
     encoder = trainer.encoder
     model = trainer.model
-    warnings = [*ignored_options(trainer.args), *plan.unread(trainer.args, bool(trainer.guards.sets))]
+    warnings = [*ignored_options(trainer.args), *plan.unread(trainer.args)]
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosines are too close together for a softmax to learn from: set score_scale, 20 for example"

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from soft_trainer.data.codesearchnet import by_language, target_rows
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
-from soft_trainer.data.negatives import limited
+from soft_trainer.data.judgments import NEGATIVES
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
@@ -19,7 +19,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, saved_adapter
 from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, members_of
+from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric, shorter_titles
@@ -27,12 +27,12 @@ from soft_trainer.files import read_json
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.refused import FALLING
-from soft_trainer.options.resolve import Plan, check_codes, parse_ranks, resolve
+from soft_trainer.options.removed import refuse_removed
+from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
 from soft_trainer.training.building import model_name, pretrained_config
-from soft_trainer.training.hard_batches import COLUMN_NAME, check_code_only, choice_of, read_negatives
-from soft_trainer.training.merging import AUTO, check_merging
+from soft_trainer.training.hard_batches import check_code_only, column_negatives
 
 # Arguments of `Trainer.__init__` that are refused, and the alternatives.
 REFUSED_ARGUMENTS = {
@@ -67,7 +67,7 @@ def check_before_loading(
         size = parse_size(scratch)[0] if scratch else pretrained_config(model_args).hidden_size
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], by_language(data.get("valid"), data_args.languages))
-    check_merging(args, bool(data_args.guard), "valid" in data)
+    check_merging(args)
     if new and scratch:
         raise UserError("lora_r: an encoder from scratch has no weights worth freezing; leave it out")
     if new and saved:
@@ -76,17 +76,16 @@ def check_before_loading(
         raise UserError("merge_lora: no adapter to merge; set --lora_r, 16 for example")
     if data_args.early_stopping_patience is not None and args.eval_strategy == "no":
         raise UserError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
-    if scratch and _reads_initial_model(estimator):
+    if scratch and isinstance(estimator, InitialModelEstimator):
         raise UserError(
             f"estimator=initial_model: with --from_scratch {scratch} the encoder starts at random, "
             "and so would the weights; use bm25, simcse or trained_model"
         )
     if args.do_train:
         check_rows_of(plan, args, estimator, data["train"])
-        negatives = read_negatives(plan.options, data["train"], profile)
-        if negatives is not None:
-            limited(negatives, choice_of(plan.options))  # refuses limits that leave none
-            check_code_only(estimator if plan.loss.needs_similarity else None, len(negatives.code_only))
+        negatives = column_negatives(data["train"]) if plan.options.negatives_per_query else None
+        if negatives is not None and plan.loss.needs_similarity:
+            check_code_only(estimator, len(negatives.code_only))
 
 
 def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
@@ -103,23 +102,10 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(train_dataset)
-    options = plan.options
-    number = plan.options.negatives_per_query
-    mines = number and options.negatives is None and COLUMN_NAME not in train_dataset.column_names
-    first, last = parse_ranks(options.negative_ranks)
+    mines = plan.options.negatives_per_query > 0 and NEGATIVES not in train_dataset.column_names
     if mines and estimator is None:
         raise UserError(
-            "negatives_per_query: mining needs an estimator; or name a file with --negatives, or give the rows a "
-            "column 'negatives'"
-        )
-    if last is not None and last - first < number:
-        raise UserError(
-            f"negative_ranks={options.negative_ranks}: too few ranks for negatives_per_query={number}; name more"
-        )
-    if mines and last is None and first and options.negative_candidates < first + number:
-        raise UserError(
-            f"negative_ranks={options.negative_ranks}: only {options.negative_candidates} candidates of each query "
-            f"are mined; set --negative_candidates {first + number} or more"
+            "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds some"
         )
 
 
@@ -174,7 +160,7 @@ def check_trainer(trainer) -> None:
             raise UserError(
                 "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it"
             )
-    check_merging(args, bool(trainer.guards.sets), trainer.eval_dataset is not None)
+    check_merging(args)
     if trainer.compute_metrics is None:
         check_metric(args, trainer.evaluated_dims, trainer.eval_dataset)
     check_model(trainer.model, trainer.encoder)
@@ -182,6 +168,21 @@ def check_trainer(trainer) -> None:
     if trainer.train_dataset is not None:
         check_rows_of(plan, args, trainer.estimator, trainer.train_dataset)
         check_adapter(trainer.model, args)
+
+
+def check_merging(args) -> None:
+    """Refuses to merge where no process has all weights.
+
+    Args:
+        args: `TrainingArguments`; `merge_ratio` is read if there is one.
+
+    Raises:
+        UserError: names the command that merges later.
+    """
+    if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
+        raise UserError(
+            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it"
+        )
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
@@ -250,13 +251,10 @@ def check_training(trainer, checkpoint: str | None) -> None:
     trained = trainer.state.global_step > 0
     if trainer.train_dataset is None:
         raise UserError("train_dataset: training needs rows")
-    if checkpoint and trained and _reads_initial_model(trainer.estimator):
+    if checkpoint and trained and isinstance(trainer.estimator, InitialModelEstimator):
         raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
     check_checkpoint(trainer.model, checkpoint)
-    for each in trainer.guards.sets:
-        target_rows(each.queries, each.codebase, f"guards[{each.name!r}]")
-    chooses = getattr(args, "merge_ratio", None) == AUTO
-    if args.eval_strategy == "no" and not args.eval_on_start and not chooses:
+    if args.eval_strategy == "no" and not args.eval_on_start:
         return
     if sets is None:
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
@@ -318,8 +316,5 @@ def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -
     for name, alternative in REFUSED_ARGUMENTS.items():
         if arguments.get(name) is not None:
             raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
+    refuse_removed(arguments)
     add_padding_token(processing_class)
-
-
-def _reads_initial_model(estimator) -> bool:
-    return any(isinstance(member, InitialModelEstimator) for member in members_of(estimator))

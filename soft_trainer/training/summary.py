@@ -40,8 +40,8 @@ def settings(trainer) -> dict:
         "training": training_settings(trainer),
         "environment": environment(),
     }
-    if trainer.merging.record:
-        record["merging"] = trainer.merging.record
+    if trainer.merging:
+        record["merging"] = trainer.merging
     return record
 
 
@@ -88,13 +88,12 @@ def measured_results(trainer) -> dict[str, dict[str, dict]]:
     for step, in_training, logged in trainer.evaluations:
         if step == 0:
             system = "untrained"
-        elif not in_training or (step == final_step and not trainer.merging.record):
+        elif not in_training or (step == final_step and not trainer.merging):
             system = "trained"
         else:
             continue
         for prefix in [name.removesuffix("_pool_size") for name in logged if name.endswith("_pool_size")]:
             metrics = {name.removeprefix(f"{prefix}_"): value for name, value in logged.items()}
-            metrics = {name: value for name, value in metrics.items() if not name.startswith("guard_")}
             results.setdefault(prefix.removeprefix("eval_"), {})[system] = metrics
     return results
 

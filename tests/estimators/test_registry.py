@@ -17,16 +17,6 @@ def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):
         DataArguments(estimator="trained_model", estimator_model=str(encoder_dir), estimator_cache_dir=str(tmp_path))
     )
     assert trained.cache_dir == str(tmp_path)
-    mixture = choose_estimator(
-        DataArguments(
-            estimator="bm25+simcse",
-            estimator_model=str(encoder_dir),
-            mixture_shares="0.3,0.7",
-            no_estimator_cache=True,
-        )
-    )
-    assert [type(member).__name__ for member in mixture.members] == ["BM25Estimator", "SimCSEEstimator"]
-    assert mixture.shares == pytest.approx([0.3, 0.7]) and mixture.members[1].cache_dir is None
 
 
 def test_a_folder_may_have_an_at_sign_in_its_path(encoder_dir, tmp_path):
@@ -52,8 +42,7 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
         ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"estimator": "json:Mine"}, "Mine"),
         ({"estimator": "os:getcwd"}, "it has no method fit; an estimator has fit and similarity"),
-        ({"estimator": "bm25+none"}, "'none'"),
-        ({"estimator": "bm25+bm25", "mixture_shares": "a,b"}, "numbers separated by commas"),
+        ({"estimator": "bm25+simcse"}, "mixtures are gone"),
         ({"estimator": "bm25", "bm25_idf": "plus"}, "okapi, robertson, lucene"),
     ],
 )

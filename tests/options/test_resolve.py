@@ -11,7 +11,7 @@ from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import LossOptions
-from soft_trainer.options.resolve import parse_ranks, resolve, resolve_loss
+from soft_trainer.options.resolve import resolve, resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 
@@ -57,17 +57,6 @@ def test_every_setting_of_the_loss_is_an_option():
     assert declared_options(LossOptions).keys() == {field.name for field in dataclasses.fields(LossSettings)}
 
 
-@pytest.mark.parametrize(("text", "ranks"), [(None, (0, None)), ("5,50", (5, 50)), (",3", (0, 3)), ("4,", (4, None))])
-def test_ranks_of_own_negatives(text, ranks):
-    assert parse_ranks(text) == ranks
-
-
-@pytest.mark.parametrize("text", ["3", "a,b", "5,2", "5,0", "0,0", "-1,4", "1,2,3", (5, 50)])
-def test_ranks_that_are_none(text):
-    with pytest.raises(UserError, match="write FIRST,LAST"):
-        parse_ranks(text)
-
-
 def test_none_means_the_default_of_an_option(tmp_path):
     left_out = dict.fromkeys(("floor", "cancel", "weighting", "duplicates", "negatives_per_query", "group_size"))
     assert resolve(args_of(tmp_path, **left_out)) == resolve(args_of(tmp_path))
@@ -89,4 +78,4 @@ def test_settings_without_an_effect_are_not_named(tmp_path):
     plan = resolve(args, BM25Estimator())
     expected = {"loss": "soft_info_nce", "alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}
     assert plan.effective_loss == expected | {"cancel": "top_k", "cancel_k": 3}
-    assert plan.effective_batches == {"negatives_per_query": 2, "negatives_meet": "own", "negative_candidates": 64}
+    assert plan.effective_batches == {"negatives_per_query": 2, "negative_ratio": 0.95}

@@ -7,7 +7,6 @@ from refusals import refused
 
 import soft_trainer.sentence_transformers
 from soft_trainer import BM25Estimator
-from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.sentence_transformers import CachedSoftInfoNCELoss, SoftInfoNCELoss, with_rows
 
@@ -92,13 +91,12 @@ def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_tran
 @pytest.mark.slow
 def test_two_losses_of_one_estimator_keep_their_own_rows(sentence_transformer):
     estimator = BM25Estimator()
-    for given in (estimator, MixtureEstimator([BM25Estimator(), estimator])):
-        first = SoftInfoNCELoss(sentence_transformer, given, with_rows(data()))
-        before = first.estimator.similarity([0, 1], [0, 1])
-        other = Dataset.from_dict({"anchor": ["a", "a b", "c"], "positive": ["e", "f", "g"]})
-        second = SoftInfoNCELoss(sentence_transformer, given, with_rows(other))
-        assert torch.equal(first.estimator.similarity([0, 1], [0, 1]), before)
-        assert second.estimator.similarity([2], [0, 1, 2]).shape == (1, 3)
+    first = SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()))
+    before = first.estimator.similarity([0, 1], [0, 1])
+    other = Dataset.from_dict({"anchor": ["a", "a b", "c"], "positive": ["e", "f", "g"]})
+    second = SoftInfoNCELoss(sentence_transformer, estimator, with_rows(other))
+    assert torch.equal(first.estimator.similarity([0, 1], [0, 1]), before)
+    assert second.estimator.similarity([2], [0, 1, 2]).shape == (1, 3)
 
 
 @pytest.mark.parametrize("kind", [SoftInfoNCELoss, CachedSoftInfoNCELoss])

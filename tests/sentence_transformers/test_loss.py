@@ -13,7 +13,6 @@ from sentence_transformers.util import dot_score
 
 from soft_trainer import BM25Estimator, Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.sentence_transformers import (
     CachedSoftInfoNCELoss,
@@ -335,7 +334,5 @@ def test_the_settings_that_have_an_effect_are_named(pairs, sentence_transformer)
         "estimator": "BM25Estimator(document_column='code_tokens')", "loss": "soft_info_nce",
         "weighting": "positive_aware", "margin": 0.0, "temperature": 1.0, "cancel": "top_k", "cancel_k": 3,
     }  # fmt: skip
-    members = "MixtureEstimator(BM25Estimator, BM25Estimator(document_column='code_tokens'))"
-    assert config(MixtureEstimator([BM25Estimator(), BM25Estimator(**BM25)]))["estimator"] == members
     kl = config(BM25Estimator(), loss="kl_regularization")
     assert {"kl_weight", "infonce_weight"} <= kl.keys() and "alpha" not in kl

@@ -47,16 +47,14 @@ def test_the_paper_s_case_study_under_bm25(run, tmp_path):
 
 
 def test_each_estimator_s_own_settings_and_model(run, data_dir, encoder_dir):
-    names, models = "bm25,simcse,trained_model,bm25+simcse", ",".join([str(encoder_dir)] * 3)
+    names, models = "bm25,simcse,trained_model", ",".join([str(encoder_dir)] * 2)
     rows = ("--data_dir", data_dir, "--batch_size", 12, "--query", 3, "--negatives", 5)
     header, _, *lines = run(*rows, "--estimators", names, "--estimator_model", models).splitlines()[2:]
     assert cells(header)[1::2] == [f"{name} similarity" for name in names.split(",")]
-    assert len(lines) == 5 and all(len(cells(line)) == 9 for line in lines)
-    arguments = WeightPlotArguments(
-        estimators="bm25+simcse,trained_model", estimator_model=f"{encoder_dir},{encoder_dir}"
-    )
+    assert len(lines) == 5 and all(len(cells(line)) == 7 for line in lines)
+    arguments = WeightPlotArguments(estimators="simcse,trained_model", estimator_model=f"{encoder_dir},{encoder_dir}")
     kinds = {name: type(estimator).__name__ for name, estimator in weight_plot.choose_estimators(arguments).items()}
-    assert kinds == {"bm25+simcse": "MixtureEstimator", "trained_model": "TrainedModelEstimator"}
+    assert kinds == {"simcse": "SimCSEEstimator", "trained_model": "TrainedModelEstimator"}
 
 
 def test_weights_are_those_of_training(dataset):

@@ -8,10 +8,8 @@ from torch.nn.functional import normalize
 from trainings import OWN, batches_of, bm25, check_weights, fitted, initial
 
 from soft_trainer import BM25Estimator, losses
-from soft_trainer.data import neighbours
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import MixtureEstimator
 from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
 from soft_trainer.loss_settings import LOSSES
 
@@ -47,14 +45,11 @@ def topics(rows):
 # ---- Clustered batches ----
 
 
-@pytest.mark.parametrize("by", ["bm25", "estimator"])
-def test_clustered_batches_hold_whole_topics_and_every_row_once_an_epoch(make_trainer, topics, by):
+def test_clustered_batches_hold_whole_topics_and_every_row_once_an_epoch(make_trainer, topics):
     options = {"train_sampling_strategy": "similar", "group_size": 6, "per_device_train_batch_size": 12}
 
-    def trainer(**more):
-        return fitted(
-            make_trainer(None if by == "bm25" else BM25Estimator(), topics, similar_by=by, **options, **more)
-        )
+    def trainer():
+        return fitted(make_trainer(BM25Estimator(), topics, **options))
 
     first = trainer()
     epochs = [[batch.rows for batch in batches_of(first, epoch)] for epoch in range(2)]
@@ -63,7 +58,6 @@ def test_clustered_batches_hold_whole_topics_and_every_row_once_an_epoch(make_tr
         assert [len(set(rows // 6)) for rows in batches] == [2, 2, 2, 2]
     assert not np.array_equal(epochs[0], epochs[1])
     assert np.array_equal(epochs[1], [batch.rows for batch in batches_of(trainer(), 1)])
-    assert min(len(set(batch.rows // 6)) for batch in batches_of(trainer(random_share=1.0))) > 2
 
 
 def test_groups_are_nearest_by_brute_force(make_trainer):
@@ -76,18 +70,6 @@ def test_groups_are_nearest_by_brute_force(make_trainer):
     assert any(sorted(rank[group[0], group[1:]]) == [0, 1, 2] for group in first_groups)
     mates = np.concatenate([rank[group[0], group[1:]] for group in first_groups])
     assert mates.mean() < 6  # of 23: 11 in a random batch
-
-
-def test_nearest_and_equal_texts_are_kept_apart(make_trainer, rows):
-    twins = with_twins(rows, 20, 4)
-    trainer = fitted(make_trainer(initial(), twins, **SIMILAR, nearest_apart=1))
-    similarity = trainer.estimator.similarity(range(24), range(24))
-    nearest = similarity.fill_diagonal_(-torch.inf).argmax(1).numpy()
-    for batch in batches_of(trainer):
-        assert not set(batch.rows) & set(nearest[batch.rows])
-    for apart in (False, True):
-        batches = batches_of(make_trainer(initial(), twins, **SIMILAR, equal_texts_apart=apart))
-        assert any(batch.duplicates for batch in batches) != apart  # the nearest of a row is its twin
 
 
 # ---- The step ----
@@ -106,12 +88,12 @@ def gradients(trainer, batch) -> tuple[float, dict]:
     "options",
     [
         OWN,
-        OWN | {"negatives_meet": "all", "duplicates": "positives", "order_loss_weight": 0.5},
+        OWN | {"duplicates": "positives"},
         AWARE | {"duplicates": "positives"},
-        {"loss": "kl_regularization", "order_loss_weight": 0.5} | OWN,
+        {"loss": "kl_regularization", "distill_weight": 0.5} | OWN,
         OWN | AWARE | {"duplicates": "positives", "distill_weight": 0.5},
     ],
-    ids=["own", "own-all-positives-order", "positives", "kl", "own-positives-distill"],
+    ids=["own", "own-positives", "positives", "kl", "own-positives-distill"],
 )
 def test_gradient_caching_changes_nothing(make_trainer, rows, exact_model, options):
     results = []
@@ -126,21 +108,14 @@ def test_gradient_caching_changes_nothing(make_trainer, rows, exact_model, optio
     check_weights(found, expected, atol=1e-10)
 
 
-ADDED = {
-    "order_loss_weight": lambda *batch, **columns: losses.order_loss(batch[0], batch[1], 1.0, batch[2], **columns),
-    "distill_weight": lambda *batch, **columns: losses.kl_divergence(batch[0], batch[1], 1.0, batch[2], **columns),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ADDED)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_further_loss_stands_beside_every_loss_with_inputs_from_the_workers(make_trainer, exact_model, loss, name):
+def test_distilling_is_added_to_every_loss_with_inputs_from_the_workers(make_trainer, exact_model, loss):
     values = []
     for in_workers, weight in ((True, 0.7), (False, 0.7), (True, 0.0)):
         estimator = bm25()
         estimator.in_workers = in_workers
-        trainer = make_trainer(estimator, model=exact_model, loss=loss, **{name: weight}, **OWN)
+        trainer = make_trainer(estimator, model=exact_model, loss=loss, distill_weight=weight)
         batch = batches_of(trainer)[0]
         assert (batch.loss_inputs is not None) == (in_workers and (weight > 0 or loss != "info_nce"))
         with torch.no_grad():
@@ -148,7 +123,7 @@ def test_a_further_loss_stands_beside_every_loss_with_inputs_from_the_workers(ma
             values.append(trainer.batch_loss(queries, codes, batch).item())
     similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
     scores = 20 * normalize(queries) @ normalize(codes).T
-    added = ADDED[name](scores, similarity, batch.positives, negatives=batch.negatives)
+    added = losses.kl_divergence(scores, similarity, 1.0, batch.positives, negatives=batch.negatives)
     assert added > 0.02
     assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert values[0] - values[2] == pytest.approx(0.7 * added.item(), abs=1e-6)
@@ -239,26 +214,12 @@ def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_
     "estimator, options, says",
     [
         (lambda: SimCSEEstimator("x"), AWARE, "SimCSEEstimator does not compare"),
-        (lambda: MixtureEstimator([bm25(), initial()]), AWARE, "MixtureEstimator does not"),
-        (None, {"order_loss_weight": 1.0}, "order_loss_weight=1.0 needs an estimator"),
         (None, {"distill_weight": 1.0}, "distill_weight=1.0 needs an estimator"),
         (None, SIMILAR, "no estimator has no vectors"),
-        (None, OWN, "mining needs an estimator"),
+        (None, OWN, "name an estimator that finds some"),
         (bm25, OWN | {"collator": lambda features: features}, "data_collator: collates pairs"),
     ],
 )
 def test_what_cannot_work_is_refused_by_the_constructor(make_trainer, estimator, options, says):
     with pytest.raises(UserError, match=says):
         make_trainer(estimator and estimator(), **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [True, False])
-def test_neighbours_by_bm25_are_kept_where_the_options_say(script, data_dir, tmp_path, monkeypatch, kept):
-    stored = []
-    monkeypatch.setattr(neighbours, "store_arrays", lambda folder, *_: stored.append(folder))
-    options = {"estimator": "none", "train_sampling_strategy": "similar", "similar_by": "bm25", "max_steps": 1}
-    cache = {"estimator_cache_dir": tmp_path / "kept"} if kept else {"no_estimator_cache": True}
-    encoder = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 8, "use_cpu": True}
-    code, _ = script(data_dir=data_dir, language="python", output_dir=tmp_path / "out", **options, **cache, **encoder)
-    assert code == 0 and stored == ([str(tmp_path / "kept")] if kept else [])

@@ -18,7 +18,7 @@ from soft_trainer.options.fields import STRATEGIES
 WORKER = Path(worker.__file__)
 LIMIT = 300  # seconds for a case
 LORA = {"lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
-OWN = {"negatives_per_query": 1, "negative_candidates": 6}
+OWN = {"negatives_per_query": 1, "negative_ratio": 10.0}
 SHORT = {"batch": 12, "max_steps": 4, "dataloader_drop_last": False, "train_sampling_strategy": "sequential"}
 # Name -> options; "batch" is the global batch.
 CASES = {
@@ -29,18 +29,16 @@ CASES = {
     "accumulated": {"batch": 6, "gradient_accumulation_steps": 2},
     "pool": {"batch": 8, "pool": 33, "max_steps": 1},
     "own_negatives": OWN | {"batch": 8, "negatives_per_query": 2},
-    "own_negatives_cached": OWN
-    | {"batch": 6, "negatives_meet": "all", "duplicates": "positives"}
-    | {"order_loss_weight": 0.1, "gradient_cache_chunk_size": 3},
+    "own_negatives_cached": OWN | {"batch": 6, "duplicates": "positives", "gradient_cache_chunk_size": 3},
     "distilled": OWN | {"batch": 8, "distill_weight": 0.5},
-    "merged": {"batch": 8, "merge_ratio": "0.5"},
+    "merged": {"batch": 8, "merge_ratio": 0.5},
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
     "matryoshka_cached": {"batch": 8, "matryoshka_dims": "32,8", "pool": 33, "gradient_cache_chunk_size": 3},
     **{f"strategy_{name}": {"batch": 6, "train_sampling_strategy": name} for name in STRATEGIES},
 }
 LOCAL = {"batch": 12, "gather_negatives": False, "train_sampling_strategy": "sequential", "dataloader_drop_last": True}
-LOCALS = {"local": LOCAL, "local_own_negatives": LOCAL | {"negatives_per_query": 2, "negative_candidates": 6}}
+LOCALS = {"local": LOCAL, "local_own_negatives": LOCAL | OWN | {"negatives_per_query": 2}}
 STARTS = ("fork", "forkserver", "spawn")  # how data workers are started
 STARTED = {
     f"local_{start}": LOCAL | {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": start}

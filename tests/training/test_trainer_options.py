@@ -151,9 +151,9 @@ def test_an_estimator_that_is_added_later_weighs(trainer_of):
 
 def test_two_estimators_are_refused(trainer_of):
     trainer = trainer_of()
-    with pytest.raises(UserError, match="MixtureEstimator"):
+    with pytest.raises(UserError, match="one EstimatorCallback"):
         trainer.add_callback(EstimatorCallback(BM25Estimator()))
-    with pytest.raises(UserError, match="MixtureEstimator"):
+    with pytest.raises(UserError, match="one EstimatorCallback"):
         trainer_of(arguments={"callbacks": [EstimatorCallback(BM25Estimator()) for _ in range(2)]})
 
 
@@ -200,7 +200,7 @@ def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(train
     class Recorder(TrainerCallback):
         def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
             rows, sampler = len(next(iter(train_dataloader)).rows), train_dataloader.batch_sampler
-            negatives = train_dataloader.dataset.own_negatives.choice.number
+            negatives = train_dataloader.dataset.own_negatives.number
             taken.append((sampler.similar["group_size"], rows, negatives, trainer.plan.loss.alpha))
 
     arguments = {"model": None, "model_init": lambda trial: copy.deepcopy(model)}
