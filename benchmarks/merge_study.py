@@ -34,10 +34,11 @@ import torch
 from soft_trainer import load_encoder
 from soft_trainer.evaluation.ranking import rank_codes
 from soft_trainer.files import write_text
-from soft_trainer.merging import RATIOS, RatioResult, choose_ratio, interpolate
+from soft_trainer.merging import interpolate
 from soft_trainer.studies.significance import reciprocal_ranks
 
 STUDY = Path(__file__).with_name("merge_study.json")
+RATIOS = (1.0, 0.75, 0.5, 0.25, 0.0)
 ROWS, QUERY_LENGTH, CODE_LENGTH = 2000, 32, 64
 TOLERANCE = 0.005
 SEEDS = (1234, 12345, 123456)
@@ -259,12 +260,16 @@ def mrr(ranks: list[int]) -> float:
 
 
 def chosen_ratio(cells: dict, name: str, cell: dict) -> float:
-    """The ratio that the rule of `--merge_ratio auto` chooses for a cell."""
+    """The ratio with the best valid MRR among those whose guards fell by at most `TOLERANCE`; of equals the smaller."""
     phase, language, *_ = name.split("/")
     at = cell["ranks"] | cells[f"{UNTRAINED_IN.get(phase, phase)}/{language}/0/untrained"]["ranks"]
     figures = {ratio: {key: mrr(values) for key, values in sets.items()} for ratio, sets in at.items()}
-    results = [RatioResult(float(ratio), each.pop("valid"), each) for ratio, each in figures.items()]
-    return choose_ratio(results, TOLERANCE)
+    valid = {ratio: each.pop("valid") for ratio, each in figures.items()}
+    before = next(guards for ratio, guards in figures.items() if float(ratio) == 0)
+    # Sums of floats: a fall of exactly the tolerance is within it.
+    lowest = {name: value - TOLERANCE - 1e-12 for name, value in before.items()}
+    allowed = [ratio for ratio, guards in figures.items() if all(guards[name] >= lowest[name] for name in lowest)]
+    return max((valid[ratio], -float(ratio), float(ratio)) for ratio in allowed)[2]
 
 
 def ablations(study: dict) -> dict[str, dict]:

@@ -45,8 +45,7 @@ from soft_trainer.terminal import table
 FAST_STEP = 0.030  # seconds
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 clock = time.perf_counter
-# The frozen encoders have random weights: neighbours by them would be the longest codes, so they come from BM25.
-SIMILAR = {"train_sampling_strategy": "similar", "similar_by": "bm25", "weighting": "positive_aware"}
+SIMILAR = {"train_sampling_strategy": "similar", "weighting": "positive_aware"}
 
 
 def seconds(function, repetitions: int) -> float:

@@ -16,7 +16,7 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
 
 @pytest.mark.parametrize("name", ["train_dataset", "eval_dataset", "codebase"])
 def test_a_stream_of_rows_is_refused(trainer_of, rows, name):
-    with pytest.raises(UserError, match=f"{name}: a datasets.Dataset .* not IterableDataset"):
+    with pytest.raises(UserError, match=f"{name}: a datasets.Dataset, .* not IterableDataset"):
         trainer_of(arguments={name: IterableDataset.from_generator(lambda: iter(rows))})
 
 
