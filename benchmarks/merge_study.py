@@ -260,7 +260,7 @@ def mrr(ranks: list[int]) -> float:
 
 
 def chosen_ratio(cells: dict, name: str, cell: dict) -> float:
-    """The ratio with the best valid MRR among those whose guards fell by at most `TOLERANCE`; of equals the smaller."""
+    """The ratio with the best valid MRR among those whose guards fell by at most `TOLERANCE`; of equals the least."""
     phase, language, *_ = name.split("/")
     at = cell["ranks"] | cells[f"{UNTRAINED_IN.get(phase, phase)}/{language}/0/untrained"]["ranks"]
     figures = {ratio: {key: mrr(values) for key, values in sets.items()} for ratio, sets in at.items()}
