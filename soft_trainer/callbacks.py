@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -81,12 +82,18 @@ class EstimatorCallback(TrainerCallback):
         }
 
 
-def with_estimators(callbacks) -> list:
-    """Returns the callbacks of a trainer; an estimator among them gets its `EstimatorCallback`."""
+def with_estimators(callbacks, default: Callable[[], object] | None = None) -> list:
+    """Returns the callbacks of a trainer; an estimator among them gets its `EstimatorCallback`.
+
+    Args:
+        default: makes the estimator for callbacks without one, or returns None for no estimator.
+    """
     wrapped = []
     for callback in callbacks or ():
         estimates = callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None))
         wrapped.append(EstimatorCallback(callback) if estimates else callback)
+    if default and find_estimator_callback(wrapped) is None and (estimator := default()) is not None:
+        wrapped.append(EstimatorCallback(estimator))
     return wrapped
 
 

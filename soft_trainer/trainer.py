@@ -32,10 +32,11 @@ from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
-from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
 from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.registry import default_estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
 from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, mrr_by_dims
 from soft_trainer.files import last_checkpoint
@@ -65,8 +66,8 @@ class SoftInfoNCETrainer(Trainer):
     Args:
         model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
             adapter (`model.add_adapter`); a `PeftModel` gives the encoder inside.
-        args: `SoftInfoNCETrainingArguments`, or plain `transformers.TrainingArguments`. The latter mean Soft-InfoNCE
-            with an estimator and InfoNCE without.
+        args: `SoftInfoNCETrainingArguments`, with the command line's default estimator where none is given, or plain
+            `transformers.TrainingArguments`, which mean Soft-InfoNCE with an estimator and InfoNCE without.
         train_dataset: rows in CodeSearchNet's columns, a `Dataset` or a list of dicts. A row's number is its position.
         eval_dataset: rows with `url` and a query, or a dict of them.
         codebase: the corpus that queries are ranked against, rows with `url` and a code, or a dict with the keys of
@@ -103,7 +104,9 @@ class SoftInfoNCETrainer(Trainer):
         args.output_dir = args.output_dir or "outputs"
         preflight.check_trainer_arguments(model, processing_class, encoder, kwargs)
         model = plain_encoder(model)
-        callbacks = with_estimators(callbacks)
+        encoder = encoder or profile_of(model)
+        trains = train_dataset is not None
+        callbacks = with_estimators(callbacks, trains and functools.partial(default_estimator, args, encoder, model))
         callback = find_estimator_callback(callbacks)
         resolve(args, None if callback is None else callback.estimator)  # refuses before anything is set up
         super().__init__(
@@ -116,10 +119,9 @@ class SoftInfoNCETrainer(Trainer):
             callbacks=callbacks,
             **kwargs,
         )
-        name = self.model.config._name_or_path
         self.codebase = as_row_sets(codebase, "codebase")
         self.estimator_callback = callback
-        self.encoder = encoder or (resolve_profile(name) if name else PROFILES["auto"])
+        self.encoder = encoder
         prepare_tokenizer(processing_class, self.encoder)
         self._own_collator = data_collator is None
         self._prepared: PreparedRows | None = None

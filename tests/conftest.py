@@ -259,6 +259,8 @@ def trainer_of(model, dataset, tokenizer, profile, tmp_path):
             "use_cpu": True,
         }
         args = (TrainingArguments if plain else SoftInfoNCETrainingArguments)(**settings | options)
+        if estimator is None:
+            args.named = {"estimator"}  # as the command line's `--estimator none` has it
         estimator = BM25Estimator() if estimator is UNSET else estimator
         given = {
             "model": model,

@@ -176,6 +176,12 @@ _POOLING_NAMES = {
 }
 
 
+def profile_of(model) -> EncoderProfile:
+    """Returns the profile of a loaded model: that of the place that it was loaded from."""
+    name = model.config._name_or_path
+    return resolve_profile(name) if name else PROFILES["auto"]
+
+
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
     """Returns the profile called `name`, or else the one that fits the encoder at `name_or_path`.
 

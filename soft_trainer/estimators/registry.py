@@ -9,17 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from transformers import PreTrainedModel
+
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.loading import load_tokenizer
-from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from soft_trainer.options.commands import PAPER_MODEL
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.defaults import take_default_recipe
+from soft_trainer.options.fields import DataArguments, reads_estimator
 from soft_trainer.options.removed import REMOVED
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 
@@ -96,6 +100,26 @@ def choose_estimator(
     if model and not (name in ESTIMATORS and ESTIMATORS[name].takes_model):
         print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes none")
     return estimator
+
+
+def default_estimator(
+    args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel
+) -> Estimator | None:
+    """Returns the estimator that a training from Python gets if it names none, and sets the options that go with it.
+
+    It is the one that the command line takes for the same options and the same encoder.
+
+    Args:
+        args: of the training; plain `TrainingArguments` get no estimator.
+        model: the encoder before training.
+    """
+    if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named:
+        return None
+    if not reads_estimator(args):
+        return None
+    data_args = DataArguments()
+    take_default_recipe(data_args, args, profile, model.config._name_or_path)
+    return choose_estimator(data_args, profile.query_columns)
 
 
 def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:

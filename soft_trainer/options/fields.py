@@ -9,7 +9,7 @@ import functools
 import os
 from dataclasses import dataclass
 
-from soft_trainer.options.declared import ReadIf, Values, check_values, option, unset
+from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.options.removed import RefusesRemoved
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
@@ -25,14 +25,14 @@ not_in_results = functools.partial(option, results=False)  # it changes what is 
 PARTS = ("do_train", "do_eval", "do_predict")  # of a run
 
 
-def _reads_estimator(o: Values) -> bool:
+def reads_estimator(o) -> bool:
     """Returns True if the loss, the batches or own negatives may come from the estimator."""
     loss = o.loss != "info_nce" or o.cancel != "none" or o.distill_weight > 0
     return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
 
 
 ESTIMATOR = ReadIf(
-    lambda o: o.estimator in (None, "none") or _reads_estimator(o),
+    lambda o: o.estimator in (None, "none") or reads_estimator(o),
     "loss=info_nce has no weights, and neither batches nor negatives come from an estimator",
 )
 BM25 = ReadIf(lambda o: o.estimator == "bm25", "the estimator is not bm25")

@@ -67,17 +67,22 @@ def parse(
     except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
     if rest:
-        word = rest[0].split("=")[0]
-        if not word.startswith("-"):
-            raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
-        refuse_removed([word.lstrip("-").replace("-", "_")])
-        raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), actions)}")
+        _refuse_word(rest[0].split("=")[0], actions)
     # The parser takes --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
     words = (word.removeprefix("--").split("=")[0] for word in argv if word.startswith("--"))
     given = frozenset(actions[word].dest if word in actions else word for word in words)
     for instance in parsed:
         instance.given = given
+        instance.named = given
     return tuple(parsed[: len(dataclass_types)])
+
+
+def _refuse_word(word: str, actions: Mapping) -> None:
+    """Raises UserError for a word of the command line that no option takes; names the nearest option."""
+    if not word.startswith("-"):
+        raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
+    refuse_removed([word.lstrip("-").replace("-", "_")])
+    raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), actions)}")
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -18,7 +18,18 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     Defaults that differ: batches of 32, 10 epochs, `learning_rate` 2e-5, the last short batch dropped, the model with
     the best `mrr` counts as best, NaN is never filtered from the log, unused columns stay, buffers are not broadcast.
+    A trainer decides the rest from its encoder, as the command line does (`options/defaults.py`).
+
+    Attributes:
+        named: the names of the options that somebody gave.
     """
+
+    named = frozenset()
+
+    def __new__(cls, *args, **given):
+        arguments = super().__new__(cls, *args, **given)
+        arguments.named = frozenset(given)
+        return arguments
 
     def __post_init__(self):
         asked = {name: getattr(self, name) for name in PARTS}

@@ -1,20 +1,16 @@
-"""The encoder that a command line asks for, and the defaults for one that is already trained for search."""
+"""The encoder that a command line asks for."""
 
 import pytest
 
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.parse import parse
-from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.training import building
 from soft_trainer.training.building import (
     build_model,
     build_profile,
     build_tokenizer,
     model_label,
-    take_default_recipe,
 )
 
 
@@ -110,63 +106,3 @@ def test_prompts_and_their_pooling_come_from_the_command_line():
     built = build_profile(arguments)
     assert (built.query_prefix, built.code_prefix) == ("<encoder-only></s>find: ", "<encoder-only></s>code: ")
     assert built.include_prompt is False
-
-
-# ---- The default recipe ----
-
-
-CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
-CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
-
-
-@pytest.fixture
-def options_after(tmp_path, encoder_dir):
-    """Returns the options of a run after its defaults were chosen, only those of the recipe."""
-
-    def choose(*words: str, model=encoder_dir) -> dict:
-        words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
-        types = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
-        model_args, data_args, args = parse(types, [*words, "--output_dir", str(tmp_path)])
-        take_default_recipe(model_args, data_args, args, build_profile(model_args))
-        return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in CHOSEN}
-
-    return choose
-
-
-def test_an_encoder_of_sentences_gets_hard_batches_and_a_line_says_so(options_after, capsys):
-    assert options_after() == CHOSEN
-    assert "--estimator initial_model --train_sampling_strategy similar" in capsys.readouterr().err
-
-
-def test_what_is_given_stays(options_after):
-    given = {"learning_rate": 1e-5, "num_train_epochs": 3}
-    assert options_after("--learning_rate", "1e-5", "--num_train_epochs=3") == CHOSEN | given
-    assert options_after("--learning-rate", "1e-5") == CHOSEN | {"learning_rate": 1e-5}
-    assert options_after("--gradient_cache_chunk_size", "8") == CHOSEN
-    assert options_after("--distill_weight", "0.3") == CHOSEN
-
-
-# A batch of 8 has no two groups of similar rows.
-OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random", "negatives_per_query": "1"}
-OWN_CHOICE |= {"score_function": "dot", "per_device_train_batch_size": "8", "do_predict": "true"}
-
-
-@pytest.mark.parametrize("words", [("estimator", "bm25"), *OWN_CHOICE.items()])
-def test_whoever_chooses_gets_the_other_defaults(options_after, words):
-    chosen = options_after(f"--{words[0]}", words[1])
-    assert chosen["weighting"] == "eq4" and chosen["learning_rate"] == 2e-5 and chosen["num_train_epochs"] == 10
-
-
-def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
-    assert options_after("--from_scratch", "32x1", model=None)["estimator"] == "bm25"
-    for file in ("config.json", "soft_trainer.json"):
-        (tmp_path / "plain" / file).parent.mkdir(exist_ok=True)
-        (tmp_path / "plain" / file).write_bytes((encoder_dir / file).read_bytes())
-    assert options_after(model=tmp_path / "plain")["estimator"] == "bm25"  # not saved for sentence-transformers
-
-
-def test_arguments_made_in_python_are_left_alone(encoder_dir, tmp_path):
-    model_args, data_args = ModelArguments(model_name_or_path=str(encoder_dir)), DataArguments()
-    args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    take_default_recipe(model_args, data_args, args, build_profile(model_args))
-    assert data_args.estimator == "bm25" and args.train_sampling_strategy == "random"

@@ -1,0 +1,52 @@
+"""The defaults of a training that depend on the encoder, for the command line, recipes and Python."""
+
+from __future__ import annotations
+
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.repository import repository_file
+from soft_trainer.options.declared import changed_options
+from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
+from soft_trainer.options.recipes import RECIPES, read_recipe
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.terminal import print_on_main
+
+RECIPE = "hard_batches.yaml"
+# Whoever names one of these has chosen the batches and the weights.
+CHOICES = {"estimator", "estimator_model", "train_sampling_strategy", "bm25_idf", "bm25_scope", "bm25_document_column"}
+CHOICES |= set(SoftInfoNCEOptions.__dataclass_fields__)
+# These change how a batch is computed, which dimensions are trained or what is added to the loss, and leave the
+# choice open.
+CHOICES -= {"chunk_by_length", "gradient_cache_chunk_size", "gather_negatives", "matryoshka_dims"}
+CHOICES -= {"distill_weight", "distill_temperature"}
+
+
+def take_default_recipe(
+    data_args: DataArguments,
+    args: SoftInfoNCETrainingArguments,
+    profile: EncoderProfile,
+    model: str | None,
+    revision: str | None = None,
+) -> None:
+    """Sets the options of `recipes/hard_batches.yaml` that nobody gave, where it is known to help, and says so.
+
+    That is for a pretrained encoder with the files of sentence-transformers and cosine scores: it finds similar rows
+    and weighs them before training. All other encoders, and runs that name their batches or weights, keep theirs.
+
+    Args:
+        model: folder or Hub name of the pretrained encoder; None for one from scratch.
+    """
+    given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
+    if not model or not args.do_train or given & CHOICES:
+        return
+    if profile.score_function != "cosine" or args.per_device_train_batch_size * args.world_size < 2 * args.group_size:
+        return
+    if repository_file(model, "modules.json", revision) is None:
+        return
+    changed = []
+    for name, value in read_recipe(RECIPES / RECIPE).items():
+        target = next((target for target in (data_args, args) if hasattr(target, name)), None)
+        if target is not None and name not in given:
+            setattr(target, name, value)
+            changed.append(f"--{name} {value}")
+    options = " ".join(changed)
+    print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")

@@ -1,0 +1,104 @@
+"""The defaults of a training come from its encoder, wherever its options come from."""
+
+import json
+import shutil
+
+import pytest
+from datasets import concatenate_datasets
+from transformers import AutoModel, AutoTokenizer, TrainingArguments
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.options.defaults import take_default_recipe
+from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
+from soft_trainer.training.building import build_profile
+
+CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
+CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
+
+
+@pytest.fixture
+def options_after(tmp_path, encoder_dir):
+    """Returns the options of a run after its defaults were chosen, only those of the recipe."""
+
+    def choose(*words: str, model=encoder_dir) -> dict:
+        words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
+        model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
+        pretrained = None if model_args.from_scratch else model_args.model_name_or_path
+        take_default_recipe(data_args, args, build_profile(model_args), pretrained)
+        return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in CHOSEN}
+
+    return choose
+
+
+def test_an_encoder_of_sentences_gets_hard_batches_and_a_line_says_so(options_after, capsys):
+    assert options_after() == CHOSEN
+    assert "--estimator initial_model --train_sampling_strategy similar" in capsys.readouterr().err
+
+
+def test_what_is_given_stays(options_after):
+    given = {"learning_rate": 1e-5, "num_train_epochs": 3}
+    assert options_after("--learning_rate", "1e-5", "--num_train_epochs=3") == CHOSEN | given
+    assert options_after("--learning-rate", "1e-5") == CHOSEN | {"learning_rate": 1e-5}
+    assert options_after("--gradient_cache_chunk_size", "8") == CHOSEN
+    assert options_after("--distill_weight", "0.3") == CHOSEN
+
+
+# A batch of 8 has no two groups of similar rows.
+OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random", "negatives_per_query": "1"}
+OWN_CHOICE |= {"score_function": "dot", "per_device_train_batch_size": "8", "do_predict": "true"}
+
+
+@pytest.mark.parametrize("words", [("estimator", "bm25"), *OWN_CHOICE.items()])
+def test_whoever_chooses_gets_the_other_defaults(options_after, words):
+    chosen = options_after(f"--{words[0]}", words[1])
+    assert chosen["weighting"] == "eq4" and chosen["learning_rate"] == 2e-5 and chosen["num_train_epochs"] == 10
+
+
+def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
+    assert options_after("--from_scratch", "32x1", model=None)["estimator"] == "bm25"
+    for file in ("config.json", "soft_trainer.json"):
+        (tmp_path / "plain" / file).parent.mkdir(exist_ok=True)
+        (tmp_path / "plain" / file).write_bytes((encoder_dir / file).read_bytes())
+    assert options_after(model=tmp_path / "plain")["estimator"] == "bm25"  # not saved for sentence-transformers
+
+
+@pytest.mark.parametrize("kind", ["sentences", "other"])
+@pytest.mark.parametrize(
+    "options", [{}, {"learning_rate": 2e-5}, {"train_sampling_strategy": "random"}, {"loss": "bce", "seed": 7}]
+)
+def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, options, dataset, tmp_path):
+    folder = encoder_dir
+    if kind == "other":
+        folder = shutil.copytree(encoder_dir, tmp_path / "other")
+        (folder / "modules.json").unlink()
+    fixed = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(options | {"model": str(folder), "score_function": "cosine"}))
+    profile = resolve_profile(str(folder)).replace(score_function="cosine")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def trained(arguments, callbacks=None):
+        model = AutoModel.from_pretrained(folder)
+        rows = {
+            "train_dataset": concatenate_datasets([dataset] * 2),
+            "processing_class": tokenizer,
+            "encoder": profile,
+            "callbacks": callbacks,
+        }
+        trainer = SoftInfoNCETrainer(model, arguments, **rows)
+        return trainer.plan, repr(trainer.estimator), trainer.args.learning_rate, trainer.args.num_train_epochs
+
+    def parsed(words):
+        model_args, data_args, args = parse(OF_A_RUN, [*words, *as_argv(fixed)])
+        take_default_recipe(data_args, args, build_profile(model_args), model_args.model_name_or_path)
+        return trained(args, [choose_estimator(data_args, profile.query_columns)])
+
+    python = trained(SoftInfoNCETrainingArguments(**options, **fixed))
+    words = as_argv(options | {"model": str(folder), "score_function": "cosine"})
+    assert python == parsed(words) == parsed(["--config", str(tmp_path / "recipe.yaml")])
+    assert (python[0].train_sampling_strategy == "similar") == (
+        kind == "sentences" and "loss" not in options and "train_sampling_strategy" not in options
+    )
+    plain = trained(TrainingArguments(**fixed))
+    assert plain[0].loss.loss == "info_nce" and plain[2:] == (5e-5, 3)
