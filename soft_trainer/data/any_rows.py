@@ -23,11 +23,11 @@ from datasets import (
     load_from_disk,
 )
 from datasets.exceptions import DatasetGenerationError
-from huggingface_hub.errors import HTTPError
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.codesearchnet import SPLITS, corpus_of, load_folder, split_files
+from soft_trainer.data.published import load_published
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.identity import file_fingerprint, fingerprint
@@ -159,8 +159,10 @@ def read_splits(source: str) -> dict[str, Dataset]:
         elif path.exists():
             loaded = _read_files([path] if path.is_file() else sorted(path.iterdir()), source)
         else:
-            loaded = load_dataset(source)
-    except (OSError, ValueError, HTTPError, DatasetGenerationError, StopIteration) as error:
+            loaded = load_published(source)
+    except UserError:
+        raise
+    except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
         reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
         raise UserError(f"{source}: cannot be read: {reason}") from error
     loaded = loaded if isinstance(loaded, dict) else {"train": loaded}

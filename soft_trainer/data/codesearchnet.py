@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_dataset
+from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets
 from datasets.arrow_writer import ArrowWriter
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.published import load_published, reading_hub
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -146,14 +147,8 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
         UserError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
     """
     name = f"{dataset_name} ({language})" if language else dataset_name
-    try:
+    with reading_hub(name):
         folder = _pushed_folder(dataset_name)
-        loaded = load_dataset(dataset_name, language) if folder is None else {}
-    except (OSError, ValueError, HTTPError) as error:
-        raise UserError(
-            f"{name} cannot be read from the Hub: {str(error).splitlines()[0]}; set HF_TOKEN for "
-            "a private data set, use --data_dir or --source_dir without a network"
-        ) from error
     if folder is not None:
         loaded = load_folder(folder, needed=())
         for split, rows in loaded.items():
@@ -165,6 +160,7 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
                 found = f"{split} has no row in {language}, only {others}"
                 raise UserError(f"{dataset_name}: {found}; choose with --language")
         return loaded
+    loaded = load_published(dataset_name, language)
     splits = {}
     for split, hub_split in HUB_SPLITS.items():
         if hub_split not in loaded:
@@ -180,6 +176,7 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
 def _pushed_folder(dataset_name: str) -> Path | None:
     """Returns the local copy of a data set that was pushed as a folder of JSON lines, None for any other."""
     patterns = [f"{split}.jsonl{end}" for split in SPLITS for end in ("", ".gz")]
+    patterns.append("README.md")  # without a match the client would print a warning
     try:
         folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network `datasets` may still have a cached copy

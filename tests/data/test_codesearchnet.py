@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict, Features
 from refusals import refused
 
-from soft_trainer.data import codesearchnet
+from soft_trainer.data import published
 from soft_trainer.data.codesearchnet import (
     FEATURES,
     SPLITS,
@@ -153,7 +153,7 @@ def hub(monkeypatch, rows):
     parts = {"train": rows[:8], "validation": rows[8:10], "test": [*rows[10:12], rows[9]]}
     lists = {split: [in_hub_columns(row, split) for row in part] for split, part in parts.items()}
     loaded, asked = DatasetDict({split: Dataset.from_list(part) for split, part in lists.items()}), []
-    monkeypatch.setattr(codesearchnet, "load_dataset", lambda *names, **_: asked.append(names) or loaded)
+    monkeypatch.setattr(published, "load_dataset", lambda *names, **_: asked.append(names) or loaded)
     return {"asked": asked, "splits": loaded}
 
 
@@ -172,7 +172,7 @@ def test_a_hub_that_cannot_be_reached_names_the_ways_without_it(monkeypatch):
     def fail(*_, **__):
         raise ConnectionError("Couldn't reach the Hub\nand more lines")
 
-    monkeypatch.setattr(codesearchnet, "load_dataset", fail)
+    monkeypatch.setattr(published, "load_dataset", fail)
     with refused("code-search-net/code_search_net", "--data_dir", "--source_dir"):
         load_hub("code-search-net/code_search_net", "ruby")
 

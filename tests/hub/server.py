@@ -25,9 +25,10 @@ READ_TOKEN = "hf_loopbackReadTokenOfAnn"
 FINE_TOKEN = "hf_loopbackFineGrainedTokenOfAnn"
 FINE_REPO = "ann/fine"
 ROLES = {WRITE_TOKEN: "write", READ_TOKEN: "read", FINE_TOKEN: "fineGrained"}
-NAMESPACES = ("ann", "lab")
+NAMESPACES = ("ann", "lab", "code-search-net")
 DATE = "2026-01-01T00:00:00.000Z"
 LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".pkl", ".gz", ".npy", ".npz", ".parquet", ".png")
+REVISION = r"(?P<revision>refs/convert/\w+|[^/]+)"
 REPO = r"(?P<kind>models|datasets|spaces)/(?P<id>[^/]+/[^/]+)"
 FILES = r"/(?P<kind>datasets/|spaces/|)(?P<id>[^/]+/[^/]+?)"
 
@@ -140,6 +141,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def json(self) -> dict:
         return json.loads(self.body or b"{}")
+
+    def form(self) -> dict[str, list[str]]:
+        return parse_qs(self.body.decode())
 
     def answer(self, value, status: int = 200, headers: dict[str, str] | None = None):
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -291,6 +295,13 @@ class Hub(BaseHTTPRequestHandler):
         entries += [described(path, content) for path, content in inside.items()]
         self.answer([entry for entry in entries if recursive or "/" not in entry["path"][len(prefix) :]])
 
+    def paths_info(self, kind, id, revision):
+        files = self.repo(kind, id).files(revision)
+        wanted = self.form()["paths"]
+        folders = [path for path in wanted if any(name.startswith(f"{path}/") for name in files)]
+        entries = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
+        self.answer([*entries, *(described(path, files[path]) for path in wanted if path in files)])
+
     def commits(self, kind, id, revision):
         repo = self.repo(kind, id)
         listing, sha = [], repo.resolve(revision)
@@ -356,11 +367,12 @@ ROUTES = [
     ("POST", rf"/api/{REPO}/preupload/(?P<revision>.+)", Hub.preupload),
     ("POST", rf"/api/{REPO}/commit/(?P<revision>.+)", Hub.commit),
     ("POST", rf"/api/{REPO}/branch/(?P<name>.+)", Hub.branch),
-    ("GET", rf"/api/{REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", Hub.tree),
+    ("GET", rf"/api/{REPO}/tree/{REVISION}(?:/(?P<folder>.+))?", Hub.tree),
+    ("POST", rf"/api/{REPO}/paths-info/{REVISION}", Hub.paths_info),
     ("GET", rf"/api/{REPO}/commits/(?P<revision>.+)", Hub.commits),
     ("GET", rf"/api/{REPO}(?:/revision/(?P<revision>.+))?", Hub.info),
     ("POST", rf"{FILES}\.git/info/lfs/objects/batch", Hub.batch),
-    ("GET HEAD", rf"{FILES}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Hub.file),
+    ("GET HEAD", rf"{FILES}/resolve/{REVISION}/(?P<path>.+)", Hub.file),
 ]
 
 

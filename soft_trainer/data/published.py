@@ -1,0 +1,67 @@
+"""Loads a data set from the Hub: from its files, or from the Parquet files that the Hub makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from datasets import DatasetDict, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError
+
+from soft_trainer.errors import UserError
+from soft_trainer.terminal import shortened
+
+PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are CONFIGURATION/SPLIT/0000.parquet
+
+
+def load_published(name: str, configuration: str | None = None) -> DatasetDict:
+    """Loads the splits of a data set on the Hub, or of one of its configurations.
+
+    A data set with a loading script, which `datasets` no longer runs, or without the configuration is read from the
+    branch with the Hub's own Parquet files.
+
+    Raises:
+        UserError: it cannot be read, for whatever reason.
+    """
+    with reading_hub(f"{name} ({configuration})" if configuration else name):
+        try:
+            return load_dataset(name, configuration)
+        except (RuntimeError, ValueError) as error:  # a loading script, or no such configuration
+            files = _converted_files(name, configuration or "default")
+            if not files:
+                raise error
+            return load_dataset("parquet", data_files=files)
+
+
+def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
+    """Returns the local copies of the Hub's Parquet files by split; {} if it has none of the configuration."""
+    pattern = f"{configuration}/*/*.parquet"
+    try:
+        folder = snapshot_download(name, repo_type="dataset", revision=PARQUET_BRANCH, allow_patterns=pattern)
+    except (OSError, HTTPError):  # no such branch; the first error says what is wrong
+        return {}
+    files: dict[str, list[str]] = {}
+    for path in sorted(Path(folder).glob(pattern)):
+        files.setdefault(path.parent.name, []).append(str(path))
+    return files
+
+
+@contextmanager
+def reading_hub(name: str) -> Iterator[None]:
+    """Turns any error into one line that names the data set and the ways without the Hub.
+
+    Raises:
+        UserError: the body failed.
+    """
+    try:
+        yield
+    except Exception as error:  # `datasets` raises the errors of a dozen libraries
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        reason = shortened(str(cause or error), 200) or type(error).__name__
+        raise UserError(
+            f"{name} cannot be read from the Hub: {reason}; set HF_TOKEN for a private data set, or train without the "
+            "Hub: --data_dir takes a folder of rows, --source_dir a source tree"
+        ) from error
