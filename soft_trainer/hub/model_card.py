@@ -26,9 +26,11 @@ import platform
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
@@ -36,14 +38,13 @@ from soft_trainer.encoders.repository import ADAPTER_CONFIG, base_of, published_
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import read_json, write_text
-from soft_trainer.hub.push import MERGED_ADAPTER, UNMERGED, load_arguments
+from soft_trainer.hub.push import EVAL_RESULTS, MERGED_ADAPTER, UNMERGED, load_arguments
 
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("soft_trainer", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-_INDEX = "model-index"
 
 
 def environment() -> dict[str, str]:
@@ -56,10 +57,14 @@ def environment() -> dict[str, str]:
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
-    """Writes `README.md` into an exported `folder`, and returns its path; None, after a warning, if that fails."""
+    """Writes `README.md` into an exported `folder`, and returns its path; None, after a warning, if that fails.
+
+    The results on the test set of a data set on the Hub are also written as the Hub's leaderboards read them.
+    """
     path = Path(folder) / "README.md"
     try:
         write_text(path, str(model_card(folder, record)))
+        _write_leaderboard_results(Path(folder) / EVAL_RESULTS, record)
     except Exception as error:  # the trained model is worth more than its card
         logger.warning("No model card in %s: %s: %s", folder, type(error).__name__, error)
         return None
@@ -150,6 +155,25 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
         for metric, title in (_METRIC_NAMES | shorter_titles(trained)).items()
         if metric in trained
     ]
+
+
+def _write_leaderboard_results(path: Path, record: Mapping) -> None:
+    """Writes the MRR on each language's test set to `path`; deletes the file of an earlier run if there is none."""
+    dataset = _hub_name(record["dataset"])
+    languages = record["languages"] or ["default"]
+    tasks = {"test": languages[0]} if len(languages) == 1 else {f"test-{name}": name for name in languages}
+    entries = []
+    for split, task in tasks.items():
+        trained = record["results"].get(split, {}).get("trained")
+        if dataset and trained:
+            corpus = f"MRR of {trained['queries']:,} queries over {trained['pool_size']:,} codes"
+            today = datetime.now(UTC).date().isoformat()
+            entries.append(EvalResultEntry(dataset, task, round(trained["mrr"], 4), date=today, notes=corpus))
+    if entries:
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _hub_name(name: str | None) -> str | None:

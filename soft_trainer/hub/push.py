@@ -40,10 +40,11 @@ TOKENIZER_FILES = (
     ),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
 )
+EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the form that the Hub's leaderboards read
 # All that is pushed of an encoder's folder, as patterns. Logs, ranks and rows beside them show source code that may be
 # private, and so does whatever else a user keeps there.
 ENCODER_FILES = (
-    *("README.md", RECORD, NUMBERS, "train_results.json", "eval_results.json", PROFILE_FILE),
+    *("README.md", EVAL_RESULTS, RECORD, NUMBERS, "train_results.json", "eval_results.json", PROFILE_FILE),
     *(*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES), *TOKENIZER_FILES),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
@@ -176,9 +177,9 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     """Returns what to push: each name with its file, or with the bytes that replace the file's."""
     paths = _encoder_files(folder) if repo_type == "model" else folder.rglob("*")
     names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
-    contents = {name: folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])}
     if repo_type != "model":
-        return contents
+        return {name: folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])}
+    contents: dict[str, Path | bytes] = {name: folder / name for name in names}
     for name in (RECORD, ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:
             contents[name] = json.dumps(without_paths(read_json(folder / name)), indent=2).encode() + b"\n"

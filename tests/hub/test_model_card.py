@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, parse_eval_result_entries
 from transformers import T5Config, T5EncoderModel
 
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
@@ -101,6 +101,23 @@ def test_header_is_what_the_hub_reads(card_of):
         "Recall@5 over 4,360 codes": 0.8,
         "Recall@10 over 4,360 codes": 0.9,
     }
+
+
+def test_results_on_the_test_set_are_what_a_leaderboard_reads(encoder_of, record, tmp_path):
+    folder = exported(encoder_of(CODEBERT), tmp_path / "encoder")
+    test = record["results"]["test"]
+    both = {"test-ruby": test, "test-go": test | {"trained": METRICS | {"mrr": 0.5}}, "valid-go": test}
+    write_model_card(folder, record | {"results": both})
+    path = folder / ".eval_results/code_search.yaml"
+    ruby, go = parse_eval_result_entries(yaml.safe_load(path.read_text()))
+    assert (ruby.dataset_id, ruby.task_id, ruby.value) == ("code-search-net/code_search_net", "ruby", 0.7123)
+    assert (go.task_id, go.value) == ("go", 0.5)
+    assert ruby.notes == "MRR of 1,261 queries over 4,360 codes" and re.fullmatch(r"\d{4}-\d\d-\d\d", ruby.date)
+    write_model_card(folder, record | {"languages": ["ruby"]})
+    (only,) = parse_eval_result_entries(yaml.safe_load(path.read_text()))
+    assert only.task_id == "ruby"
+    write_model_card(folder, record | {"dataset": "our rows"})  # on no leaderboard
+    assert not path.exists()
 
 
 def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(card_of, tmp_path):

@@ -11,6 +11,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.hub.push import check_push, later_command, push_folder
 
 REPO = "ann/encoder"
+RESULTS = ".eval_results/code_search.yaml"
 CARD = "---\nlicense: mit\n---\n# Card\n"
 
 
@@ -22,6 +23,7 @@ def folder(tmp_path):
         "README.md": CARD.encode(),
         "model.safetensors": b"weights" * 100_000,
         "1_Pooling/config.json": b"{}",
+        ".eval_results/code_search.yaml": b"[]",
         "training_args.bin": WRITE_TOKEN.encode(),
         "optimizer.pt": b"pickle",
         "extra/scaler.pkl": b"pickle",
@@ -39,7 +41,7 @@ def pushed(repo=REPO, **kwargs):
     return files - {".gitattributes"}
 
 
-COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json"}
+COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json", RESULTS}
 
 
 # ---- A push that succeeds ----
@@ -126,7 +128,7 @@ def test_revision_and_subfolder(here, folder):
 def test_other_kinds_of_repository(here, folder, repo_type):
     check_push(REPO, WRITE_TOKEN, repo_type=repo_type)
     push_folder(folder, REPO, WRITE_TOKEN, repo_type=repo_type)
-    assert pushed(repo_type=repo_type) == COMPLETE | {"checkpoint-5/model.safetensors"}
+    assert pushed(repo_type=repo_type) == (COMPLETE | {"checkpoint-5/model.safetensors"}) - {RESULTS}
 
 
 def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):
