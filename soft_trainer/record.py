@@ -54,7 +54,6 @@ CHANGE_RESULTS = (
     *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
     *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
 )
-NO_BASELINE = {"baseline": None}  # stands for a baseline's own options in a run that is none
 
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
@@ -65,13 +64,8 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
     return json.loads(json.dumps({name: values[name] for name in names}))
 
 
-def check_output_dir(
-    model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments, baseline: Mapping = NO_BASELINE
-) -> None:
+def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
     """Refuses an output folder with the record of another run, unless `overwrite` is set.
-
-    Args:
-        baseline: the options that only a baseline has.
 
     Raises:
         UserError: names the folder and the options that differ.
@@ -80,10 +74,10 @@ def check_output_dir(
     if args.overwrite or not path.is_file():
         return
     try:
-        then = {**NO_BASELINE, **read_json(path)["options"]}
+        then = read_json(path)["options"]
     except (UserError, KeyError, TypeError):
         then = {}  # not a record of ours, or one of a kind that cannot be compared
-    now = settings_of(model, data, args) | dict(baseline)
+    now = settings_of(model, data, args)
     changed = [f"{name} was {then[name]}, is {now[name]}" for name in now if name in then and then[name] != now[name]]
     if changed or not then:
         differences = "; ".join(changed[:3]) or "its record is not that of a training run"

@@ -13,10 +13,10 @@ from soft_trainer.options.recipes import read_recipe
 
 ROOT = Path(__file__).parents[1]
 LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
-# A study is many runs: tests/studies/test_studies_paper.py reads those.
+# A study is many runs: tests/studies/test_study.py reads those.
 OTHERS = set((ROOT / "recipes").rglob("*.yaml")) - set(LAUNCHES)
-RECIPES = [path for path in sorted(OTHERS) if "grid" not in read_recipe(path)]
-RUNS = [path for path in RECIPES if "simcse" not in path.name and path.name != "base.yaml"]
+RECIPES = [path for path in sorted(OTHERS) if "runs" not in read_recipe(path)]
+RUNS = [path for path in RECIPES if path.name != "base.yaml"]
 # Options that make any recipe small and local; the batch is the smallest that BM25's alpha and beta allow.
 TINY = {
     "source_dir": "",
@@ -39,12 +39,9 @@ def test_a_recipe_names_options_that_exist(path, tmp_path):
     from soft_trainer.options.fields import DataArguments
     from soft_trainer.options.model import ModelArguments
     from soft_trainer.options.training import SoftInfoNCETrainingArguments
-    from soft_trainer.simcse import SimCSEArguments, SimCSETrainingArguments
 
-    simcse = "simcse" in path.name
-    run = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
     parsed = parse(
-        (SimCSEArguments, SimCSETrainingArguments) if simcse else run,
+        (ModelArguments, DataArguments, SoftInfoNCETrainingArguments),
         ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "true"],
     )
     options = read_recipe(path)
@@ -63,7 +60,7 @@ def test_the_paper_names_its_settings_so_that_no_later_default_changes_them(path
     assert options - by_method - absent - without_effect <= recipe.keys()
     assert {"train_sampling_strategy", "negatives_per_query", "bm25_idf", "bm25_scope"} <= recipe.keys()
     study = read_recipe(ROOT / "recipes" / "paper" / "overall.yaml")
-    for method in study["grid"]["method"]:
+    for method in study["runs"].values():
         assert method["estimator"] == "none" or {"alpha", "beta", "temperature"} <= method.keys()
 
 

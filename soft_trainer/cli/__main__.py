@@ -33,12 +33,9 @@ COMMANDS = {
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",
     "evaluate-search": "measure the search of source trees",
-    "baseline": "train with sentence-transformers' own losses, for a comparison",
-    "simcse": "train the sentence encoder of the SimCSE estimator",
-    "study": "run a grid of runs, or print its plan",
+    "study": "make a list of runs under several seeds",
     "report": "write a report on finished runs: tables, tests, pictures",
     "compare": "compare two runs query by query",
-    "weights": "show the weights that estimators give to one batch",
     "push": "push a folder to the Hub",
 }
 PROGRAM = "soft-trainer"

@@ -1,32 +1,32 @@
-"""Report on finished runs, from their own records: report.md, report.csv and the page report.html with pictures.
+"""Report on finished runs, from their own records: a Markdown page with tables, paired tests and pictures.
 
-soft-trainer report OUTPUT_DIRS --output_dir report
+soft-trainer report outputs/my-study
+soft-trainer report outputs/my-study --baseline infonce --output_dir report
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument(
-        "folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of such folders"
-    )
-    parser.add_argument("--output_dir", default="report", help="where to write (default: report)")
+    add = parser.add_argument
+    add("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of such folders")
+    add("--baseline", metavar="NAME", help="method to compare the others with (default: InfoNCE)")
+    add("--output_dir", help="where to write (default: the folder `report` in the first of OUTPUT_DIRS)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Writes the report and prints its first table."""
+    """Writes the report and prints it."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.evaluation.figures import new_figure
-    from soft_trainer.studies.report.report import make_report, markdown, sections, write_report
+    from soft_trainer.studies.report import write_report
 
     new_figure(1, 1)  # reports a missing matplotlib before anything is computed
-    report = make_report(arguments.folders)
-    for line in report.left_out:
-        sys.stderr.write(f"left out: {line}\n")
-    sys.stdout.write(f"{markdown(sections(report)[0].table)}\n")
-    for path in write_report(report, arguments.output_dir):
-        sys.stderr.write(f"Written to {path}\n")
+    output_dir = arguments.output_dir or Path(arguments.folders[0]) / "report"
+    page = write_report(arguments.folders, output_dir, arguments.baseline)
+    sys.stdout.write(page.read_text(encoding="utf-8"))
+    sys.stderr.write(f"Written to {page}\n")

@@ -116,7 +116,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
 
     The similarity of a query to a code is that to the code's own query. The encoder is a folder or Hub name: a
     sentence-transformers model, with its own pooling, or a plain `AutoModel`, with mean pooling. Embeddings are
-    normalised. The paper uses `options.commands.PAPER_MODEL`, which `soft_trainer.simcse` trains further.
+    normalised. The paper uses `registry.PAPER_MODEL`, trained further as `examples/simcse.py` does.
     """
 
     alpha = 1.3

@@ -81,6 +81,11 @@ class RankedQueries:
         self.pool_size = int(facts[b"pool_size"]) if b"pool_size" in facts else None
         self.corpus: bytes | None = facts.get(b"corpus")
 
+    @property
+    def queries(self) -> list[tuple[str, str]]:
+        """The url of each query's own code, and the query's text."""
+        return list(zip(self.urls, map(self.query, range(len(self.urls))), strict=True))
+
     def query(self, row: int) -> str:
         """Returns the text of a query, or its code's url if the file has no texts."""
         return self._read("query", row) or self.urls[row]

@@ -14,6 +14,7 @@ _COLUMNS = "rename the columns (anchor, positive, negative_1; here docstring, co
 
 # Option, argument, function or command -> what to use instead.
 REMOVED: dict[str, str] = {
+    "baseline": "use benchmarks/baseline.py, which trains with sentence-transformers' own trainer",
     "cache_dir": "give it to the estimator",
     "clamp_negative_scores": "leave it out; scores below 0 are used as they are",
     "equal_texts_apart": _SIMILAR,
@@ -34,6 +35,8 @@ REMOVED: dict[str, str] = {
     "negatives_meet": "leave it out; a query meets its own negatives",
     "order_loss_scale": "leave it out; --distill_weight learns from the estimator",
     "order_loss_weight": "use --distill_weight, which learns from the estimator",
+    "simcse": "use examples/simcse.py, which trains with sentence-transformers' own trainer",
+    "weights": "use `soft-trainer report`, which draws the weights of a batch",
     "random_share": _SIMILAR,
     "similar_by": "use --estimator bm25 for neighbours by BM25",
     "to_sentence_transformers": _COLUMNS,

@@ -1,4 +1,4 @@
-"""Training arguments: the options that `fields.py` and `commands.py` declare, with those of `transformers`."""
+"""Training arguments: the options that `fields.py` declares, with those of `transformers`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
-from soft_trainer.options.commands import SimCSETrainingOptions
 from soft_trainer.options.fields import PARTS, TrainingOptions
 
 
@@ -54,8 +53,3 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         self.output_dir = folder  # stays None, so that the script can fill it in
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
-
-
-@dataclass
-class SimCSETrainingArguments(SimCSETrainingOptions, TrainingArguments):
-    """`transformers.TrainingArguments` with the defaults of the published run and twenty evaluations."""

@@ -100,14 +100,15 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
             f"warning: {unnamed[0]} does not say which codes it ranked, as its version did not record them: only the "
             "sizes of the two corpora were compared"
         )
-    if ranked.urls == reference.urls:
-        return np.arange(len(ranked.urls))
-    places = {url: row for row, url in enumerate(ranked.urls)}
-    if len(places) < len(ranked.urls) or sorted(places) != sorted(reference.urls):
-        shared = len(places.keys() & set(reference.urls))
-        counts = f"{len(reference.urls)} and {len(ranked.urls)}, {shared} in both"
-        raise UserError(f"{files}: the queries differ ({counts})")
-    return np.array([places[url] for url in reference.urls])
+    own = ranked.queries
+    expected = reference.queries
+    if own == expected:
+        return np.arange(len(own))
+    places = {query: row for row, query in enumerate(own)}
+    if len(places) < len(own) or sorted(places) != sorted(expected):
+        shared = len(places.keys() & set(expected))
+        raise UserError(f"{files}: the queries differ ({len(expected)} and {len(own)}, {shared} in both)")
+    return np.array([places[query] for query in expected])
 
 
 def describe(comparison: Comparison) -> str:
@@ -212,7 +213,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
         present = [name for name in names if any((run / f"ranks-{name}-{system}.parquet").is_file() for run in pair)]
         for name in present or names:  # without any, the first is named as missing
             ours, theirs = (ranks_of(run, name, system) for run in pair)
-            sets[tuple(sorted(ours.urls)), ours.pool_size, ours.corpus].append(((*parts, name), ours, theirs))
+            sets[tuple(sorted(ours.queries)), ours.pool_size, ours.corpus].append(((*parts, name), ours, theirs))
     comparisons = []
     for seeds in sets.values():
         names, ours, theirs = zip(*seeds, strict=True)

@@ -16,7 +16,7 @@ import soft_trainer
 import soft_trainer.cli
 from soft_trainer.cli.__main__ import COMMANDS, main, run_command
 from soft_trainer.options.recipes import RECIPES, read_recipe, recipe_path
-from soft_trainer.studies.grid import read_study
+from soft_trainer.studies.study import read_study
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "scipy", "pyarrow", "tree_sitter", "yaml", "huggingface_hub")
 
@@ -138,7 +138,7 @@ def test_a_recipe_has_a_name_and_a_path_wins_over_it(monkeypatch, tmp_path):
     for name in ("quickstart", "quickstart.yaml", "paper/unixcoder/base"):
         assert recipe_path(name).parent.is_relative_to(RECIPES)
     assert read_recipe(recipe_path("paper/unixcoder/base"))["num_train_epochs"] == 30  # of its base
-    assert len(read_study(recipe_path("paper/seeds")).chosen()) == 13
+    assert len(read_study(recipe_path("paper/overall")).runs) == 36
     (tmp_path / "quickstart").write_text("seed: 5\n")
     assert recipe_path("quickstart") == Path("quickstart")
     (tmp_path / "quickstart").unlink()

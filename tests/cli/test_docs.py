@@ -9,7 +9,7 @@ import pytest
 
 from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.options.recipes import recipe_path
-from soft_trainer.studies.grid import read_study
+from soft_trainer.studies.study import read_study
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
@@ -70,7 +70,7 @@ def check(words: list[str]) -> None:
     _, (first, *_) = parse_command(words)
     if words[0] == "study":
         changes = dict(word.split("=", 1) for word in first.set)
-        assert read_study(recipe_path(first.config), changes).chosen(first.only)
+        assert read_study(recipe_path(first.config), changes).runs
 
 
 def new_places() -> list[str]:
@@ -112,7 +112,7 @@ def test_words_are_found_as_a_shell_finds_them():
         "soft-trainer trian",
         "soft-trainer train --langauge go",
         "soft-trainer study --config paper/overal",
-        "soft-trainer study --config paper/overall --only language=cobol",
+        "soft-trainer study --config paper/overall --set language",
         "python -m soft_trainer.studies --config x",
         "python benchmarks/nothing.py",
         "accelerate launch run_codesearch.py --langauge go",

@@ -14,7 +14,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import load_ranks
 from soft_trainer.files import write_rows
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.studies.report.cells import find_runs
+from soft_trainer.studies.report import find_runs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -73,7 +73,7 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
     record = json.loads((tmp_path / "out/run.json").read_text())
     assert record["base_model"] == str(encoder_dir) and "loss" not in record and "training" not in record
     # Nothing was trained, so a report has no row for it.
-    with pytest.raises(UserError, match="measured by `soft-trainer evaluate`, not trained; `soft-trainer compare`"):
+    with pytest.raises(UserError, match="no training that was measured"):
         find_runs([tmp_path / "out"])
     capsys.readouterr()
     assert run_command(["compare", str(tmp_path / "out"), str(tmp_path / "out")]) == 0

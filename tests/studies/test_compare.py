@@ -181,3 +181,10 @@ def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
     (study / "go/ours/0/ranks-valid-trained.parquet").unlink()
     with refused("go/ours/0: no ranks of valid"):
         compare_patterns(*patterns(study), split="valid,test")
+
+
+def test_equal_urls_with_other_texts_are_other_queries(ranked, make_run):
+    a, b = ranked([1, 2, 3], [1, 1, 1])
+    texts = b.rows.set_column(b.rows.column_names.index("query"), "query", [["other 0", "other 1", "other 2"]])
+    with refused("the queries differ (3 and 3, 0 in both)"):
+        Pairing([a], [RankedQueries(b.path, texts)])

@@ -1,0 +1,64 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["soft-trainer"]
+# ///
+"""Trains the sentence encoder of the SimCSE estimator with sentence-transformers' own trainer.
+
+    uv run examples/simcse.py ROWS OUTPUT_DIR
+    soft-trainer train --estimator simcse --estimator_model OUTPUT_DIR ...
+
+ROWS is anything that `soft_trainer.load_rows` reads; several, comma-separated, are joined. Every query is its own
+positive: two passes with different dropout give two views of it, as in unsupervised SimCSE (Gao et al., 2021). The
+settings are those of the paper's published run.
+"""
+
+import argparse
+
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+
+from soft_trainer import load_rows
+
+TEMPERATURE = 0.07
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows")
+    parser.add_argument("output_dir")
+    parser.add_argument("--model", default="sentence-transformers/msmarco-distilbert-dot-v5")
+    parser.add_argument("--batch_size", type=int, default=256)
+    parser.add_argument("--learning_rate", type=float, default=5e-4)
+    parser.add_argument("--epochs", type=float, default=10)
+    parser.add_argument("--max_steps", type=int, default=-1)
+    options = parser.parse_args()
+
+    queries: dict[str, None] = {}  # each text once, in the order of the rows
+    for source in options.rows.split(","):
+        train = load_rows(source)["train"]
+        for row in train:
+            queries[row.get("docstring") or " ".join(row["docstring_tokens"])] = None
+    texts = list(queries)
+    model = SentenceTransformer(options.model)
+    trainer = SentenceTransformerTrainer(
+        model,
+        SentenceTransformerTrainingArguments(
+            options.output_dir,
+            per_device_train_batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
+            num_train_epochs=options.epochs,
+            max_steps=options.max_steps,
+            dataloader_drop_last=True,
+            save_strategy="no",
+            report_to="none",
+        ),
+        train_dataset=Dataset.from_dict({"anchor": texts, "positive": texts}),
+        loss=MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE),
+    )
+    trainer.train()
+    model.save_pretrained(options.output_dir)
+
+
+if __name__ == "__main__":
+    main()

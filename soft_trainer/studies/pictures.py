@@ -1,0 +1,96 @@
+"""The pictures of a report: loss and MRR by step, the weights of a batch, and gains and losses by query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
+
+SIZE = (6.4, 4.4)  # inches
+DASHES = ("-", "--", ":", "-.")
+# Curves by step: the file, the title and the name in the log.
+CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during training", "eval_mrr"))
+
+
+def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
+    """Draws the pictures for which there are figures; returns title -> file.
+
+    Args:
+        methods: the `ReportedRun`s of each method.
+        differences: a `Difference` for each method that is compared with the baseline.
+    """
+    drawn = {}
+    for file, title, name in CURVES:
+        if any(name in entry for runs in methods.values() for run in runs for entry in run.log):
+            drawn[title] = save_png(curves(methods, name), folder / f"{file}.png")
+    if any(run.record.get("weights") for runs in methods.values() for run in runs):
+        title = "Weights of the negatives of a batch (InfoNCE: all 1)"
+        drawn[title] = save_png(weights(methods), folder / "weights.png")
+    if differences:
+        title = "Reciprocal rank by query, against the baseline"
+        drawn[title] = save_png(gains(differences), folder / "gains.png")
+    return drawn
+
+
+def curves(methods: Mapping[str, Sequence], name: str):
+    """Draws a logged figure by step, with a line for each run."""
+    figure, axes = _figure("step", name)
+    for number, (method, runs) in enumerate(methods.items()):
+        for place, run in enumerate(runs):
+            points = [(entry["step"], entry[name]) for entry in run.log if name in entry]
+            if points:
+                steps, values = zip(*points, strict=True)
+                axes.plot(steps, values, marker=".", **_style(number, method if place == 0 else None))
+    return _with_legend(figure)
+
+
+def weights(methods: Mapping[str, Sequence]):
+    """Draws the distribution of the weights in the last logged step, under the first seed of each method."""
+    figure, axes = _figure("weight of a negative", "density")
+    for number, (method, runs) in enumerate(methods.items()):
+        histogram = runs[0].record.get("weights")
+        if histogram:
+            counts = np.array(histogram["counts"], dtype=float)
+            edges = np.array(histogram["edges"])
+            density = counts / max(counts.sum(), 1) / np.diff(edges)
+            axes.stairs(density, edges, **_style(number, method))
+    axes.set_yscale("log")
+    axes.axvline(1, color="0.5", lw=1)
+    return _with_legend(figure)
+
+
+def gains(differences: Sequence):
+    """Draws the difference of every query, gains above 0 and losses below, each sorted by size."""
+    figure, axes = _figure("queries gained or lost, the largest change first", "difference in reciprocal rank")
+    for number, difference in enumerate(differences):
+        values = difference.comparison.differences.mean(0)
+        label = difference.method
+        for side in (np.sort(values[values > 0])[::-1], np.sort(values[values < 0])):
+            axes.plot(np.arange(1, len(side) + 1), side, **_style(number, label))
+            label = None
+    axes.set_xscale("log")
+    axes.axhline(0, color="0.5", lw=1)
+    return _with_legend(figure)
+
+
+def _style(number: int, label: str | None) -> dict:
+    return {"color": COLORS[number % len(COLORS)], "ls": DASHES[number % len(DASHES)], "label": label}
+
+
+def _figure(x: str, y: str):
+    figure = new_figure(*SIZE)
+    axes = figure.subplots()
+    axes.set(xlabel=x, ylabel=y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.92")
+    return figure, axes
+
+
+def _with_legend(figure):
+    legend = figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # `$` in a name is not a formula
+    return figure

@@ -1,0 +1,225 @@
+"""Reports finished runs on one Markdown page: tables, paired tests against a baseline, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.results import LABELS
+from soft_trainer.files import NUMBERS, RECORD, read_json, record_path, write_text
+from soft_trainer.studies.compare import Pairing, SetComparison, difference_text, p_text, ranks_of
+from soft_trainer.studies.pictures import draw_pictures
+from soft_trainer.studies.significance import holm, randomisation_test, stratified_bootstrap
+from soft_trainer.terminal import table
+
+PAGE = "report.md"
+TEST_NOTE = (
+    "Differences are paired over queries, over the seeds that both methods have. Interval: bootstrap over seeds and "
+    "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows of this page."
+)
+SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
+TRAINING = ("learning rate", "epochs", "codes that each query meets", "seconds a step")
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """A finished run as its output folder describes it."""
+
+    folder: Path
+    method: str  # the folder's path below the one that was named, without a last part that is its seed
+    seed: int | None
+    record: Mapping
+    log: Sequence[Mapping]
+
+    @property
+    def results(self) -> Mapping[str, Mapping]:
+        """The metrics by evaluation set and system."""
+        return self.record["results"]
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """A method against the baseline on one evaluation set."""
+
+    method: str
+    comparison: SetComparison  # of the seeds that both have
+    missing: tuple[str, ...]  # seeds that one of the two lacks
+
+
+# ---- Runs ----
+
+
+def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
+    """Returns the finished runs below some folders, and a line for each folder that is left out.
+
+    Raises:
+        UserError: a folder does not exist, or there is no finished run.
+    """
+    runs: dict[Path, ReportedRun] = {}  # by real path: a folder that is named twice counts once
+    left_out = []
+    for root in map(Path, folders):
+        if not root.is_dir():
+            raise UserError(f"{root}: no such folder")
+        found = {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in root.rglob(name)}
+        for folder in sorted(found):
+            try:
+                runs.setdefault(folder.resolve(), _read_run(folder, root))
+            except UserError as error:
+                left_out.append(f"{folder}: {error}")
+    if not runs:
+        raise UserError("; ".join(["no finished run was found", *left_out]))
+    return sorted(runs.values(), key=lambda run: (run.method, str(run.seed))), left_out
+
+
+def _read_run(folder: Path, root: Path) -> ReportedRun:
+    """Reads a run; a UserError says why it cannot be reported."""
+    path = record_path(folder)
+    if not path.is_file():
+        raise UserError(f"not finished: it has ranks but no {RECORD}")
+    record = read_json(path)
+    if "loss" not in record or not record.get("results"):
+        raise UserError("no training that was measured")
+    seed = record["training"].get("seed")
+    parts = folder.relative_to(root).parts or (folder.resolve().name,)
+    if len(parts) > 1 and parts[-1] == str(seed):
+        parts = parts[:-1]
+    state = folder / "trainer_state.json"
+    log = read_json(state)["log_history"] if state.is_file() else []
+    return ReportedRun(folder, "/".join(parts), seed, record, log)
+
+
+def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
+    """Returns the runs of each method, by seed."""
+    methods: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        methods.setdefault(run.method, []).append(run)
+    return methods
+
+
+def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | None) -> str:
+    """Returns the method that the others are compared with: the named one, else InfoNCE, else the first.
+
+    Raises:
+        UserError: no method has this name.
+    """
+    if name is not None:
+        if name not in methods:
+            raise UserError(f"baseline={name}: no such method; there are {', '.join(methods)}")
+        return name
+    for method, runs in methods.items():
+        loss = runs[0].record["loss"]
+        if loss["loss"] == "info_nce" and loss.get("cancel", "none") == "none":
+            return method
+    return next(iter(methods))
+
+
+# ---- Differences ----
+
+
+def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], name: str) -> tuple[list, list[str]]:
+    """Compares every method with the baseline on one evaluation set; returns why others are not compared."""
+    differences = []
+    problems = []
+    theirs = {run.seed: run for run in methods[baseline] if name in run.results}
+    for method, runs in methods.items():
+        ours = {run.seed: run for run in runs if name in run.results}
+        if method == baseline or not ours or not theirs:
+            continue
+        shared = sorted(ours.keys() & theirs.keys(), key=str)
+        missing = tuple(str(seed) for seed in sorted(ours.keys() ^ theirs.keys(), key=str))
+        if not shared:
+            problems.append(f"{method} on {name}: no seed in common with {baseline}")
+            continue
+        try:
+            sides = [[ranks_of(side[seed].folder, name) for seed in shared] for side in (ours, theirs)]
+            comparison = SetComparison(name, Pairing(*sides).by_seed)
+        except UserError as error:
+            problems.append(f"{method} on {name}: {error}")
+            continue
+        differences.append(Difference(method, comparison, missing))
+    return differences, problems
+
+
+# ---- The page ----
+
+
+def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline: str | None = None) -> Path:
+    """Writes `report.md` and its pictures, and returns the page's path.
+
+    Args:
+        baseline: the method to compare with; see `choose_baseline`.
+
+    Raises:
+        UserError: there is nothing to report, or the folder cannot be written.
+    """
+    runs, left_out = find_runs(folders)
+    methods = by_method(runs)
+    baseline = choose_baseline(methods, baseline)
+    names = list(dict.fromkeys(name for run in runs for name in run.results))
+    compared = {}
+    for name in names:
+        compared[name], problems = compare_with(baseline, methods, name)
+        left_out += problems
+    p_values = [randomisation_test(each.comparison.differences.mean(0)) for part in compared.values() for each in part]
+    corrected = iter(holm(p_values)) if p_values else iter(())
+    parts = ["# Results", f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}."]
+    for name in names:
+        p_of = {each.method: next(corrected) for each in compared[name]}
+        parts += [f"## MRR on {name}", results_table(name, methods, compared[name], p_of)]
+    if p_values:
+        parts.append(TEST_NOTE)
+    output_dir = Path(output_dir)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        pictures = draw_pictures(methods, compared[names[0]], output_dir)
+        parts += [f"## {title}\n\n![{title}]({path.name})" for title, path in pictures.items()]
+        parts += ["## Runs", runs_table(runs)]
+        if left_out:
+            parts += ["## Left out or not compared", "\n".join(f"- {line}" for line in left_out)]
+        write_text(output_dir / PAGE, "\n\n".join(parts) + "\n")
+    except OSError as error:
+        raise UserError(f"{output_dir}: cannot be written: {error.strerror}") from error
+    return output_dir / PAGE
+
+
+def results_table(
+    name: str,
+    methods: Mapping[str, Sequence[ReportedRun]],
+    differences: Sequence[Difference],
+    p_of: Mapping[str, float],
+) -> str:
+    """Returns a row for each method on an evaluation set, after those of the systems that nobody trained."""
+    rows = []
+    first = next(run for runs in methods.values() for run in runs if name in run.results)
+    for system in ("untrained", "lexical"):
+        if system in first.results[name]:
+            rows.append([LABELS[system], None, first.results[name][system]["mrr"]])
+    by_name = {each.method: each for each in differences}
+    for method, runs in methods.items():
+        measured = [run.results[name]["trained"]["mrr"] for run in runs if "trained" in run.results.get(name, {})]
+        if not measured:
+            continue
+        row = [method, len(measured), float(np.mean(measured))]
+        if method in by_name:
+            difference = by_name[method]
+            delta = float(difference.comparison.differences.mean())
+            interval = stratified_bootstrap([difference.comparison.differences])
+            row += [difference_text(delta, interval), p_text(p_of[method]), ", ".join(difference.missing)]
+        rows.append(row)
+    headers = ["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"]
+    return table(headers, [row + [None] * (len(headers) - len(row)) for row in rows], floats=".4f")
+
+
+def runs_table(runs: Sequence[ReportedRun]) -> str:
+    """Lists every run with its settings."""
+    rows = []
+    for run in runs:
+        loss = run.record["loss"]
+        training = run.record["training"]
+        settings = ", ".join(f"{name} {loss[name]}" for name in SETTINGS if loss.get(name) is not None)
+        rows.append([str(run.folder), run.seed, settings, *(training.get(name) for name in TRAINING)])
+    return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")

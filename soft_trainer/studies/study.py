@@ -1,0 +1,270 @@
+"""Makes the runs of a study, each under several seeds: finished ones are skipped and stopped ones resumed."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from soft_trainer.errors import UserError
+from soft_trainer.files import newest_complete, read_json, record_path, write_json
+from soft_trainer.identity import differences, folder_fingerprint
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.parse import parse
+from soft_trainer.options.recipes import read_recipe
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.terminal import print_on_main, table
+
+KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
+PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
+STUDIED = "study.json"  # the settings that a folder was made with
+RECIPE = "recipe.yaml"
+LOG = "log.txt"
+# Options that name rows or an encoder. What lies there may change while the name stays.
+SOURCES = ("data_dir", "eval_data_dir", "source_dir", "extra_source_dir", "history", "split_urls")
+SOURCES += ("model_name_or_path", "estimator_model")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study under one seed."""
+
+    name: str  # METHOD/SEED, its folder below that of the study
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Study:
+    """The content of a study's YAML."""
+
+    output_dir: Path
+    launcher: str
+    runs: Sequence[PlannedRun]
+
+    def folder(self, run: PlannedRun) -> Path:
+        """Returns the output folder of a run."""
+        return self.output_dir / run.name
+
+
+def read_study(path: str | Path, changes: Mapping[str, str] | None = None, output_dir: str | None = None) -> Study:
+    """Reads a study from a YAML file.
+
+    A study has `output_dir`, `runs` (name -> options; `config` names a recipe to start from) and `seeds`, and may have
+    `options` of every run and a `launcher`. `{option}` in a value stands for another option, `{name}` for the folder
+    of the run with this name and the same seed.
+
+    Args:
+        changes: options of every run, which win over those of the YAML.
+        output_dir: wins over that of the YAML.
+
+    Raises:
+        UserError: the file is not a study, or has an unknown key or placeholder.
+    """
+    path = Path(path)
+    content = read_recipe(path)
+    for name in content:
+        if name not in KEYS:
+            raise UserError(f"{path}: unknown key {name!r}; a study has {', '.join(KEYS)}")
+    for name, kind in (("runs", dict), ("seeds", list)):
+        if not content.get(name) or not isinstance(content[name], kind):
+            raise UserError(f"{path}: {name}: a {'mapping' if kind is dict else 'list'} is expected")
+    shared = {**(content.get("options") or {}), **(changes or {})}
+    root = output_dir or content.get("output_dir")
+    if not root:
+        raise UserError(f"{path}: name an output_dir, where every run has its folder")
+    root = Path(_filled(str(root), shared))
+    runs = []
+    for seed in content["seeds"]:
+        for name, own in content["runs"].items():
+            options = dict(own or {})
+            config = options.pop("config", None)
+            recipe = read_recipe(path.parent / config) if config else {}
+            recipe.pop("output_dir", None)
+            options = {**recipe, **(content.get("options") or {}), **options, **(changes or {}), "seed": seed}
+            known = options | {other: root / other / str(seed) for other in content["runs"]}
+            try:
+                options = {key: _filled(value, known) for key, value in options.items()}
+            except UserError as error:
+                raise UserError(f"{path}: {name}: {error}") from error
+            runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(root / name / str(seed))}))
+    return Study(root, content.get("launcher") or "accelerate launch", runs)
+
+
+def _filled(value, known: Mapping):
+    """Returns a value with its placeholders replaced."""
+    if not isinstance(value, str):
+        return value
+
+    def text_of(match: re.Match) -> str:
+        if match[1] not in known:
+            raise UserError(f"{match[0]}: no option or run has this name: --set {match[1]}=...")
+        return str(known[match[1]])
+
+    return PLACEHOLDER.sub(text_of, value)
+
+
+def check_options(run: PlannedRun) -> None:
+    """Raises UserError if a run has an unknown option, or a value that an option does not take."""
+    kinds = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
+    try:
+        parse(kinds, [], options={**run.options, "use_cpu": True})  # checks nothing about a device
+    except UserError as error:
+        raise UserError(f"{run.name}: {error}") from error
+
+
+# ---- The folder of a run ----
+
+
+def settings_of(run: PlannedRun) -> dict[str, str]:
+    """Returns what decides the result of a run: its options, and the content of the rows and encoders they name."""
+    settings = {name: str(value) for name, value in run.options.items() if name != "output_dir"}
+    for name in SOURCES:
+        for part in str(run.options.get(name) or "").split(","):
+            if Path(part.strip()).exists() and part.strip():
+                settings[f"content of {name}={part.strip()}"] = _content(Path(part.strip()))
+    return settings
+
+
+def _content(source: Path) -> str:
+    """Returns a fingerprint of rows or of an encoder; that of a run of this study is what it was made with."""
+    made_with = _read(source / STUDIED)
+    if made_with is not None:
+        return str(made_with)
+    return folder_fingerprint(source)
+
+
+def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
+    """Returns "new", "stopped", "done" or "changed", and how its settings differ from those of the folder."""
+    folder = study.folder(run)
+    made_with = _read(folder / STUDIED)
+    finished = "training" in (_read(record_path(folder)) or {})
+    if made_with is None:
+        return ("changed", ["made without the study"]) if finished else ("new", [])
+    now = settings_of(run)
+    changes = differences(made_with, now)
+    changes += [f"{name} is new or gone" for name in sorted(made_with.keys() ^ now.keys())]
+    if changes:
+        return "changed", changes
+    if finished:
+        return "done", []
+    return ("stopped" if newest_complete(folder) else "new"), []
+
+
+def _read(path: Path) -> dict | None:
+    with suppress(UserError):
+        return read_json(path)
+    return None
+
+
+# ---- The runs ----
+
+
+def plan(study: Study) -> str:
+    """Returns the runs in order, each with the state of its folder, as a table."""
+    rows = [[run.name, *_shown(*state_of(study, run))] for run in study.runs]
+    return table(("run", "state", "differs in"), rows)
+
+
+def _shown(state: str, changes: list[str]) -> tuple[str, str]:
+    return state, "; ".join(changes)
+
+
+def run_all(study: Study, redo: bool = False) -> int:
+    """Makes every run that is not done, one after the other, and prints a summary.
+
+    Args:
+        redo: delete and repeat runs that were made with other settings.
+
+    Returns:
+        0 if all are done, 1 if one failed, 130 after Ctrl-C.
+
+    Raises:
+        UserError: a run was made with other settings.
+    """
+    for run in study.runs:
+        state, changes = state_of(study, run)
+        if state != "changed":
+            continue
+        if not redo:
+            raise UserError(
+                f"{study.folder(run)}: was made with other settings: {'; '.join(changes)}. Write to another "
+                "--output_dir, or delete and repeat such runs with --redo"
+            )
+        shutil.rmtree(study.folder(run))
+    outcomes = []
+    code = 0
+    try:
+        for number, run in enumerate(study.runs, 1):
+            outcome = _make(study, run, f"[{number}/{len(study.runs)}] {run.name}")
+            outcomes.append([run.name, outcome, _mrr(study.folder(run))])
+            if not outcome.startswith("done"):
+                code = 1
+    except KeyboardInterrupt:
+        code = 130
+        print_on_main("stopped; the same command continues from here")
+    print_on_main(f"\n{table(('run', 'outcome', 'MRR on test'), outcomes)}")
+    return code
+
+
+def _make(study: Study, run: PlannedRun, title: str) -> str:
+    """Makes a run in another process, unless it is done, and returns its outcome."""
+    state, _ = state_of(study, run)
+    if state == "done":
+        return "done before"
+    folder = study.folder(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOG).open("ab") as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run inherits it, and may outlive a killed study
+        except BlockingIOError:
+            return "held by another study, or by a run that one left over"
+        except OSError:  # a file system without locks
+            pass
+        write_json(folder / STUDIED, settings_of(run))
+        (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
+        print_on_main(f"{title}: {'resumes' if state == 'stopped' else 'starts'}; output in {folder / LOG}")
+        start = log.tell()
+        # Ctrl-C reaches the study, the launcher and the run, as they share a process group.
+        process = subprocess.Popen(_command(study, folder, state == "stopped"), stdout=log, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait()
+        finally:
+            process.wait()
+    if code:
+        return f"failed: {_last_line(folder / LOG, start)}"
+    return "done"
+
+
+def _command(study: Study, folder: Path, resume: bool) -> list[str]:
+    """Returns the command line of a run."""
+    launcher = shlex.split(study.launcher)
+    if launcher[:2] == ["accelerate", "launch"]:  # this Python's own, even if it is not on the PATH
+        launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
+    if shutil.which(launcher[0]) is None:
+        raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
+    command = [*launcher, "-m", "soft_trainer.cli", "train", "--config", str(folder / RECIPE)]
+    return [*command, "--resume_from_checkpoint", "last"] if resume else command
+
+
+def _last_line(log: Path, start: int) -> str:
+    """Returns the line of a log that names the error of a run: the last that begins with one, or the last of all."""
+    lines = [line for line in log.read_bytes()[start:].decode(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
+    own = [line for line in errors if not line.startswith(("subprocess.", "torch.distributed."))]
+    return (own or lines or ["no output"])[-1].strip()
+
+
+def _mrr(folder: Path) -> float | None:
+    """Returns the MRR of the trained encoder on test, None if it was not measured."""
+    record = _read(record_path(folder)) or {}
+    return record.get("results", {}).get("test", {}).get("trained", {}).get("mrr")

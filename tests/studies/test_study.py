@@ -1,0 +1,155 @@
+"""A study makes a list of runs under several seeds, skips what is done, and notices what changed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from refusals import refused
+
+from soft_trainer.cli.__main__ import run_command
+from soft_trainer.files import write_json
+from soft_trainer.options.recipes import RECIPES, read_recipe
+from soft_trainer.studies.study import check_options, read_study, settings_of, state_of
+
+STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]
+
+
+@pytest.fixture
+def study_file(tmp_path):
+    """Writes a study of two methods and two seeds, changed by keywords."""
+
+    def write(**changes):
+        content = {
+            "output_dir": str(tmp_path / "out" / "{language}"),
+            "seeds": [1, 2],
+            "options": {"language": "python", "data_dir": str(tmp_path / "rows")},
+            "runs": {
+                "infonce": {"loss": "info_nce", "estimator": "none"},
+                "frozen": {"estimator": "trained_model", "estimator_model": "{infonce}"},
+            },
+        }
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump(content | changes, sort_keys=False))
+        return path
+
+    return write
+
+
+def finish(study, run, mrr=0.5):
+    """Writes what a finished run leaves in its folder."""
+    folder = study.folder(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "study.json", settings_of(run))
+    write_json(folder / "run.json", {"training": {}, "results": {"test": {"trained": {"mrr": mrr}}}})
+
+
+def test_every_run_has_its_options_and_a_folder_for_each_seed(study_file, tmp_path):
+    study = read_study(study_file(), {"num_train_epochs": "3"})
+    assert [run.name for run in study.runs] == ["infonce/1", "frozen/1", "infonce/2", "frozen/2"]
+    frozen = study.runs[3]
+    assert frozen.options["seed"] == 2
+    assert frozen.options["num_train_epochs"] == "3"
+    assert frozen.options["output_dir"] == str(tmp_path / "out" / "python" / "frozen" / "2")
+    assert frozen.options["estimator_model"] == str(tmp_path / "out" / "python" / "infonce" / "2")
+
+
+def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file, tmp_path):
+    (tmp_path / "base.yaml").write_text("learning_rate: 0.5\nlanguage: go\noutput_dir: elsewhere\n")
+    (run, _) = read_study(study_file(runs={"a": {"config": "base.yaml"}})).runs
+    assert run.options["learning_rate"] == 0.5
+    assert run.options["language"] == "python"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"grid": {}}, "unknown key 'grid'"),
+        ({"runs": []}, "runs: a mapping is expected"),
+        ({"seeds": 3}, "seeds: a list is expected"),
+        ({"output_dir": None}, "name an output_dir"),
+        ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
+    ],
+)
+def test_what_is_no_study_is_refused(study_file, changes, words):
+    with refused(words):
+        read_study(study_file(**changes))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.relative_to(RECIPES).as_posix())
+def test_the_studies_of_the_package_have_options_that_exist(path):
+    study = read_study(path, {"model_name_or_path": "encoder", "data_dir": "rows"} if "smoke" in path.parts else {})
+    for run in study.runs:
+        check_options(run)
+
+
+def test_an_unknown_option_is_named_with_its_run(study_file):
+    study = read_study(study_file(runs={"a": {"learning_rat": 1}}))
+    with refused("a/1: unknown option 'learning_rat'"):
+        check_options(study.runs[0])
+
+
+def test_a_finished_run_is_done_until_its_options_or_its_rows_change(study_file, tmp_path):
+    (tmp_path / "rows").mkdir()
+    rows = tmp_path / "rows" / "train.jsonl"
+    rows.write_text("{}\n")
+    study = read_study(study_file())
+    run = study.runs[0]
+    assert state_of(study, run)[0] == "new"
+    finish(study, run)
+    assert state_of(study, run)[0] == "done"
+    other = read_study(study_file(), {"learning_rate": "1"})
+    assert state_of(other, other.runs[0])[0] == "changed"
+    rows.write_text('{"code": "changed"}\n')
+    state, changes = state_of(study, run)
+    assert state == "changed"
+    assert "content of data_dir" in changes[0]
+
+
+def test_a_run_is_changed_if_the_run_that_it_reads_was_made_again_with_other_options(study_file):
+    study = read_study(study_file())
+    for run in study.runs[:2]:
+        finish(study, run)
+    assert state_of(study, study.runs[1])[0] == "done"
+    made_with = study.folder(study.runs[0]) / "study.json"
+    write_json(made_with, json.loads(made_with.read_text()) | {"learning_rate": "9"})
+    assert state_of(study, study.runs[1])[0] == "changed"
+
+
+def test_changed_runs_are_refused_before_anything_starts(study_file, capsys):
+    study = read_study(study_file())
+    finish(study, study.runs[3])
+    with refused("was made with other settings: learning_rate is new or gone"):
+        run_command(["study", "--config", str(study_file()), "--set", "learning_rate=1"])
+
+
+def test_the_plan_and_a_choice_of_runs(study_file, capsys):
+    study = read_study(study_file())
+    finish(study, study.runs[0])
+    assert run_command(["study", "--config", str(study_file()), "--only", "infonce", "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    assert "| infonce/1 | done" in printed
+    assert "| infonce/2 | new" in printed
+    assert "frozen" not in printed
+    with refused("only=infonc: no such run; did you mean 'infonce'?"):
+        run_command(["study", "--config", str(study_file()), "--only", "infonc", "--dry_run"])
+
+
+@pytest.mark.slow
+def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
+    tiny = {"from_scratch": "32x1", "vocabulary_size": 400, "max_steps": 2, "per_device_train_batch_size": 5}
+    tiny |= {"use_cpu": True, "language": "python", "data_dir": str(data_dir), "examples": 0, "lexical": False}
+    runs = {"infonce": {"estimator": "none"}, "broken": {"data_dir": str(tmp_path / "nothing")}}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({"output_dir": str(tmp_path / "o"), "seeds": [1], "options": tiny, "runs": runs}))
+    words = ["study", "--config", str(path)]
+    assert run_command(words) == 1
+    printed = capsys.readouterr()
+    shown = printed.out + printed.err
+    assert "infonce/1 | done" in shown
+    assert "failed: error: " in shown and "no such folder" in shown
+    assert (tmp_path / "o" / "infonce" / "1" / "model.safetensors").is_file()
+    assert run_command([*words, "--only", "infonce"]) == 0
+    shown = "".join(capsys.readouterr())
+    assert "done before" in shown
+    assert Path(tmp_path / "o" / "infonce" / "1" / "log.txt").is_file()
