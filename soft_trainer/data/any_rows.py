@@ -6,7 +6,7 @@ import glob
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -26,7 +26,8 @@ from datasets.exceptions import DatasetGenerationError
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.codesearchnet import SPLITS, corpus_of, load_folder, split_files
+from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, blank_rows, corpus_of, load_folder, split_files
+from soft_trainer.data.places import place_of
 from soft_trainer.data.published import load_published
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
@@ -57,6 +58,7 @@ def load_rows(
     code_column: str | None = None,
     needed: Sequence[str] = SPLITS,
     split: bool = True,
+    check: bool = True,
 ) -> DatasetDict:
     """Loads pairs of a query and its code as the splits train, valid, test and codebase, in CodeSearchNet's columns.
 
@@ -70,19 +72,26 @@ def load_rows(
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
         split: False takes the rows of `test` as they are, or else those of `valid`, or else all rows.
+        check: refuse rows without a query or a code.
 
     Raises:
-        UserError: rows cannot be read, a column is missing, or a column does not hold text.
+        UserError: rows cannot be read, a column is missing, or a column does not hold text, or none in some rows
+            (names the first of them by file and line).
     """
     framed = isinstance(source, pd.DataFrame)
     codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
     if codesearchnet:
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
         data = load_folder(source, needed=("train",) if alone else [name for name in needed if name != "codebase"])
-    elif framed:
-        data = _renamed({"train": from_frame(source)}, query_column, code_column, "the data frame")
+        columns = SIDES
     else:
-        data = _renamed(read_splits(str(source)), query_column, code_column, str(source))
+        data = {"train": from_frame(source)} if framed else read_splits(str(source))
+        name = "the data frame" if framed else str(source)
+        columns = _chosen_columns(data, query_column, code_column, name)
+    if check:
+        _check_texts(data, columns, source)
+    if not codesearchnet:
+        data = _renamed(data, columns, name)
     for name, rows in data.items():
         # Files of negatives name the codes of own rows by these urls; CodeSearchNet's training rows need none.
         trained_on = codesearchnet and name == "train" and len(data) > 1
@@ -189,16 +198,22 @@ def _with_plain_text(rows: Dataset) -> Dataset:
     return rows.cast(Features({**rows.features, **changed})) if changed else rows
 
 
-def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
-    """Reads each file with its format's reader. If no file is named after a split, all are joined."""
+def _files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Returns the files of rows, each with its split. If none is named after a split, all are of train."""
     files = [(path, _split_of(path)) for path in paths if _format(path)]
+    if not any(split for _, split in files):
+        return [(path, "train") for path, _ in files]
+    return [(path, split) for path, split in files if split]
+
+
+def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
+    """Reads each file with its format's reader."""
+    files = _files(paths)
     if not files:
         raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
-    named = any(split for _, split in files)
     parts: dict[str, list[Dataset]] = {}
     for path, split in files:
-        if split or not named:
-            parts.setdefault(split or "train", []).append(_with_plain_text(_read_file(path)))
+        parts.setdefault(split, []).append(_with_plain_text(_read_file(path)))
     return {split: concatenate_datasets(rows) for split, rows in parts.items()}
 
 
@@ -218,8 +233,10 @@ def _read_file(path: Path) -> Dataset:
 # ---- Columns ----
 
 
-def _renamed(data: dict[str, Dataset], query: str | None, code: str | None, source: str) -> dict[str, Dataset]:
-    """Renames the columns of query and code to CodeSearchNet's names, and says which they were."""
+def _chosen_columns(
+    data: dict[str, Dataset], query: str | None, code: str | None, source: str
+) -> dict[str, Sequence[str]]:
+    """Returns the columns that may hold each side's text, and says which were recognised."""
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
         if name is not None and name not in names:
@@ -228,9 +245,47 @@ def _renamed(data: dict[str, Dataset], query: str | None, code: str | None, sour
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None:  # otherwise `text_column` says what is missing
             print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
-    for name, targets in ((query, QUERIES), (code, CODES)):
-        data = {split: _as_text(rows, name, targets, source) for split, rows in data.items()}
+    return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
+
+
+def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
+    """Renames the chosen columns of query and code to CodeSearchNet's names."""
+    for side, targets in SIDES.items():
+        if columns[side] != targets:
+            (name,) = columns[side]
+            data = {split: _as_text(rows, name, targets, source) for split, rows in data.items()}
     return data
+
+
+def _check_texts(
+    data: Mapping[str, Dataset], columns: Mapping[str, Sequence[str]], source: str | Path | pd.DataFrame
+) -> None:
+    """Raises UserError for rows without a text; names the first of them as its file has it, and how many there are."""
+    for split, rows in data.items():
+        sides = SIDES_OF[split] if "codebase" in data else SIDES
+        for side in sides:
+            names = [name for name in columns[side] if name in rows.column_names]
+            blank = set.intersection(*(set(blank_rows(rows, name)) for name in names)) if names else ()
+            if blank:
+                place = _place(source, split, min(blank))
+                counts = f"{len(blank):,} of {len(rows):,} rows"
+                raise UserError(
+                    f"{place}: column {names[0]!r} is missing or empty, as in {counts} of {split}; "
+                    "--drop_unusable true leaves such rows out"
+                )
+
+
+def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
+    """Returns the place of a row of a split, where possible by file and line."""
+    if isinstance(source, pd.DataFrame):
+        return f"the data frame, row {row + 1}"
+    path = Path(source)
+    files = []
+    if path.is_file():
+        files = [path]
+    elif path.is_dir() and not _is_saved(path):
+        files = [file for file, named in _files(sorted(path.iterdir())) if named == split]
+    return place_of(files, row) if files else f"{source}, {split}, row {row + 1}"
 
 
 def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:

@@ -322,7 +322,7 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
         rows = data[split]
         unusable = set()
         for side in SIDES_OF[split]:
-            unusable |= {*_blank(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
+            unusable |= {*blank_rows(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
         if split in ("valid", "test") and "codebase" in kept and "url" in rows.column_names:
             # A url that never was there stays an error.
             lost = set(data["codebase"]["url"]) - set(kept["codebase"]["url"])
@@ -336,13 +336,13 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
     if column not in rows.column_names:
         raise UserError(f"{split}: no column {column!r}")
-    if empty := _blank(rows, column):
+    if empty := blank_rows(rows, column):
         state = "missing" if rows.data.column(column).null_count == len(rows) else "missing or empty"
         hint = "" if column in ("url", "language") else "; --drop_unusable true leaves such rows out"
         raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}{hint}")
 
 
-def _blank(rows: Dataset, column: str) -> list[int]:
+def blank_rows(rows: Dataset, column: str) -> list[int]:
     """Finds the rows whose value in a column is missing, blank or an empty list; a UserError for other values."""
     values = rows.select_columns(column).with_format("arrow")[:][column]
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):

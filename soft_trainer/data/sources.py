@@ -107,10 +107,20 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
         return None  # `load_data` reads them, or says what is wrong
     loaded = {}
     for language, source in sources.items():
-        loaded[language] = load_rows(source, arguments.query_column, arguments.code_column, needed)
-        if not (arguments.split_urls or arguments.filters or arguments.drop_unusable):  # they choose the rows first
+        loaded[language] = _load_rows(source, arguments, needed)
+        if not _chooses_rows(arguments):
             check_urls(loaded[language])
     return loaded
+
+
+def _chooses_rows(arguments: DataArguments) -> bool:
+    """Returns True if some rows are left out, so that they are checked after that."""
+    return bool(arguments.split_urls or arguments.filters or arguments.drop_unusable)
+
+
+def _load_rows(source: str, arguments: DataArguments, needed: Sequence[str]) -> DatasetDict:
+    columns = (arguments.query_column, arguments.code_column)
+    return load_rows(source, *columns, needed, check=not _chooses_rows(arguments))
 
 
 def load_data(
@@ -191,7 +201,7 @@ def _load_languages(
                 data = _with_extra_rows(data, arguments, language, own)
         elif arguments.data_dir:
             source = _in_place(arguments.data_dir, language)
-            data = load_rows(source, arguments.query_column, arguments.code_column, needed)
+            data = _load_rows(source, arguments, needed)
         else:
             data = DatasetDict() if arguments.dataset_name == "none" else load_hub(arguments.dataset_name, language)
         loaded.append({split: _in_language(rows, language) for split, rows in data.items()} if several else data)

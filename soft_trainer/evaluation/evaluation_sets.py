@@ -121,7 +121,9 @@ def load_evaluation_sets(
 def _all_rows(source: Path, arguments: DataArguments, option: str, profile: EncoderProfile) -> Rows:
     """Loads all rows of a file, a folder or a data set, as queries over their own codes."""
     try:
-        data = load_rows(source, arguments.query_column, arguments.code_column, split=False)
+        data = load_rows(
+            source, arguments.query_column, arguments.code_column, split=False, check=not arguments.drop_unusable
+        )
         if arguments.drop_unusable:
             data = drop_unusable_rows(data, profile)
     except UserError as error:

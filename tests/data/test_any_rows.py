@@ -149,11 +149,35 @@ def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
     rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="missing or empty in row.*--drop_unusable true leaves such rows out"):
-        load(path)
+    said = f"{path}, line 4: column 'question' is missing or empty, as in 1 of 40 rows of train; --drop_unusable true"
+    for read in (load, load_rows):
+        with refused(said):
+            read(path)
     data = load(path, drop_unusable=True)
     assert sum(len(data[split]) for split in ("train", "valid", "test")) == SIZE - 3
     assert "left out as unusable" in capsys.readouterr().err
+
+
+def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tmp_path):
+    rows = pairs.to_list()
+    rows[2]["question"] = "two\n\nlines"
+    rows[30]["answer"] = rows[35]["answer"] = " "
+    broken = Dataset.from_list(rows)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.csv").write_text("question,answer\n\nx,y\nv,w\n")
+    lines = {"a.csv": "line 34", "b.csv.gz": "line 34", "b.jsonl": "line 31", "b.parquet": "row 31"}
+    for name, place in (lines | {"plain/b.csv": "line 34"}).items():
+        path = tmp_path / name
+        broken.to_pandas().to_csv(path, index=False) if ".csv" in name else write(broken, path)
+        total = 42 if name.startswith("plain") else 40
+        with refused(f"{path}, {place}: column 'answer' is missing or empty, as in 2 of {total} rows of train"):
+            load_rows(path.parent if name.startswith("plain") else path)
+    with refused("the data frame, row 31: column 'answer'"):
+        load_rows(broken.to_pandas())
+    broken.save_to_disk(str(tmp_path / "saved"))
+    with refused("saved, train, row 31: column 'answer'"):
+        load_rows(tmp_path / "saved")
+    assert len(load_rows(tmp_path / "b.jsonl", check=False)["train"]) == 32
 
 
 def test_an_evaluation_set_is_all_rows(pairs, tmp_path):

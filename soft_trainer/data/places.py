@@ -1,0 +1,57 @@
+"""Finds where a row stands in the files that it was read from, for messages."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from soft_trainer.files import open_text
+
+
+def place_of(files: Sequence[Path], row: int) -> str:
+    """Returns the file and the line of a row, counted from 0 through all files.
+
+    In a file whose rows are no lines, it is the number of the row in the file.
+    """
+    left = row
+    for path in files:
+        for number, place in enumerate(_places(path)):
+            if number == left:
+                return f"{path}, {place}"
+        left -= number + 1
+    return f"row {row + 1}"
+
+
+def _places(path: Path) -> Iterator[str]:
+    """Yields the place of each row in a file."""
+    name = path.name.removesuffix(".gz").lower()
+    if name.endswith(".parquet"):
+        for row in range(pq.ParquetFile(path).metadata.num_rows):
+            yield f"row {row + 1}"
+    elif name.endswith(".csv"):
+        yield from _csv_lines(path)
+    else:
+        yield from _json_lines(path)
+
+
+def _csv_lines(path: Path) -> Iterator[str]:
+    """Yields the first line of each row; a text in quotes may hold several lines."""
+    with open_text(path, newline="") as file:
+        reader = csv.reader(file)
+        last = 0
+        header = True
+        for values in reader:
+            if values and not header:
+                yield f"line {last + 1}"
+            header = header and not values
+            last = reader.line_num
+
+
+def _json_lines(path: Path) -> Iterator[str]:
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}"
