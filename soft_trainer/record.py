@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
-from soft_trainer.data.codesearchnet import languages_in, rows_in, target_rows
+from soft_trainer.data.codesearchnet import languages_in, rows_in
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import PROFILE_FILE
@@ -21,7 +22,7 @@ from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import RetrievalOutput, graded_ranking, mrr_by_dims
+from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
 from soft_trainer.files import RECORD, read_json, write_results
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.options.declared import changed_options, declared_options
@@ -125,7 +126,7 @@ class Run:
         self.languages = data_args.languages or languages_in(data)
         self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
-        self.rankings: dict[str, tuple[Dataset, Ranking]] = {}
+        self.rankings: dict[str, Ranking] = {}
         self.ranks_before: dict[str, Tensor] = {}
 
     def measure(self, system: str, lexical: bool = False) -> None:
@@ -137,37 +138,40 @@ class Run:
                 corpora this takes time, so it belongs after training.
         """
         # Each corpus is encoded once.
-        for corpus in {id(each.codebase): each.codebase for each in self.sets}.values():
-            sets = [each for each in self.sets if each.codebase is corpus]
+        corpora = {each.split.corpus._fingerprint: each.split.corpus for each in self.sets}
+        for fingerprint, corpus in corpora.items():
             codes = self.trainer.embed_rows(corpus, "code")
-            for evaluation_set in sets:
+            for evaluation_set in self.sets:
+                if evaluation_set.split.corpus._fingerprint != fingerprint:
+                    continue
                 name = evaluation_set.name
-                queries = evaluation_set.queries
-                embedded = self.trainer.embed_rows(queries, "query")
-                output = self.trainer.predict(queries, corpus, name, codes=codes, queries=embedded)
+                queries = self.trainer.embed_rows(evaluation_set.split.queries, "query")
+                output = self.trainer.predict(evaluation_set.split, None, name, codes=codes, queries=queries)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
                 self._add(evaluation_set, system, dataclasses.replace(output, metrics=metrics))
                 if lexical and self.on_main:
-                    self._measure_lexical(evaluation_set, embedded, codes)
+                    self._measure_lexical(evaluation_set, queries, codes)
 
     def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
         """Ranks by lexical BM25, and by its sum with the encoder's scores; nothing if the corpus holds no word."""
         profile = self.trainer.encoder
-        corpus = evaluation_set.codebase
-        name = evaluation_set.name
+        split = evaluation_set.split
         # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
         columns = [column for column in ("code_tokens", "code", *profile.code_columns) if column != "original_string"]
         columns = columns if profile.data_flow_length else profile.code_columns
-        queries = _words(evaluation_set.queries, profile.query_columns, "query")
-        words = _words(corpus, columns, "code")
-        targets = target_rows(evaluation_set.queries, corpus, name)
+        queries = _words(split.queries, profile.query_columns, "query")
+        words = _words(split.corpus, columns, "code")
+        rows, targets = answer_pairs(split.judgments)
+        asked = [queries[row] for row in rows.tolist()]
         try:
-            rankings = lexical_rankings(queries, words, targets.tolist(), (embedded, codes))
+            rankings = lexical_rankings(asked, words, targets, (embedded.cpu()[rows], codes))
         except UserError as error:
-            print_on_main(f"{name}: no line of lexical BM25. {error}")
+            print_on_main(f"{evaluation_set.name}: no line of lexical BM25. {error}")
             return
-        for system, ranking in rankings.items():
-            self._add(evaluation_set, system, RetrievalOutput(ranking, retrieval_metrics(ranking.ranks, len(corpus))))
+        for system, of_pairs in rankings.items():
+            ranking, measured = by_query(of_pairs, split.judgments)
+            metrics = retrieval_metrics(ranking.ranks, len(split.corpus)) | means(measured)
+            self._add(evaluation_set, system, RetrievalOutput(ranking, metrics, by_query=measured))
 
     def finish(self) -> None:
         """Writes the results and the model card, and prints the comparison and examples."""
@@ -184,12 +188,11 @@ class Run:
         if self.rankings and self.data_args.examples:
             # The examples are those of test, if it was measured.
             shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
-            queries, ranking = self.rankings[shown.name]
-            corpus = shown.codebase
+            split = shown.split
             profile = self.trainer.encoder
-            query = text_column(queries, profile.query_columns, "query")
-            code = text_column(corpus, ("code", *profile.code_columns), "code")
-            text = examples(queries, corpus, ranking, self.data_args.examples, query, code)
+            query = text_column(split.queries, profile.query_columns, "query")
+            code = text_column(split.corpus, ("code", *profile.code_columns), "code")
+            text = examples(split, self.rankings[shown.name], self.data_args.examples, query, code)
             title = f"Queries of {shown.name}, each with its top three functions (=> is the true one)"
             print_on_main(f"{title}:\n\n{text}\n")
         print_on_main(f"Written to {self.folder}")
@@ -231,32 +234,20 @@ class Run:
         """Keeps a ranking and its metrics, and writes every query's rank to a file."""
         ranking = output.ranking
         metrics = output.metrics
-        queries = evaluation_set.queries
-        ranked_rows = queries
-        corpus = evaluation_set.codebase
         name = evaluation_set.name
         profile = self.trainer.encoder
-        if evaluation_set.graded:
-            judged = queries["query_number"], queries["relevance"]
-            graded = graded_ranking(ranking, *judged)
-            shorter = {dim: graded_ranking(each, *judged).ranking for dim, each in output.shorter.items()}
-            by_query = {"map": graded.average_precision, "ndcg@10": graded.ndcg}
-            ranking = graded.ranking
-            ranked_rows = queries.select(graded.pairs.tolist())
-            queries = Dataset.from_dict(queries[evaluation_set.first_pairs] | by_query)
-            metrics |= retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
-            metrics |= {name: float(values.mean()) for name, values in by_query.items()}
         if system == "untrained":
             self.ranks_before[name] = ranking.ranks
         if system == "trained" and name in self.ranks_before:
             metrics |= change_of_mrr(self.ranks_before[name], ranking.ranks)
         self.results[name][system] = metrics
         if system not in ("lexical", "combined"):
-            self.rankings[name] = (ranked_rows, ranking)
+            self.rankings[name] = ranking
         if self.on_main:
             self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"ranks-{name}-{system}.parquet"
             columns = profile.query_columns, ("code", *profile.code_columns)
-            save_ranks(self.folder / f"ranks-{name}-{system}.parquet", queries, corpus, ranking, *columns)
+            save_ranks(path, evaluation_set.split, ranking, *columns, output.by_query)
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
@@ -264,13 +255,14 @@ def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages:
     asked = {"valid": args.do_eval, "test": args.do_predict}
     splits = [split for split in asked if asked[split] and split in data]
     if len(languages) < 2:
-        return [EvaluationSet(split, data[split], data["codebase"]) for split in splits]
-    corpora = {language: rows_in(data["codebase"], language) for language in languages if splits}
-    return [
-        EvaluationSet(f"{split}-{language}", rows_in(data[split], language), corpus)
-        for split in splits
-        for language, corpus in corpora.items()
-    ]
+        return [EvaluationSet(split, Split.from_urls(data[split], data["codebase"])) for split in splits]
+    sets = []
+    for split in splits:
+        for language in languages:
+            corpus = rows_in(data["codebase"], language)
+            queries = rows_in(data[split], language)
+            sets.append(EvaluationSet(f"{split}-{language}", Split.from_urls(queries, corpus)))
+    return sets
 
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:

@@ -27,6 +27,7 @@ from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
+from soft_trainer.data.judgments import Judgments, Split
 from soft_trainer.data.sources import as_row_sets, as_rows
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
@@ -38,7 +39,16 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import default_estimator
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
-from soft_trainer.evaluation.retrieval import RetrievalOutput, mean_over_sets, mrr_by_dims
+from soft_trainer.evaluation.retrieval import (
+    RetrievalOutput,
+    answer_pairs,
+    best_answers,
+    by_query,
+    check_answers,
+    mean_over_sets,
+    means,
+    mrr_by_dims,
+)
 from soft_trainer.files import last_checkpoint
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.hub.publishing import Publisher
@@ -415,8 +425,8 @@ class SoftInfoNCETrainer(Trainer):
         """Ranks every query of `eval_dataset` against the whole corpus.
 
         Args:
-            eval_dataset: rows with `url` and a query, or a dict of them; the trainer's own when None. A string names
-                one of the trainer's own.
+            eval_dataset: rows with `url` and a query, a `Split`, or a dict of them; the trainer's own when None. A
+                string names one of the trainer's own.
             codebase: the corpus, or a dict of them with the same keys; the trainer's own when None.
 
         Returns:
@@ -431,7 +441,8 @@ class SoftInfoNCETrainer(Trainer):
             metrics = {}
             for key, rows in eval_dataset.items():
                 prefix = f"{metric_key_prefix}_{key}"
-                metrics |= self.predict(rows, self.corpus_of(key, codebase), prefix).metrics
+                split = self.split_of(rows, key, codebase, prefix)
+                metrics |= self.predict(split, metric_key_prefix=prefix).metrics
             metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(eval_dataset))
         else:
             metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
@@ -442,7 +453,7 @@ class SoftInfoNCETrainer(Trainer):
 
     def predict(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Split,
         codebase: Dataset | None = None,
         metric_key_prefix: str = "test",
         top_k: int = 10,
@@ -452,38 +463,40 @@ class SoftInfoNCETrainer(Trainer):
         """Ranks the corpus for every query of `dataset`, on every process.
 
         Args:
-            dataset: rows with `url` and a query.
+            dataset: rows with `url` and a query, or a `Split`, which has its corpus.
             codebase: the corpus, rows with `url` and a code; the trainer's own when None.
             top_k: the number of codes to keep of each query's ranking.
             codes, queries: `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if the caller has them.
 
         Raises:
-            UserError: no corpus, or a query whose url is not in it.
+            UserError: no corpus, or a query without a right answer in it.
         """
         start = time.time()
-        dataset = as_rows(dataset, "dataset")
-        corpus = self.corpus_of(None, codebase)
-        targets = torch.from_numpy(target_rows(dataset, corpus, metric_key_prefix))
-        queries = self.embed_rows(dataset, "query") if queries is None else queries
-        codes = self.embed_rows(corpus, "code") if codes is None else codes
-        ranking = self._rank(queries, codes, targets, top_k)
+        split = self.split_of(dataset, None, codebase, metric_key_prefix)
+        judgments = split.judgments
+        pool_size = len(split.corpus)
+        queries = self.embed_rows(split.queries, "query") if queries is None else queries
+        codes = self.embed_rows(split.corpus, "code") if codes is None else codes
+        ranking, measured = by_query(self._rank(queries, codes, judgments, top_k), judgments)
         shorter = {}
         for dim in self.evaluated_dims:
             sides = (comparable(self.encoder, shorten(self.encoder, side, dim)) for side in (queries, codes))
-            shorter[dim] = self._rank(*sides, targets, top_k)
-        metrics = retrieval_metrics(ranking.ranks, len(corpus)) | mrr_by_dims(shorter, len(corpus))
+            shorter[dim], _ = by_query(self._rank(*sides, judgments, top_k), judgments)
+        metrics = retrieval_metrics(ranking.ranks, pool_size) | means(measured) | mrr_by_dims(shorter, pool_size)
         if self.compute_metrics is not None:
             predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
-            metrics |= self.compute_metrics(EvalPrediction(predictions, targets.numpy()))
-        metrics |= speed_metrics("", start, num_samples=len(dataset))
+            metrics |= self.compute_metrics(EvalPrediction(predictions, best_answers(judgments)))
+        metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it already; those of speed start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
-        return RetrievalOutput(ranking, metrics, shorter)
+        return RetrievalOutput(ranking, metrics, shorter, measured)
 
-    def _rank(self, queries: Tensor, codes: Tensor, targets: Tensor, top_k: int) -> Ranking:
-        """Returns the ranking of the codes for every query; each process ranks for its share and receives all."""
-        shard = distributed.shard(len(queries), *distributed.rank_and_world_size())
-        local = rank_codes(queries[shard], codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
+    def _rank(self, queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int) -> Ranking:
+        """Returns the ranking of all right answers; each process ranks its share and receives all."""
+        rows, targets = answer_pairs(judgments)
+        shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
+        asked = queries[rows[shard].to(queries.device)]
+        local = rank_codes(asked, codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
         return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
@@ -491,6 +504,16 @@ class SoftInfoNCETrainer(Trainer):
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
+
+    def split_of(self, queries, key: str | None = None, codebase: Corpora = None, name: str = "eval_dataset") -> Split:
+        """Returns queries with their corpus and right answers; a UserError where a query has none."""
+        queries = as_rows(queries, name)
+        if isinstance(queries, Split):
+            check_answers(queries, name)
+            return queries
+        corpus = self.corpus_of(key, codebase)
+        target_rows(queries, corpus, name)
+        return Split.from_urls(queries, corpus)
 
     def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
         """Returns the corpus for the evaluation set `key`, of `codebase` or the trainer; a UserError without one."""

@@ -10,6 +10,7 @@ from refusals import refused
 from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.data.judgments import Split
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.files import write_json
 from soft_trainer.options.fields import DataArguments
@@ -20,10 +21,9 @@ from soft_trainer.record import Run, check_output_dir
 @pytest.fixture
 def graded(rows, dataset):
     """Two queries over all codes: the first with grades 3 and 1, the second with a grade of 2."""
-    pairs = [(0, 0, 3.0), (0, 1, 1.0), (1, 7, 2.0)]
-    queries = [rows[code] | {"query_number": number, "relevance": grade} for number, code, grade in pairs]
-    queries[1] |= {name: rows[0][name] for name in ("docstring", "docstring_tokens")}
-    return EvaluationSet("human", Dataset.from_list(queries), dataset)
+    queries = Dataset.from_list([rows[0], rows[7]])
+    split = Split.from_grades(queries, dataset, [(0, 0), (0, 1), (1, 7)], [3.0, 1.0, 2.0])
+    return EvaluationSet("human", split)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     run = make_run({}, graded, matryoshka_dims="8")
     run.measure("untrained", lexical=True)
     run.finish()
-    queries, codes = (run.trainer.embed_rows(graded.codebase, side) for side in ("query", "code"))
+    queries, codes = (run.trainer.embed_rows(graded.split.corpus, side) for side in ("query", "code"))
 
     def ranked(scores):
         return {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
@@ -56,7 +56,7 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     assert found["mrr_8"] == pytest.approx((1 / min(short[0], short[1]) + 1 / short[7]) / 2)
 
     def gain(grade, place):
-        return (2**grade - 1) / math.log2(place + 1) * (place <= 10)
+        return grade / math.log2(place + 1) * (place <= 10)
 
     ndcg = [(gain(3, places[0]) + gain(1, places[1])) / (gain(3, 1) + gain(1, 2)), gain(2, places[7]) / gain(2, 1)]
     assert found["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
@@ -67,14 +67,14 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     assert ranks["map"] == pytest.approx(average)
     assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
     # The most relevant code represents the query, whichever came first, so that runs can be compared.
-    assert ranks["url"] == [graded.queries["url"][0], graded.queries["url"][2]]
+    assert ranks["url"] == [graded.split.corpus["url"][0], graded.split.corpus["url"][7]]
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
     said = capsys.readouterr().err
-    assert "MAP" in said and "nDCG@10" in said
+    assert "MAP" in said and "nDCG@10, gain relevance" in said
 
 
 def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, dataset, tmp_path):
-    run = make_run({}, EvaluationSet("set", dataset, dataset), lr_scheduler_type="cosine")
+    run = make_run({}, EvaluationSet("set", Split.from_urls(dataset, dataset)), lr_scheduler_type="cosine")
     run.trainer._train_batch_size = 4  # as `auto_find_batch_size` leaves it
     run.trainer.resolve()
     training = run.record()["training"]
@@ -105,7 +105,8 @@ def test_the_size_of_checkpoints_that_stay_is_printed(make_run, tmp_path, capsys
 
 def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     signs = dataset.map(lambda row: {"code": "+ - +", "code_tokens": ["+", "-", "+"]})
-    run = make_run({}, EvaluationSet("signs", dataset, signs), EvaluationSet("words", dataset, dataset))
+    sets = {"signs": signs, "words": dataset}
+    run = make_run({}, *(EvaluationSet(name, Split.from_urls(dataset, corpus)) for name, corpus in sets.items()))
     run.measure("trained", lexical=True)
     assert list(run.results["signs"]) == ["trained"]
     assert list(run.results["words"]) == ["trained", "lexical", "combined"]
@@ -114,7 +115,7 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
 
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
     data = {"valid": dataset.select(range(2)), "test": dataset.select(range(4)), "codebase": dataset}
-    run = make_run(data, EvaluationSet("human", graded.queries, dataset))
+    run = make_run(data, EvaluationSet("human", Split.from_urls(graded.split.queries, dataset)))
     encoded = []
     embed = run.trainer.embed_rows
     monkeypatch.setattr(run.trainer, "embed_rows", lambda rows, side: encoded.append(side) or embed(rows, side))

@@ -258,15 +258,24 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
         UserError: a split is empty, a column is missing or empty (names the rows), or `target_rows` refuses queries.
     """
     for split, rows in data.items():
-        if len(rows) == 0:
-            raise UserError(f"{split}: no rows")
-        columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
-        if profile.data_flow_length and "code" in SIDES_OF[split]:
-            check_language_column(rows, split)
-            columns.append("language")
-        for column in columns:
-            _check_filled(rows, column, split)
+        check_texts(rows, split, profile)
     check_urls(data)
+
+
+def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
+    """Checks that rows hold the texts of the sides that belong to this split.
+
+    Raises:
+        UserError: there are no rows, or a column is missing or empty (names the rows).
+    """
+    if len(rows) == 0:
+        raise UserError(f"{split}: no rows")
+    columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
+    if profile.data_flow_length and "code" in SIDES_OF[split]:
+        check_language_column(rows, split)
+        columns.append("language")
+    for column in columns:
+        _check_filled(rows, column, split)
 
 
 def check_urls(data: DatasetDict) -> None:

@@ -25,6 +25,7 @@ from soft_trainer.data.codesearchnet import (
     load_hub,
     select_by_urls,
 )
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
@@ -303,15 +304,17 @@ def source_folder(source_dir: str) -> str:
     return known.get(source_dir, lambda: source_dir)()
 
 
-def as_rows(rows, name: str) -> Dataset | None:
+def as_rows(rows, name: str) -> Dataset | Split | None:
     """Converts a list of dicts, a data frame or a `datasets.Dataset` to a `datasets.Dataset` without a format.
+
+    A `Split` stays as it is.
 
     Raises:
         UserError: an empty list, or anything else, such as an `IterableDataset`, whose rows have no numbers.
     """
     if isinstance(rows, Dataset) and rows.format["type"]:
         return rows.with_format(None)  # whose columns are lists
-    if rows is None or isinstance(rows, Dataset):
+    if rows is None or isinstance(rows, Dataset | Split):
         return rows
     if isinstance(rows, pd.DataFrame):
         return from_frame(rows, name)

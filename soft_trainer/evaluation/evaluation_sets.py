@@ -18,7 +18,9 @@ each also gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augmen
 that are wrong, too (label 0). The corpus of CoSQA is `code_idx_map` (.txt or .json), that of CoSQA+ its own file, that
 of other sets the folder's codebase.jsonl. Without such a file, test.jsonl is ranked against the codes of valid and
 test, and judged queries against the run's own corpus.
-A code that nobody judged has relevance 0. Several judgments of the same query and code are averaged.
+A code that nobody judged has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG
+is the relevance, as trec_eval and mteb have it, but 2^relevance - 1 for CodeSearchNet's annotations, as its challenge
+has it.
 """
 
 from __future__ import annotations
@@ -30,10 +32,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from soft_trainer.data.any_rows import is_codesearchnet, load_rows
-from soft_trainer.data.codesearchnet import SPLITS, check_rows, drop_unusable_rows, languages_in, load_folder
+from soft_trainer.data.codesearchnet import (
+    SPLITS,
+    check_texts,
+    drop_unusable_rows,
+    languages_in,
+    load_folder,
+    target_rows,
+)
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json, read_json_lines
@@ -49,76 +59,54 @@ _PLUS = (
 )
 _LANGUAGE = "python"
 MAX_RELEVANCE = 1000  # nDCG's gain of 2^relevance is still a number
-Rows = tuple[Dataset, Dataset]  # queries and corpus
 Judgment = tuple[tuple, str, float]  # the query: its language, its text and, if texts repeat, a number; url; relevance
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Queries and the corpus that holds their codes.
-
-    Args:
-        name: the name of its results.
-        queries: rows with `url` and a query. With graded relevance there is a row for every query and relevant code,
-            with `query_number` (from 0) and `relevance` (above 0). The rows of a query are adjacent.
-        codebase: the corpus, rows with `url` and a code.
-    """
+    """Queries, the corpus that holds their codes, and who answers whom, with the name of the results."""
 
     name: str
-    queries: Dataset
-    codebase: Dataset
-
-    @property
-    def graded(self) -> bool:
-        """True if codes have grades. A query may then have several codes."""
-        return "relevance" in self.queries.column_names
-
-    @property
-    def first_pairs(self) -> np.ndarray:
-        """The row of each query's most relevant code, int64[Q]. Graded sets only."""
-        return np.unique(self.queries["query_number"], return_index=True)[1]
+    split: Split
 
 
 def load_evaluation_sets(
     arguments: DataArguments,
     profile: EncoderProfile,
     codebase: Dataset | None = None,
-    option: str = "eval_data_dir",
-    names: Iterable[str] = (),
 ) -> list[EvaluationSet]:
-    """Loads the sets of `--eval_data_dir`, or of another option that takes such folders.
+    """Loads the sets of `--eval_data_dir`.
 
     A set has the name of its folder. Several sets in one folder are called FOLDER-dev, FOLDER-test, ...
 
     Args:
         codebase: the run's own corpus, for judged queries whose folder has none.
-        names: names that are already taken by other sets.
 
     Raises:
         UserError: a folder without any set, a file that cannot be read (names file and row), rows that cannot be
             used (see `check_rows`), or two sets with the same name.
     """
     sets: list[EvaluationSet] = []
-    taken = {*names, *SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
-    for folder in (Path(name.strip()) for name in (getattr(arguments, option) or "").split(",") if name.strip()):
+    taken = {*SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
+    for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
         parts = dict(_published_sets(folder, arguments, codebase)) if folder.is_dir() else {}
-        parts = parts or {"rows": _all_rows(folder, arguments, option, profile)}
-        for part, (queries, corpus) in parts.items():
+        parts = parts or {"rows": _all_rows(folder, arguments, profile)}
+        for part, split in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
             if name in taken:
-                raise UserError(f"{option}={folder}: there are other results called {name}; rename the folder")
+                raise UserError(f"eval_data_dir={folder}: there are other results called {name}; rename the folder")
             try:
-                check_rows(DatasetDict(test=queries, codebase=corpus), profile)
+                check_texts(split.queries, "test", profile)
+                check_texts(split.corpus, "codebase", profile)
             except UserError as error:
                 raise UserError(f"{folder}, {part}: {error}") from None
             taken.add(name)
-            sets.append(EvaluationSet(name, queries, corpus))
-            count = queries[-1]["query_number"] + 1 if sets[-1].graded else len(queries)
-            print_on_main(f"{name}: {count:,} queries ({part}) over {len(corpus):,} codes")
+            sets.append(EvaluationSet(name, split))
+            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) over {len(split.corpus):,} codes")
     return sets
 
 
-def _all_rows(source: Path, arguments: DataArguments, option: str, profile: EncoderProfile) -> Rows:
+def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> Split:
     """Loads all rows of a file, a folder or a data set, as queries over their own codes."""
     try:
         data = load_rows(
@@ -133,20 +121,29 @@ def _all_rows(source: Path, arguments: DataArguments, option: str, profile: Enco
             "CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or test.jsonl, "
             f"each also as .gz; it holds {', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
         )
-        raise UserError(f"{option}={error}{looked_for if source.is_dir() else ''}") from None
-    return data["test"], data["codebase"]
+        raise UserError(f"eval_data_dir={error}{looked_for if source.is_dir() else ''}") from None
+    return _by_url(source, data["test"], data["codebase"])
 
 
-def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Rows]]:
-    """Yields the sets of a folder: the name, queries and corpus of each."""
+def _by_url(source: Path, queries: Dataset, corpus: Dataset) -> Split:
+    """Returns a split in which the code with a query's url answers it; UserError if that is not exactly one code."""
+    try:
+        target_rows(queries, corpus, "test")
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return Split.from_urls(queries, corpus)
+
+
+def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
+    """Yields the sets of a folder, with their names."""
     # Sorted so that a plain file wins over its gzipped copy.
     files = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
     yield from _cosqa_sets(folder, files)
     if any(name in files for names in _PLUS for name in names):
         yield "several", _cosqa_plus_set(folder, files)
-    for part, name, read in (
-        ("annotations", "annotationStore.csv", _annotations),
-        ("relevance", "relevance.jsonl", _judgments),
+    for part, name, read, gain in (
+        ("annotations", "annotationStore.csv", _annotations, "exponential"),
+        ("relevance", "relevance.jsonl", _judgments, "linear"),
     ):
         if name in files:
             corpus = load_folder(folder, ("codebase",))["codebase"] if "codebase.jsonl" in files else codebase
@@ -155,7 +152,7 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
             if "url" not in corpus.column_names:
                 raise UserError(f"{folder}: {name} names codes by url; its codebase has no url")
             languages = arguments.languages or languages_in({"codebase": corpus})
-            yield part, (_graded_rows(read(files[name], languages), corpus, files[name]), corpus)
+            yield part, _graded(read(files[name], languages), corpus, files[name], gain)
     # Other columns are read as `--data_dir` reads them.
     if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
         own = "codebase.jsonl" in files
@@ -163,13 +160,13 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
         missing = f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"
         if "codebase" not in splits:
             raise UserError(missing)
-        yield "test", (splits["test"], splits["codebase"])
+        yield "test", _by_url(folder, splits["test"], splits["codebase"])
 
 
 # ---- The sets ----
 
 
-def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, Rows]]:
+def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, Split]]:
     """Yields "dev" and "test" of CoSQA, if they exist."""
     found = [match for name in sorted(files) if (match := re.fullmatch(r"cosqa-retrieval-(dev|test)\b.*\.json", name))]
     codes = files.get("code_idx_map.json") or files.get("code_idx_map.txt")
@@ -183,12 +180,12 @@ def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, 
         both = [other[0] for other in found if other[1] == match[1]]
         if len(both) > 1:
             raise UserError(f"{folder}: {' and '.join(both)} are both the {match[1]} queries of CoSQA: keep one")
-        rows = _parsed_list(files[match[0]], lambda row: _query_row(row["doc"], row["retrieval_idx"], _LANGUAGE))
-        yield match[1], (Dataset.from_list(rows), corpus)
+        rows = _parsed_list(files[match[0]], lambda row: _query_row(row["doc"], _LANGUAGE, row["retrieval_idx"]))
+        yield match[1], _by_url(folder, Dataset.from_list(rows), corpus)
 
 
-def _cosqa_plus_set(folder: Path, files: Mapping[str, Path]) -> Rows:
-    """Returns the queries of CoSQA+, with one row for each right code, and the corpus."""
+def _cosqa_plus_set(folder: Path, files: Mapping[str, Path]) -> Split:
+    """Returns the queries of CoSQA+ and its corpus."""
     names = max(_PLUS, key=lambda names: sum(name in files for name in names))
     if missing := [name for name in names if name not in files]:
         raise UserError(f"{folder}: CoSQA+ needs {' and '.join(missing)} as well, plain or as .gz")
@@ -198,7 +195,7 @@ def _cosqa_plus_set(folder: Path, files: Mapping[str, Path]) -> Rows:
     labels = _parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))
     # Pairs of training and dev queries are in the same file.
     right = [(texts[query], code, 1.0) for query, code, label in labels if label and query in texts]
-    return _graded_rows(right, corpus, pairs, texts.values()), corpus
+    return _graded(right, corpus, pairs, queries=texts.values())
 
 
 def _numbered(path: Path, name: str) -> dict[int, str]:
@@ -250,33 +247,37 @@ def _judgment(language: str | None, query: str, url: str, relevance) -> Judgment
     return (language, " ".join(query.split())), url.strip(), grade
 
 
-def _graded_rows(judgments: Iterable[Judgment], corpus: Dataset, path: Path, queries: Iterable[tuple] = ()) -> Dataset:
-    """Makes a row for every query and relevant code in the corpus, the best code first; `queries` keep their order."""
+def _graded(
+    judgments: Iterable[Judgment], corpus: Dataset, path: Path, gain: str = "linear", queries: Iterable[tuple] = ()
+) -> Split:
+    """Makes a split of the queries that have a relevant code in the corpus; `queries` keep their order."""
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
         grades.setdefault(query, {}).setdefault(url, []).append(grade)
-    known = set(corpus["url"])
+    row_of = {url: row for row, url in enumerate(corpus["url"])}
     rows = []
+    pairs = []
+    means = []
     absent = 0
-    number = 0
     for (language, text, *_), codes in grades.items():
-        means = {url: sum(values) / len(values) for url, values in codes.items()}
-        absent += len(means.keys() - known)
-        relevant = [(url, mean) for url, mean in means.items() if mean > 0 and url in known]
-        for url, mean in sorted(relevant, key=lambda pair: -pair[1]):
-            rows.append(_query_row(text, url, language) | {"query_number": number, "relevance": mean})
-        number += bool(relevant)
+        mean_of = {row_of[url]: sum(values) / len(values) for url, values in codes.items() if url in row_of}
+        absent += len(codes) - len(mean_of)
+        if any(mean > 0 for mean in mean_of.values()):
+            pairs += [(len(rows), code) for code in mean_of]
+            means += mean_of.values()
+            rows.append(_query_row(text, language))
     if not rows:
         raise UserError(
             f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,}; judgments "
             "must name codes as the corpus does, and only rows of --language are read from annotationStore.csv"
         )
-    if absent or number < len(grades):
+    if absent or len(rows) < len(grades):
+        without = len(grades) - len(rows)
         print_on_main(
-            f"{path.name}: {absent:,} judged codes are not in the corpus and do not count; {len(grades) - number:,} "
-            f"of {len(grades):,} queries have no relevant code there and are left out"
+            f"{path.name}: {absent:,} judged codes are not in the corpus and do not count; {without:,} of "
+            f"{len(grades):,} queries have no relevant code there and are left out"
         )
-    return Dataset.from_list(rows)
+    return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)
 
 
 # ---- Files and rows ----
@@ -314,5 +315,8 @@ def _code_row(code: str, url: object) -> dict:
     return {"code": code, "code_tokens": code.split(), "original_string": code, "language": _LANGUAGE, "url": str(url)}
 
 
-def _query_row(query: str, url: object, language: str) -> dict:
-    return {"docstring": query, "docstring_tokens": query.split(), "language": language, "url": str(url)}
+def _query_row(query: str, language: str, url: object = None) -> dict:
+    row = {"docstring": query, "docstring_tokens": query.split(), "language": language}
+    if url is not None:
+        row["url"] = str(url)
+    return row

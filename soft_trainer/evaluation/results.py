@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset
 from numpy.typing import ArrayLike
 from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.codesearchnet import target_rows
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
-from soft_trainer.evaluation.retrieval import shorter_titles
+from soft_trainer.evaluation.retrieval import MAP, NDCG, best_answers, shorter_titles
 from soft_trainer.files import written_aside
 from soft_trainer.terminal import shortened, table
 
@@ -26,7 +25,12 @@ SYSTEMS = ("untrained", "lexical", "trained")  # that a report compares
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # from before training
 MARGIN = "mrr_change_margin"
-GRADED = {"map": "MAP", "ndcg@10": "nDCG@10"}  # where codes have grades
+# Where codes have grades; the title names the gain of a grade.
+GRADED = {
+    MAP: "MAP",
+    NDCG["linear"]: "nDCG@10, gain relevance",
+    NDCG["exponential"]: "nDCG@10, gain 2^relevance - 1",
+}
 # codes and characters that a report shows of a query
 _SHOWN = 3
 _WIDTH = 300
@@ -39,27 +43,36 @@ LABELS = {
 
 
 def save_ranks(
-    path: str | Path, dataset: Dataset, codebase: Dataset, ranking: Ranking, query_columns, code_columns
+    path: str | Path,
+    split: Split,
+    ranking: Ranking,
+    query_columns: Sequence[str],
+    code_columns: Sequence[str],
+    by_query: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes a Parquet file with `url`, `rank` (1 is best), and the urls and scores of the top codes of each query.
 
     It also holds `query`, its own `code`, and `top_codes`, the first three: one line each of at most 300 characters,
-    so that a report needs no data set. Texts are read from the first of the named columns that exists.
+    so that a report needs no data set. Texts are read from the first of the named columns that exists. Of several
+    right answers the one with the highest grade is the query's own.
+
+    Args:
+        by_query: further numbers of each query, float64[Q].
     """
-    urls = codebase["url"][:]
-    query = text_column(dataset, query_columns, "query")
-    code = text_column(codebase, code_columns, "code")
-    own = target_rows(dataset, codebase).tolist()
+    urls = split.corpus["url"][:]
+    query = text_column(split.queries, query_columns, "query")
+    code = text_column(split.corpus, code_columns, "code")
+    own = best_answers(split.judgments).tolist()
     top = ranking.top_indices[:, :_SHOWN].tolist()
     read = sorted({*own, *(row for rows in top for row in rows)})
-    lines = {row: _line(text, _WIDTH) for row, text in zip(read, codebase[read][code], strict=True)}
+    lines = {row: _line(text, _WIDTH) for row, text in zip(read, split.corpus[read][code], strict=True)}
     columns = {
-        "url": dataset["url"][:],
+        "url": [urls[row] for row in own],
         "rank": ranking.ranks.tolist(),
         "top_urls": [[urls[row] for row in rows] for rows in ranking.top_indices.tolist()],
         "top_scores": ranking.top_scores.tolist(),
-        **{name: dataset[name][:] for name in GRADED if name in dataset.column_names},
-        "query": [_line(text, _WIDTH) for text in dataset[query][:]],
+        **(by_query or {}),
+        "query": [_line(text, _WIDTH) for text in split.queries[query][:]],
         "code": [lines[row] for row in own],
         "top_codes": [[lines[row] for row in rows] for rows in top],
     }
@@ -147,16 +160,17 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
     return table(titles, rows)
 
 
-def examples(
-    dataset: Dataset, codebase: Dataset, ranking: Ranking, number: int, query_column: str, code_column: str
-) -> str:
-    """Formats the first `number` queries, each with its top three functions; `=>` marks its own."""
+def examples(split: Split, ranking: Ranking, number: int, query_column: str, code_column: str) -> str:
+    """Formats the first `number` queries, each with its top three functions; `=>` marks right answers."""
     blocks = []
-    queries = dataset.select(range(min(number, len(dataset))))
-    for query, rank, rows in zip(queries, ranking.ranks, ranking.top_indices, strict=False):
-        lines = [f"{_line(query[query_column], 100)}   (rank {int(rank)})"]
-        for place, code in enumerate(codebase.select(rows[:_SHOWN].tolist()), 1):
-            mark = "=>" if code["url"] == query["url"] else "  "
+    queries = split.queries.select(range(min(number, len(split.queries))))
+    for row, query in enumerate(queries):
+        lines = [f"{_line(query[query_column], 100)}   (rank {int(ranking.ranks[row])})"]
+        top = ranking.top_indices[row, :_SHOWN].tolist()
+        for place, (number, code) in enumerate(zip(top, split.corpus.select(top), strict=True), 1):
+            mark = "  "
+            if split.judgments.right[row, number]:
+                mark = "=>"
             path = f"   [{code['path']}]" if code.get("path") else ""
             lines.append(f"  {mark} {place}. {_line(code[code_column], 100)}{path}")
         blocks.append("\n".join(lines))

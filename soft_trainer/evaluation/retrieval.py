@@ -10,22 +10,31 @@ from numbers import Real
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
+from soft_trainer.data.judgments import Judgments, Split
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
+
+CUT = 10  # places that count for nDCG
+MAP = "map"
+# The name of nDCG by each gain: figures by different gains cannot be compared.
+NDCG = {"linear": "ndcg@10", "exponential": "ndcg_exponential@10"}
 
 
 @dataclass(frozen=True)
 class RetrievalOutput:
     """The output of `SoftInfoNCETrainer.predict`: the ranking of every query's own code, and its metrics.
 
-    `shorter` has the rankings by fewer dimensions, for an encoder with Matryoshka embeddings.
+    Of several right codes the best-ranked one counts. `shorter` has the rankings by fewer dimensions, for an encoder
+    with Matryoshka embeddings; `by_query` has average precision and nDCG of every query, float64[Q], where codes have
+    grades.
     """
 
     ranking: Ranking
     metrics: dict[str, float]
     shorter: dict[int, Ranking] = field(default_factory=dict)
+    by_query: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def ranks(self) -> Tensor:
@@ -38,55 +47,81 @@ class RetrievalOutput:
         return self.ranking.top_indices
 
 
-@dataclass(frozen=True)
-class GradedRanking:
-    """The ranking of queries with several relevant codes, and how well all of these are found.
+def check_answers(split: Split, name: str) -> None:
+    """Raises `UserError` if there are no queries, or if one of them has no right answer in the corpus."""
+    answers = np.diff(split.judgments.right.indptr)
+    if not len(answers):
+        raise UserError(f"{name}: there are no queries")
+    if not answers.all():
+        raise UserError(f"{name}: query {answers.argmin() + 1} has no right answer in the corpus: leave it out")
+
+
+def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
+    """Returns the query and the code of every right answer, LongTensor[P] each, in the order of the queries."""
+    right = judgments.right.tocoo()
+    return torch.from_numpy(right.row.astype(np.int64)), torch.from_numpy(right.col.astype(np.int64))
+
+
+def best_answers(judgments: Judgments) -> np.ndarray:
+    """Returns the right answer of each query with the highest grade, of several the first, int64[Q]."""
+    right = judgments.right.tocoo()
+    pairs = pd.DataFrame({"query": right.row, "grade": right.data})
+    return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
+
+
+def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
+    """Turns the ranks of all right answers into one rank for each query, and measures how well all are found.
+
+    A code at place p gains its grade (or 2^grade - 1, as `judgments.gain` says) / log2(p + 1). The sum over the first
+    ten places is divided by that of the best order. Ties count against the query: among codes that score the same, the
+    wrong ones come first, then those of lower grades.
 
     Args:
-        ranking: one rank for each of Q queries, that of its best relevant code.
-        pairs (`LongTensor[Q]`): the (query, code) pair that holds this code.
-        ndcg (`float64[Q]`): normalised discounted cumulative gain of the first k ranks, from 0 to 1.
-        average_precision (`float64[Q]`): the mean precision at the ranks of the relevant codes; its mean is MAP.
+        ranking: the ranking of the P pairs of `answer_pairs`. Every query has at least one.
+
+    Returns:
+        The ranking of Q queries by the best-ranked answer; and, where codes have grades, the average precision `map`
+        and nDCG under the name of its gain, float64[Q] each.
     """
-
-    ranking: Ranking
-    pairs: Tensor
-    ndcg: np.ndarray
-    average_precision: np.ndarray
-
-
-def graded_ranking(ranking: Ranking, queries: ArrayLike, grades: ArrayLike, k: int = 10) -> GradedRanking:
-    """Turns the ranks of all (query, relevant code) pairs into one rank, nDCG@k and average precision for each query.
-
-    A grade g at rank p gains (2^g - 1) / log2(p + 1). The sum is divided by that of the best order of the query's
-    relevant codes. Ties count against the query: among codes that score the same, the irrelevant ones come first, then
-    those of lower grades.
-
-    Args:
-        ranking: the ranking of P pairs from `rank_codes`.
-        queries (`int[P]`): the query of each pair, numbered from 0 without gaps.
-        grades (`float[P]`): the relevance of each pair's code, above 0.
-        k (`int`, *optional*, defaults to 10): number of ranks that count for nDCG.
-    """
-    pairs = pd.DataFrame({"query": np.asarray(queries), "grade": np.asarray(grades, dtype=np.float64)})
+    right = judgments.right.tocoo()
+    pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
-    # Relevant codes that tie have one rank, the last of their places.
+    # Right answers that tie have one rank, the last of their places.
     pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
+    first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
+    ranks = torch.tensor(pairs["place"].to_numpy())[first]
+    best = Ranking(ranks, ranking.top_indices.cpu()[first], ranking.top_scores.cpu()[first])
+    if judgments.gain is None:
+        return best, {}
     pairs["best_place"] = by_grade.groupby("query").cumcount() + 1
-    gains = np.exp2(pairs["grade"]) - 1
-    gained, possible = (
-        np.bincount(pairs["query"], np.where(places <= k, gains / np.log2(places + 1), 0.0))
-        for places in (pairs["place"], pairs["best_place"])
-    )
+    return best, {MAP: _average_precision(pairs), NDCG[judgments.gain]: _ndcg(pairs, judgments.gain)}
+
+
+def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Averages numbers of queries."""
+    return {name: float(values.mean()) for name, values in measured.items()}
+
+
+def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
+    """Returns the nDCG of each query, float64[Q], from the pairs' `query`, `grade`, `place` and `best_place`."""
+    gains = pairs["grade"]
+    if gain == "exponential":
+        gains = np.exp2(gains) - 1
+    sums = []
+    for places in (pairs["place"], pairs["best_place"]):
+        discounted = np.where(places <= CUT, gains / np.log2(places + 1), 0.0)
+        sums.append(np.bincount(pairs["query"], discounted))
+    gained, possible = sums
+    return gained / possible
+
+
+def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
+    """Returns the mean precision at the places of each query's right answers, float64[Q]."""
     # The order of codes that tie changes only the order of this sum, and with it the last digit.
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")
-    precision = np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
-    first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
-    ranks = torch.tensor(pairs["place"].to_numpy())[first]
-    top = (part.cpu()[first] for part in (ranking.top_indices, ranking.top_scores))
-    return GradedRanking(Ranking(ranks, *top), first, gained / possible, precision)
+    return np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import DatasetDict
 from transformers import PreTrainedModel
 
-from soft_trainer.data.codesearchnet import by_language, target_rows
+from soft_trainer.data.codesearchnet import by_language
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.data.judgments import NEGATIVES
@@ -260,7 +260,7 @@ def check_training(trainer, checkpoint: str | None) -> None:
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
     for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
         name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
-        target_rows(queries, trainer.corpus_of(key), name)
+        trainer.split_of(queries, key, name=name)
 
 
 def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:

@@ -46,8 +46,13 @@ def numbered(columns, *rows):
 
 
 def graded_rows(evaluation_set):
-    columns = ("docstring", "url", "query_number", "relevance")
-    return [tuple(row[name] for name in columns) for row in evaluation_set.queries]
+    """The query, the url of a right code, the query's number and the grade, of every right answer."""
+    split = evaluation_set.split
+    right = split.judgments.right.tocoo()
+    return [
+        (split.queries[query]["docstring"], split.corpus[code]["url"], query, grade)
+        for query, code, grade in zip(right.row.tolist(), right.col.tolist(), right.data.tolist(), strict=True)
+    ]
 
 
 @pytest.fixture
@@ -69,16 +74,17 @@ def pool(rows):
 
 def test_cosqa_as_published(cosqa):
     (found,) = load(cosqa)
-    assert found.name == "cosqa" and not found.graded
-    assert found.queries["docstring"][:] == [row["doc"] for row in QUERIES]
-    assert found.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
-    codes = dict(zip(found.codebase["url"], found.codebase["code"], strict=True))
-    assert [codes[url] for url in found.queries["url"]] == [
-        "def total(xs):\n    return sum(xs)",
-        'def largest(xs):\n    """Find it."""\n    return max(xs)',
+    assert found.name == "cosqa" and found.split.judgments.gain is None
+    assert found.split.queries["docstring"][:] == [row["doc"] for row in QUERIES]
+    assert found.split.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
+    codes = found.split.corpus["code"][:]
+    right = found.split.judgments.right
+    assert [[codes[code] for code in right[query].indices] for query in range(2)] == [
+        ["def total(xs):\n    return sum(xs)"],
+        ['def largest(xs):\n    """Find it."""\n    return max(xs)'],
     ]
     assert len(codes) == 3
-    assert found.codebase["code_tokens"][0][:4] == ["def", "largest(xs):", '"""Find', 'it."""']
+    assert found.split.corpus["code_tokens"][0][:4] == ["def", "largest(xs):", '"""Find', 'it."""']
 
 
 def test_cosqa_gzipped_and_with_both_parts(cosqa):
@@ -86,12 +92,12 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
         (cosqa / f"{path.name.replace('.txt', '.json')}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     (alone,) = load(cosqa)
-    assert (alone.name, len(alone.queries), len(alone.codebase)) == ("cosqa", 2, 3)
+    assert (alone.name, *alone.split.judgments.right.shape) == ("cosqa", 2, 3)
     (cosqa / "cosqa-retrieval-test-500.json").write_text(json.dumps(QUERIES[:1]))
     (cosqa / "cosqa-retrieval-train-19604.json").write_text("not read")
     both = load(cosqa)
-    assert [(part.name, len(part.queries)) for part in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
-    assert both[0].codebase is both[1].codebase
+    assert [(part.name, len(part.split.queries)) for part in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
+    assert both[0].split.corpus is both[1].split.corpus
 
 
 @pytest.fixture
@@ -106,10 +112,10 @@ def cosqa_plus(tmp_path):
 
 def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
     (found,) = load(cosqa_plus)
-    assert found.name == "plus" and found.graded and len(found.codebase) == 3
+    assert found.name == "plus" and found.split.judgments.gain == "linear" and len(found.split.corpus) == 3
     assert graded_rows(found) == [
-        ("python  sum of a list", "1", 0, 1.0),
         ("python  sum of a list", "2", 0, 1.0),
+        ("python  sum of a list", "1", 0, 1.0),
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
@@ -117,11 +123,11 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
 
 
 def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
-    expected = load(cosqa_plus)[0].queries.to_list()
+    expected = graded_rows(load(cosqa_plus)[0])
     others = [cosqa_plus / "query.json", cosqa_plus / "gpt4o_augment_query_code_pairs_for_search.json"]
     for path in others:
         path.write_text("[]")
-    assert load(cosqa_plus)[0].queries.to_list() == expected
+    assert graded_rows(load(cosqa_plus)[0]) == expected
     for path in others:
         path.unlink()
     # Its first names, with the wrong pairs, gzipped.
@@ -129,7 +135,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
     for published, first in zip(PLUS_FILES, names, strict=True):
         (cosqa_plus / f"{first}.gz").write_bytes(gzip.compress((cosqa_plus / published).read_bytes()))
         (cosqa_plus / published).unlink()
-    assert load(cosqa_plus)[0].queries.to_list() == expected
+    assert graded_rows(load(cosqa_plus)[0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,14 +187,14 @@ def test_files_with_something_wrong(files, place, content, words, pool, request)
 def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, tmp_path, data_dir, rows, pool):
     found = load(f"{cosqa}, {data_dir}/")
     assert [evaluation_set.name for evaluation_set in found] == ["cosqa", data_dir.name]
-    assert (len(found[1].queries), len(found[1].codebase), found[1].graded) == (4, 24, False)
+    assert (*found[1].split.judgments.right.shape, found[1].split.judgments.gain) == (4, 24, None)
     folder = judged(tmp_path, ("sort", rows[0]["url"], 1))
     (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
     (found,) = load(folder, pool)  # which has a codebase, too
-    assert len(found.codebase) == 5
+    assert len(found.split.corpus) == 5
 
 
-def test_judged_queries_give_a_row_for_each_relevant_code(tmp_path, rows, pool, capsys):
+def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, capsys):
     url = [row["url"] for row in rows]
     folder = judged(
         tmp_path,
@@ -200,13 +206,13 @@ def test_judged_queries_give_a_row_for_each_relevant_code(tmp_path, rows, pool, 
         ("write it", "elsewhere", 3),
     )
     (found,) = load(folder, pool)
-    assert found.graded and found.name == "judged" and found.codebase is pool
+    assert found.split.judgments.gain == "linear" and found.name == "judged" and found.split.corpus is pool
     assert graded_rows(found) == [
         ("sort things", url[0], 0, 3.0),
         ("sort things", url[1], 0, 1.5),
         ("write it", url[2], 1, 2.0),
     ]
-    assert found.first_pairs.tolist() == [0, 2]
+    assert not found.split.judgments.right.shape[0] > 2 and found.split.judgments.wrong is None
     said = capsys.readouterr().err
     assert "1 judged codes are not in the corpus" in said and "1 of 3 queries" in said
     assert "judged: 2 queries (relevance) over 24 codes" in said
@@ -223,8 +229,9 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     )
     (found,) = load(tmp_path, pool)
     assert graded_rows(found) == [("sort a list", url[0], 0, 2.5), ("sort a list", url[3], 0, 1.0)]
+    assert found.split.judgments.gain == "exponential"
     (both,) = load(tmp_path, pool, language="go,python")
-    assert [row["query_number"] for row in both.queries] == [0, 0, 1]
+    assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
     with pytest.raises(UserError, match="none of 0 queries .* rows of --language"):
         load(tmp_path, pool, language="ruby")
 
@@ -304,15 +311,15 @@ def test_splits_with_columns_of_their_own_are_read_as_data_dir_reads_them(names,
     }
     files = {name: lines_of(*numbered(names, *rows)) for name, rows in splits.items()}
     (found,) = load(written(tmp_path / "rows", **files), **options)
-    assert found.name == "rows" and found.queries["docstring"][:] == ["test 0", "test 1", "test 2"]
-    assert len(found.codebase) == 3
+    assert found.name == "rows" and found.split.queries["docstring"][:] == ["test 0", "test 1", "test 2"]
+    assert len(found.split.corpus) == 3
 
 
 def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(data_dir, rows, tmp_path):
     lines = {split: (data_dir / f"{split}.jsonl").read_text() for split in ("train", "valid", "test")}
     (found,) = load(written(tmp_path / "rows", **{f"{split}.jsonl": text for split, text in lines.items()}))
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
-    assert len(found.queries) == 4 and found.codebase["url"][:] == urls
+    assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
     with refused("test.jsonl has no corpus: there is no codebase.jsonl"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
@@ -321,4 +328,4 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
 def test_half_of_a_pair_of_code_units_is_replaced(cosqa):
     (cosqa / COSQA_FILES[1]).write_text(json.dumps([QUERIES[0] | {"doc": "cut \ud83d"}]))
     (found,) = load(cosqa)
-    assert found.queries["docstring"][:] == ["cut ?"]
+    assert found.split.queries["docstring"][:] == ["cut ?"]

@@ -6,9 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
+from soft_trainer.data.judgments import Judgments
 from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.retrieval import graded_ranking, mean_over_sets
+from soft_trainer.evaluation.retrieval import NDCG, answer_pairs, by_query, mean_over_sets
 
 
 def orders(scores):
@@ -18,10 +20,14 @@ def orders(scores):
             yield order
 
 
-def by_hand(scores, grades, k):
+GAINS = {"linear": lambda grade: grade, "exponential": lambda grade: 2**grade - 1}
+
+
+def by_hand(scores, grades, gain):
     """The worst first place, the worst nDCG and the worst average precision of all orders; codes of one query."""
     firsts, values, precisions = [], [], []
-    gains = [2**grade - 1 for grade in grades]
+    gains = [GAINS[gain](grade) for grade in grades]
+    k = 10
     ideal = sum(gain / math.log2(place + 1) for place, gain in enumerate(sorted(gains, reverse=True)[:k], 1))
     for order in orders(scores):
         places = [place for place, code in enumerate(order, 1) if grades[code] > 0]
@@ -32,45 +38,46 @@ def by_hand(scores, grades, k):
     return max(firsts), min(values), min(precisions)
 
 
-def graded(scores, grades, k=10):
-    """`graded_ranking` of queries with these scores and grades, float[Q, C], and the codes of the pairs."""
+def graded(scores, grades, gain="linear"):
+    """`by_query` of queries with these scores and grades, float[Q, C]."""
     scores, grades = np.asarray(scores, dtype=float), np.asarray(grades, dtype=float)
-    queries, codes = np.nonzero(grades)
+    judgments = Judgments(sparse.csr_matrix(grades.astype(np.float32)), gain=gain)
+    queries, codes = answer_pairs(judgments)
     embeddings = torch.tensor(scores, dtype=torch.float64)
-    ranking = rank_codes(embeddings[queries], torch.eye(scores.shape[1]).double(), torch.tensor(codes), top_k=3)
-    return graded_ranking(ranking, queries, grades[queries, codes], k), codes
+    ranking = rank_codes(embeddings[queries], torch.eye(scores.shape[1]).double(), codes, top_k=3)
+    return by_query(ranking, judgments)
 
 
-@pytest.mark.parametrize("k", [2, 10])
+@pytest.mark.parametrize("gain", ["linear", "exponential"])
 @pytest.mark.parametrize("seed", range(6))
-def test_metrics_are_those_of_the_worst_order_that_the_scores_allow(seed, k):
+def test_metrics_are_those_of_the_worst_order_that_the_scores_allow(seed, gain):
     generator = np.random.default_rng(seed)
     scores = generator.integers(0, 3, (5, 6))
     grades = generator.integers(0, 4, (5, 6)) * (generator.random((5, 6)) < 0.6)
     grades[:, 0] = np.maximum(grades[:, 0], 1)
-    found, codes = graded(scores, grades, k)
+    ranking, measured = graded(scores, grades, gain)
     for query in range(5):
-        rank, ndcg, precision = by_hand(scores[query], grades[query], k)
-        assert int(found.ranking.ranks[query]) == rank
-        assert found.ndcg[query] == pytest.approx(ndcg, abs=1e-12)
-        assert found.average_precision[query] == pytest.approx(precision, abs=1e-12)
-        # The pair named is a relevant code of the best score among the relevant ones.
-        code = codes[found.pairs[query]]
-        assert scores[query, code] == scores[query][grades[query] > 0].max()
+        rank, ndcg, precision = by_hand(scores[query], grades[query], gain)
+        assert int(ranking.ranks[query]) == rank
+        assert measured[NDCG[gain]][query] == pytest.approx(ndcg, abs=1e-12)
+        assert measured["map"][query] == pytest.approx(precision, abs=1e-12)
+    assert torch.equal(graded(scores, grades, None)[0].ranks, ranking.ranks) and not graded(scores, grades, None)[1]
 
 
-def test_ndcg_of_a_known_case():
-    # Grades 3, 0, 2, 1 in places 1 to 4, as in textbooks with gains 7, 0, 3, 1.
-    found, _ = graded([[4, 3, 2, 1]], [[3, 0, 2, 1]])
-    dcg = 7 + 3 / math.log2(4) + 1 / math.log2(5)
-    assert found.ndcg[0] == pytest.approx(dcg / (7 + 3 / math.log2(3) + 1 / math.log2(4)), abs=1e-15)
+def test_ndcg_of_a_known_case_by_both_gains():
+    # Grades 3, 0, 2, 1 in places 1 to 4: gains 3, 0, 2, 1, or as in textbooks 7, 0, 3, 1.
+    for gain, (first, second, third) in (("linear", (3, 2, 1)), ("exponential", (7, 3, 1))):
+        found = graded([[4, 3, 2, 1]], [[3, 0, 2, 1]], gain)[1][NDCG[gain]]
+        dcg = first + second / math.log2(4) + third / math.log2(5)
+        ideal = first + second / math.log2(3) + third / math.log2(4)
+        assert found[0] == pytest.approx(dcg / ideal, abs=1e-15)
 
 
-def test_the_best_order_gives_exactly_one_and_places_beyond_k_nothing():
+def test_the_best_order_gives_exactly_one_and_places_beyond_ten_nothing():
     codes = np.arange(20)
-    found, _ = graded([20 - codes, codes], [[3, 3, 2, 1, 1] + [0] * 15] * 2)
-    assert found.ndcg.tolist() == [1.0, 0.0]
-    assert found.ranking.ranks.tolist() == [1, 16]
+    ranking, found = graded([20 - codes, codes], [[3, 3, 2, 1, 1] + [0] * 15] * 2)
+    assert found["ndcg@10"].tolist() == [1.0, 0.0]
+    assert ranking.ranks.tolist() == [1, 16]
 
 
 def test_average_precision_of_known_cases():
@@ -79,7 +86,7 @@ def test_average_precision_of_known_cases():
         ([[6, 5, 4, 3, 2, 1]], [[1, 0, 1, 0, 1, 0]], [(1 + 2 / 3 + 3 / 5) / 3]),
         ([[3, 2, 1], [1, 2, 3]], [[0, 1, 0], [1, 0, 0]], [1 / 2, 1 / 3]),
     ):
-        assert graded(scores, relevant)[0].average_precision == pytest.approx(expected)
+        assert graded(scores, relevant)[1]["map"] == pytest.approx(expected)
 
 
 def test_the_mean_over_sets_is_of_numbers_that_all_of_them_have():

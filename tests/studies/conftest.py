@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from soft_trainer.data.judgments import Split
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import save_ranks
 
@@ -27,7 +28,8 @@ def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL, other:
     top = [[row if place == rank else (row + place) % pool for place in (1, 2, 3)] for row, rank in enumerate(ranks)]
     ranking = Ranking(torch.tensor(np.array(ranks)), torch.tensor(top), torch.ones(len(ranks), 3))
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_ranks(path, Dataset.from_dict(queries), Dataset.from_dict(codes), ranking, ("docstring",), ("code",))
+    split = Split.from_urls(Dataset.from_dict(queries), Dataset.from_dict(codes))
+    save_ranks(path, split, ranking, ("docstring",), ("code",))
     if not texts:  # as versions without texts wrote it
         pq.write_table(pq.read_table(path).drop_columns(["query", "code", "top_codes"]), path)
 

@@ -8,6 +8,7 @@ from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
+from soft_trainer.data.judgments import Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.studies.compare import Pairing, compare_patterns
@@ -68,10 +69,11 @@ def test_without_texts_the_urls_are_shown(ranked):
 def test_long_texts_without_spaces_keep_their_beginning(tmp_path):
     rows = Dataset.from_dict({"url": ["u"], "docstring": ["查询" * 200], "code": ["f(" * 200]})
     ranking = Ranking(torch.tensor([1]), torch.tensor([[0]]), torch.ones(1, 1))
-    save_ranks(tmp_path / "ranks.parquet", rows, rows, ranking, ("docstring",), ("code",))
+    split = Split.from_urls(rows, rows)
+    save_ranks(tmp_path / "ranks.parquet", split, ranking, ("docstring",), ("code",))
     ranked = load_ranks(tmp_path / "ranks.parquet")
     assert ranked.query(0) == ("查询" * 200)[:299] + "…" and ranked.top(0)[0][1].startswith("f(f(")
-    assert examples(rows, rows, ranking, 1, "docstring", "code").startswith("查询查询")
+    assert examples(split, ranking, 1, "docstring", "code").startswith("查询查询")
 
 
 def test_a_shortened_text_ends_with_a_word_or_a_part_of_one():
