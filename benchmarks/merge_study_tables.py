@@ -1,4 +1,4 @@
-"""Prints every table of docs/merge_study.md that the finished cells of merge_study.json allow.
+"""Prints every table of benchmarks/merge_study.md that the finished cells of merge_study.json allow.
 
 python benchmarks/merge_study_tables.py
 """

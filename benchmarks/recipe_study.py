@@ -1,4 +1,4 @@
-"""Prints every table of docs/recipe_study.md from the summary of its runs.
+"""Prints every table of benchmarks/recipe_study.md from the summary of its runs.
 
     python benchmarks/recipe_study.py [benchmarks/recipe_study.json]
 

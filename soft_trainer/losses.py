@@ -9,8 +9,8 @@ All losses share these arguments:
 
 The positive always takes part. A column that does not count is left out of every softmax and every mean, and gets zero
 gradient. With `also`, the loss of a query is the mean over its right answers, each taken as the positive in turn with
-the others left out. All computation is in float32 or higher. `docs/theory.md` has the theorems about these losses and
-corrects printed statements.
+the others left out. All computation is in float32 or higher. `benchmarks/theory.md` has the theorems about these
+losses and corrects printed statements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims about the losses, true and false ones, numbered as in `docs/theory.md`; float64 throughout."""
+"""Claims about the losses, true and false ones, numbered as in `benchmarks/theory.md`; float64 throughout."""
 
 from math import log
 from types import SimpleNamespace
