@@ -1,0 +1,74 @@
+"""The requirements: lower bounds in setup.cfg, tested versions in constraints.txt, and what workflows run."""
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+NOT_TESTED = {"argcomplete"}  # only an interactive shell uses it
+
+
+@pytest.fixture(scope="module")
+def required() -> list[Requirement]:
+    """The requirements of the package and of its extras."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    parts = [settings["options"]["install_requires"], *settings["options.extras_require"].values()]
+    return [Requirement(line) for part in parts for line in part.split("\n") if line.strip()]
+
+
+def test_requirements_have_lower_bounds_only(required):
+    operators = {specifier.operator for requirement in required for specifier in requirement.specifier}
+    assert operators == {">="}
+
+
+def test_every_requirement_has_a_tested_version_within_its_bounds(required):
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    tested = {requirement.name: requirement.specifier for requirement in map(Requirement, lines)}
+    assert {requirement.name for requirement in required} == tested.keys() | NOT_TESTED
+    for requirement in required:
+        for specifier in tested.get(requirement.name, ()):
+            assert specifier.operator in ("==", "<") and requirement.specifier.contains(specifier.version)
+
+
+def test_the_commands_of_the_pages_install_the_tested_versions():
+    for page in ("README.md", "CONTRIBUTING.md", "AGENTS.md"):
+        commands = re.findall(r"pip install .*-e .*", (ROOT / page).read_text())
+        assert commands and all("-c constraints.txt" in command for command in commands), page
+
+
+def test_workflows_run_what_is_there():
+    commands = []
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            assert job["steps"] and job["runs-on"]
+            commands += [step["run"] for step in job["steps"] if "run" in step]
+    assert {".ci/lowest", ".ci/run", "sphinx-build -W docs site"} <= {*commands}
+    named = [word for command in commands for word in re.findall(r"(?:\.ci|tests|docs)/[\w./]*\w", command)]
+    assert named and all((ROOT / name).exists() for name in named)
+
+
+def test_the_page_for_agents_is_short_and_names_what_is_there():
+    text = (ROOT / "AGENTS.md").read_text()
+    assert len(text.splitlines()) <= 60
+    places = re.findall(r"`((?:soft_trainer|tests)/[\w./]+|run_codesearch\.py)`", text)
+    assert len(places) > 10 and all((ROOT / place).exists() for place in places)
+
+
+@pytest.mark.slow
+def test_lowest_takes_the_lower_bounds(required, tmp_path):
+    (tmp_path / ".ci").mkdir()
+    for name in (".ci/lowest", "setup.cfg", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    subprocess.run([sys.executable, tmp_path / ".ci/lowest"], check=True)
+    lines = (tmp_path / "constraints.txt").read_text().splitlines()
+    bounds = {requirement.name: str(requirement.specifier).removeprefix(">=") for requirement in required}
+    assert f"torch=={bounds['torch']}" in lines and f"peft=={bounds['peft']}" in lines
+    assert len(lines) == len((ROOT / "constraints.txt").read_text().splitlines())
