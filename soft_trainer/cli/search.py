@@ -2,6 +2,8 @@
 
 soft-trainer search "parse a date"
 soft-trainer search parse_date --path 'src/**' --json
+soft-trainer search --similar src/dates.py:12
+soft-trainer search --folder server --folder client "parse a date"
 soft-trainer search --serve
 """
 
@@ -17,18 +19,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.results import SearchResult, check_query, query_terms
+from soft_trainer.search.results import SearchResult, check_query, parse_place, query_terms
 from soft_trainer.search.words import WORD, stem, terms
 from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
     from soft_trainer.search.index import CodeIndex
+    from soft_trainer.search.searching import CodeIndexes
 
 SHOWN_COLUMNS = 160
 # the options that a page, the tools and a search do not read
 _UNREAD = {
-    "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query"),
-    "--serve": ("limit", "json", "path", "language", "name"),
+    "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query", "similar"),
+    "--serve": ("limit", "json", "path", "language", "name", "similar"),
+    "--similar": ("port", "editor", "path", "language", "name", "query"),
     None: ("port", "editor"),
 }
 # control characters, and those that change the writing direction or break lines
@@ -44,11 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     add = parser.add_argument
     add("query", nargs="*", help="a name, words, or a sentence")
-    add("--folder", default=".", metavar="DIR", help="folder that was indexed, or one in it (default: .)")
+    add(
+        "--folder",
+        action="append",
+        metavar="DIR",
+        help="folder that was indexed, or one in it (default: .); give several to search them as one",
+    )
     add("--index_dir", help="location of the index (default: in the user's cache directory)")
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
     add("--name", help="only functions and classes with this name; * matches anything")
+    add("--similar", metavar="PATH:LINE", help="find code like the piece there, such as that of a result")
     add("-n", "--limit", type=int, help="maximum number of results (default: 10)")
     add("--json", action="store_true", help="print one JSON object per line")
     add("--lexical", action="store_true", help="search by words alone, even if the index has embeddings")
@@ -67,20 +77,25 @@ def run(arguments: argparse.Namespace) -> int:
     """Searches and prints; returns 1 if nothing is found."""
     query = " ".join(arguments.query)
     limit = 10 if arguments.limit is None else arguments.limit
-    mode = "--mcp" if arguments.mcp else "--serve" if arguments.serve else None
-    if mode is None:
-        check_query(query, limit)
-    why = f"it does nothing with {mode}, where each search has its own" if mode else "it needs --serve"
+    mode = next((f"--{name}" for name in ("mcp", "serve", "similar") if getattr(arguments, name)), None)
+    check_query("similar" if mode else query, limit)
+    why = f"it does nothing with {mode}" if mode else "it needs --serve"
     for name in _UNREAD[mode]:
         if getattr(arguments, name) not in (None, False, []):
             raise UserError(f"{name}: {why}; leave it out")
+    if arguments.index_dir and arguments.folder:
+        raise UserError("folder: it does nothing with --index_dir; leave it out")
+    place = parse_place(arguments.similar) if mode == "--similar" else None
     index = _opened(arguments)
-    if mode:
+    if arguments.mcp or arguments.serve:
         return _serve(index, arguments, query)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name")}
-    results = index.search(query, limit, lexical=arguments.lexical, **filters)
+    if place:
+        results = index.similar(*place, limit, lexical=arguments.lexical)
+    else:
+        results = index.search(query, limit, lexical=arguments.lexical, **filters)
     for notice in index.notices:
         print_on_main(safe(notice))
     try:
@@ -91,19 +106,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if results else 1
 
 
-def _opened(arguments: argparse.Namespace) -> CodeIndex:
-    """Opens the index, or makes it for the first search of a folder."""
+def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
+    """Opens the indexes, or makes those of folders that are searched for the first time."""
     # Imported here so that --help stays fast.
     from soft_trainer.search.index import CodeIndex
+    from soft_trainer.search.searching import CodeIndexes
     from soft_trainer.search.store import find_index_dir
 
-    place = arguments.index_dir or find_index_dir(arguments.folder)
-    if place:
-        return CodeIndex.open(place)
-    if arguments.no_update:
-        raise UserError(f"{arguments.folder}: no index yet; leave out --no_update to make one")
-    print_on_main(f"{safe(arguments.folder)}: no index yet, making one")
-    return CodeIndex.build(arguments.folder, progress=True)
+    if arguments.index_dir:
+        return CodeIndex.open(arguments.index_dir)
+    opened: dict[str, CodeIndex] = {}
+    for folder in arguments.folder or ["."]:
+        place = find_index_dir(folder)
+        if place:
+            index = CodeIndex.open(place)
+        elif arguments.no_update:
+            raise UserError(f"{folder}: no index yet; leave out --no_update to make one")
+        else:
+            print_on_main(f"{safe(folder)}: no index yet, making one")
+            index = CodeIndex.build(folder, progress=True)
+        opened[index.folder] = index
+    indexes = list(opened.values())
+    return indexes[0] if len(indexes) == 1 else CodeIndexes(indexes)
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:
@@ -119,7 +143,7 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
         sys.stdout.write(format_results(results, query, colour=not plain))
 
 
-def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
+def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query: str) -> int:
     """Serves the page or the tools until the user stops it; returns 130 then."""
     from soft_trainer.search.server import EDITOR, serve_page
     from soft_trainer.search.serving import ServedIndex
@@ -133,7 +157,9 @@ def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
             serve_page(served, query, arguments.port or 0, arguments.editor or EDITOR)
         return 0
     except KeyboardInterrupt:
-        place = ("--index_dir", arguments.index_dir) if arguments.index_dir else ("--folder", arguments.folder)
+        place = ["--index_dir", arguments.index_dir] if arguments.index_dir else []
+        for folder in arguments.folder or []:
+            place += ["--folder", folder]
         command = shlex.join(["soft-trainer", "search", *place, "--mcp" if arguments.mcp else "--serve"])
         print_on_main(f"stopped: the index is kept; `{command}` starts it again")
         return 130

@@ -1,4 +1,5 @@
 from .index import CodeIndex
 from .results import SearchResult
+from .searching import CodeIndexes
 
-__all__ = ["CodeIndex", "SearchResult"]
+__all__ = ["CodeIndex", "CodeIndexes", "SearchResult"]

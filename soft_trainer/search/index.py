@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.search import ranking, store, vectors
+from soft_trainer.search import store, vectors
 from soft_trainer.search.listing import maybe_vendored
 from soft_trainer.search.results import SearchResult
+from soft_trainer.search.searching import search, similar
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
 
@@ -211,30 +212,23 @@ class CodeIndex(AbstractContextManager):
             name: only functions and classes of this name; `*` stands for anything.
             lexical: leave the embeddings out, if there are any.
         """
-        parsed = ranking.parse_query(query)
-        if limit < 1 or not (parsed.terms or parsed.words):
-            return []
-        with _disk_errors(self.index_dir), self._snapshot() as snapshot:
-            segments = snapshot.segments
-            empty = not segments.live.any()
-            if empty:
-                raise UserError(f"nothing is indexed of {self.folder}; run `{self._command()}`")
-            allowed = snapshot.allowed(path, language, name)
-            if allowed is not None and not allowed.any():
-                return []
-            similarity = None if lexical else self._similarity(query, snapshot)
-            scores = ranking.score(parsed, segments, similarity)
-            if not scores.matched and (similarity is None or np.nanmax(similarity) <= self._noise(snapshot)):
-                return []
-            return [snapshot.result(*pair) for pair in ranking.order_pieces(scores, segments, allowed, limit)]
+        return search({"": self}, query, limit, lexical, path=path, language=language, name=name)
 
-    def _command(self, *options: str) -> str:
+    def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
+        """Finds pieces like the one that holds a line of a file, such as that of a result; best first.
+
+        Raises:
+            UserError: no such file in the index, or no piece there.
+        """
+        return similar({"": self}, path, line, limit, lexical)
+
+    def command(self, *options: str) -> str:
         """Writes the command that brings this index up to date, as a shell reads it."""
         default = self.index_dir == store.default_index_dir(self.folder)
         place = () if default else ("--index_dir", str(self.index_dir))
         return shlex.join(["soft-trainer", "index", self.folder, *place, *options])
 
-    def _noise(self, snapshot: Snapshot) -> float:
+    def noise(self, snapshot: Snapshot) -> float:
         """Returns the largest similarity of any piece to random letters, which mean nothing."""
         letters = random.Random(0)
         texts = ["".join(letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))) for _ in range(24)]
@@ -250,6 +244,11 @@ class CodeIndex(AbstractContextManager):
     def truncate_dim(self) -> int | None:
         """The number of dimensions kept of every embedding; None for the encoder's default."""
         return store.get_meta(self.database, "vectors", {}).get("truncate_dim")
+
+    @property
+    def members(self) -> list[CodeIndex]:
+        """This index, as `CodeIndexes` has several."""
+        return [self]
 
     @property
     def patterns(self) -> dict[str, list[str]]:
@@ -296,6 +295,15 @@ class CodeIndex(AbstractContextManager):
         """Counts files and pieces."""
         return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
+    def languages(self) -> list[str]:
+        """Lists the languages of the files, the most common first."""
+        query = "SELECT language FROM files GROUP BY 1 ORDER BY count(*) DESC"
+        return [language for (language,) in self.database.execute(query)]
+
+    def full_path(self, path: str) -> str:
+        """Returns where a file of a result lies."""
+        return f"{self.folder}/{path}"
+
     def text_of(self, path: str) -> str | None:
         """Returns the text of an indexed file, as it was when it was indexed; None for any other path."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
@@ -315,31 +323,32 @@ class CodeIndex(AbstractContextManager):
         self.close()
 
     @contextmanager
-    def _snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[Snapshot]:
         """Yields one view of the database for a whole search, read again only if the database has changed."""
-        self.database.execute("BEGIN")
-        try:
-            version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
-            if version != self._cached_version:
-                self._cached = Snapshot(self.database, self.index_dir)
-                self._cached_version = version
-            yield self._cached
-        finally:
-            self.database.execute("COMMIT")
+        with _disk_errors(self.index_dir):
+            self.database.execute("BEGIN")
+            try:
+                version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
+                if version != self._cached_version:
+                    self._cached = Snapshot(self.database, self.index_dir)
+                    self._cached_version = version
+                yield self._cached
+            finally:
+                self.database.execute("COMMIT")
 
-    def _similarity(self, query: str, snapshot: Snapshot) -> np.ndarray | None:
+    def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray | None:
         """Computes the similarity of every piece to the query; None without embeddings or without their model."""
         state = snapshot.state
         if state is None:
             return None
         if missing := vectors.unencoded(self.database):
             pieces = self.database.execute("SELECT sum(count) FROM files").fetchone()[0]
-            remedy = self.remedy or f"`{self._command()}` finishes"
+            remedy = self.remedy or f"`{self.command()}` finishes"
             self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {remedy}")
         if (snapshot.slots < 0).all():
             return None
         name = state["model"]
-        changed = f"{name} has changed; `{self._command('--model', name)}` encodes with it as it is now"
+        changed = f"{name} has changed; `{self.command('--model', name)}` encodes with it as it is now"
         try:
             encoder = self._encoder(name, state.get("truncate_dim"))
             embedding = encoder.queries([query])[0]

@@ -59,6 +59,14 @@ def check_query(query: str, limit: int) -> None:
         raise UserError(f"limit={limit}: 1 or more is expected")
 
 
+def parse_place(place: str) -> tuple[str, int]:
+    """Splits `src/dates.py:12` into path and line; a UserError if there is no line."""
+    path, _, line = place.rpartition(":")
+    if not path or not line.isdecimal() or len(line) > 9:
+        raise UserError(f"{place}: path and line of a result are expected, such as src/dates.py:12")
+    return path, int(line)
+
+
 def query_terms(query: str) -> set[str]:
     """Returns the terms to highlight in a result."""
     return {term for word in WORD.findall(query) if word.lower() not in STOP_WORDS for term in terms(word)}

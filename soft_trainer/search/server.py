@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from soft_trainer.errors import UserError
 from soft_trainer.search.colouring import open_at
 from soft_trainer.search.ranking import parse_query
-from soft_trainer.search.results import query_terms
+from soft_trainer.search.results import parse_place, query_terms
 from soft_trainer.search.serving import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")
@@ -40,13 +40,16 @@ class PageServer(ThreadingHTTPServer):
         query = options.get("q", "")[:MAX_QUERY]
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
-        results, notices = self.served.search(query, MAX_RESULTS, **filters)
+        if options.get("like"):
+            results, notices = self.served.similar(*parse_place(options["like"]), MAX_RESULTS)
+        else:
+            results, notices = self.served.search(query, MAX_RESULTS, **filters)
         wanted = query_terms(query)
         rows = []
         texts = {result.path: self.served.text_of(result.path) or "" for result in results}
         for result in results:
             lines = [number for number, _ in result.telling_lines(wanted)]
-            path = quote(f"{self.served.index.folder}/{result.path}")
+            path = quote(self.served.index.full_path(result.path))
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
             inside = open_at(texts[result.path], result.language, result.start_line)
             rows.append(result.as_dict() | {"lines": lines, "editor": link, "open": inside})
@@ -70,9 +73,8 @@ class PageServer(ThreadingHTTPServer):
     def about(self, _: dict[str, str]) -> dict:
         """Returns the folder and the languages that the filters offer."""
         index = self.served.index
-        query = "SELECT language FROM files GROUP BY 1 ORDER BY count(*) DESC"
         with self.served.lock:
-            return {"folder": index.folder, "languages": [language for (language,) in index.database.execute(query)]}
+            return {"folder": index.folder, "languages": index.languages()}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -4,29 +4,70 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS
 from soft_trainer.search.globs import path_filter
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.results import SearchResult
+from soft_trainer.search.searching import CodeIndexes
 
 CHECK_SECONDS = 5.0  # between two looks at the tree, where nothing watches it
 
 
 class ServedIndex:
-    """Answers the queries of a page or an agent, one at a time.
+    """Answers the queries of a page or an agent about one index or several, one at a time.
 
     Args:
         update: read changed files before a search, and encode new pieces between searches.
         lexical: leave the embeddings out.
     """
 
-    def __init__(self, index: CodeIndex, update: bool = True, lexical: bool = False):
+    def __init__(self, index: CodeIndex | CodeIndexes, update: bool = True, lexical: bool = False):
         self.index = index
         self.lexical = lexical
-        self.lock = threading.Lock()  # SQLite's connection is one
+        self.lock = threading.Lock()  # SQLite's connections are shared
+        self.keepers = [_Keeper(member, update, lexical) for member in index.members]
+
+    def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
+        """Returns the results and notices about them, without waiting for an encoder."""
+        if filters.get("path"):
+            path_filter(filters["path"])  # compiled here, where nobody waits for it, and kept
+        return self._answer(partial(self.index.search, query, limit, **filters))
+
+    def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
+        """Returns pieces like the one that holds a line of a file, and notices about them."""
+        return self._answer(partial(self.index.similar, path, line, limit))
+
+    def text_of(self, path: str) -> str | None:
+        """Returns the text of an indexed file; None for other paths, such as that of a file ignored by now."""
+        with self.lock:
+            self._refresh()
+            return self.index.text_of(path)
+
+    def _refresh(self) -> None:
+        for keeper in self.keepers:
+            keeper.refresh()
+
+    def _answer(self, ask: Callable[..., list[SearchResult]]) -> tuple[list[SearchResult], list[str]]:
+        with self.lock:
+            self._refresh()
+            ready = [keeper.ready() for keeper in self.keepers]
+            results = ask(lexical=self.lexical or not all(ready))
+            notices = list(self.index.notices)
+            for keeper, was_ready in zip(self.keepers, ready, strict=True):
+                notices += keeper.take_notices(was_ready)
+        return results, list(dict.fromkeys(notices))
+
+
+class _Keeper:
+    """Keeps one index up to date: reads changed files when asked, and encodes in the background."""
+
+    def __init__(self, index: CodeIndex, update: bool, lexical: bool):
+        self.index = index
+        self.lexical = lexical
         self.watch = Watch(index.folder, index.patterns.get("include", ())) if update else None
         self.loaded = threading.Event()
         self.work = threading.Event()
@@ -36,31 +77,22 @@ class ServedIndex:
             index.remedy = "the others are being encoded"
         self._start_encoder()
 
-    def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
-        """Returns the results and notices about them, without waiting for an encoder."""
-        if filters.get("path"):
-            path_filter(filters["path"])  # compiled here, where nobody waits for it, and kept
-        with self.lock:
-            self._refresh()
-            self._start_encoder()
-            by_words = self.lexical or not self.loaded.is_set()
-            results = self.index.search(query, limit, lexical=by_words, **filters)
-            notices = self.index.notices
-            self.index.notices = []
-        if by_words and not self.lexical and self.index.model:
-            notices.append(f"searching by words alone: {self.problem or 'the encoder is being loaded'}")
-        elif self.problem and not self.lexical:
-            notices.append(f"new pieces are not encoded: {self.problem}")
-        return results, notices
+    def ready(self) -> bool:
+        """Returns True if a search need not wait for the encoder."""
+        return self.loaded.is_set() or not self.index.model
 
-    def text_of(self, path: str) -> str | None:
-        """Returns the text of an indexed file; None for other paths, such as that of a file ignored by now."""
-        with self.lock:
-            self._refresh()
-            return self.index.text_of(path)
+    def take_notices(self, was_ready: bool) -> list[str]:
+        """Returns what is to be said about the encoder of a search, and forgets the notices of the index."""
+        self.index.notices = []
+        if self.lexical or not self.index.model:
+            return []
+        if not was_ready:
+            return [f"searching by words alone: {self.problem or 'the encoder is being loaded'}"]
+        return [f"new pieces are not encoded: {self.problem}"] if self.problem else []
 
-    def _refresh(self) -> None:
-        """Reads the files that have changed; the caller holds the lock."""
+    def refresh(self) -> None:
+        """Reads the files that have changed."""
+        self._start_encoder()
         if self.watch and self.watch.changed():
             self.index.refresh(encode=False)
             self.work.set()

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
 from soft_trainer.search import store, vectors
 from soft_trainer.search.globs import STAR, expression, path_filter
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.terms import DEFINED
 from soft_trainer.search.words import whole
-
-# A filter by language finds these with it.
-_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 
 
 class Snapshot:
@@ -27,6 +23,7 @@ class Snapshot:
     def __init__(self, database: sqlite3.Connection, index_dir: Path):
         self.database = database
         self.segments = store.Segments(database)
+        self.languages: list[str] = store.get_meta(database, "languages", [])
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
@@ -39,23 +36,26 @@ class Snapshot:
         """Computes the similarity of every piece to a query, float32[pieces]; NaN for one without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
-    def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
-        """Returns the pieces that the filters leave, bool[pieces]; None without a filter."""
-        segments = self.segments
-        if path is None and language is None and name is None:
+    def embedding(self, piece: int) -> np.ndarray | None:
+        """Returns the embedding of a piece, None without one."""
+        if not self.state or self.slots[piece] < 0:
             return None
+        return self.vectors[self.slots[piece]].astype(np.float32)
+
+    def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
+        """Returns the pieces that the filters leave, bool[pieces]; the path counts with its `label` and without."""
+        segments = self.segments
         files = segments.live.copy()
-        if language is not None:
-            wanted = {language.lower(), *_RELATED.get(language.lower(), ())}
-            languages = store.get_meta(self.database, "languages", [])
-            numbers = [number for number, known in enumerate(languages) if known in wanted]
-            if not numbers:
-                raise UserError(f"language={language!r}: the index has {', '.join(sorted(languages))}")
+        if languages is not None:
+            numbers = [number for number, known in enumerate(self.languages) if known in languages]
             files &= np.isin(segments.languages, numbers)
         if path is not None:
             pattern = path_filter(path)
-            rows = self.database.execute("SELECT id, path FROM files")
-            files &= np.isin(np.arange(len(files)), [file for file, own in rows if pattern.fullmatch(own)])
+            matching = []
+            for file, own in self.database.execute("SELECT id, path FROM files"):
+                if pattern.fullmatch(own) or (label and pattern.fullmatch(label + own)):
+                    matching.append(file)
+            files &= np.isin(np.arange(len(files)), matching)
         pieces = files[segments.owners]
         if name is not None:
             key = DEFINED + whole("".join(re.findall(r"[\w$*]+", name)[-1:]))
@@ -66,11 +66,21 @@ class Snapshot:
             pieces &= np.isin(np.arange(len(pieces)), np.concatenate(found) if found else [])
         return pieces
 
-    def result(self, piece: int, score: float) -> SearchResult:
+    def piece_at(self, path: str, line: int) -> int | None:
+        """Finds the piece that holds a line of a file, or the next one; None without one."""
+        query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
+        row = self.database.execute(query, (path,)).fetchone()
+        for number, (_, end, _) in enumerate(json.loads(row[1]) if row else ()):
+            if line <= end:
+                return row[0] + number
+        return None
+
+    def result(self, piece: int, score: float, label: str) -> SearchResult:
         """Reads a piece with its text."""
         file = int(self.segments.owners[piece])
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
         start, end, name = json.loads(pieces)[piece - int(self.segments.firsts[file])]
         lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
-        return SearchResult(path, start, end, language, name, score, b"\n".join(lines).decode(errors="replace"))
+        shown = b"\n".join(lines).decode(errors="replace")
+        return SearchResult(label + path, start, end, language, name, score, shown)

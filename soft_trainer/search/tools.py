@@ -1,4 +1,4 @@
-"""Tools for an agent over standard input and output: `search` and `read`, by the Model Context Protocol."""
+"""Tools for an agent over standard input and output, by the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNTRUSTED = (
 
 
 def tool_server(served: ServedIndex):
-    """Makes the server with its two tools; a UserError if the extra `mcp` is missing."""
+    """Makes the server with its tools; a UserError if the extra `mcp` is missing."""
     try:
         from mcp.server import MCPServer  # an optional dependency
         from mcp.server.mcpserver.tools import Tool
@@ -30,7 +30,7 @@ def tool_server(served: ServedIndex):
     except ImportError as error:
         raise UserError("--mcp needs the extra: pip install 'soft-trainer[mcp]'") from error
     tools = []
-    for function in _tools(served):
+    for function in (*_searches(served), _reader(served)):
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         tool = Tool.from_function(_tool_errors()(function), annotations=hints)
         arguments = tool.fn_metadata.arg_model
@@ -42,7 +42,7 @@ def tool_server(served: ServedIndex):
     return MCPServer("soft-trainer", instructions=instructions, version=soft_trainer.__version__, tools=tools)
 
 
-def _tools(served: ServedIndex) -> tuple[Callable[..., str], ...]:
+def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
     def search(
         query: str,
         limit: int = 10,
@@ -67,13 +67,25 @@ def _tools(served: ServedIndex) -> tuple[Callable[..., str], ...]:
             max_tokens: about how many tokens the answer may have.
         """
         check_query(query, limit)
-        results, notices = served.search(query, min(limit, MAX_RESULTS), path=path, language=language, name=name)
-        shown = _within(results, max_tokens)
-        answer = [_fenced("\n\n".join(shown))] if shown else []
-        if len(shown) < len(results):
-            answer.append(f"{len(results) - len(shown)} more results do not fit into max_tokens={max_tokens}.")
-        return "\n\n".join([*answer, *notices]) or "Nothing found."
+        answer = served.search(query, min(limit, MAX_RESULTS), path=path, language=language, name=name)
+        return _shown(*answer, max_tokens)
 
+    def similar(path: str, line: int, limit: int = 10, max_tokens: int = DEFAULT_TOKENS) -> str:
+        """Find code like that at a place: other implementations, copies, callers that do the same; best first.
+
+        Args:
+            path: of a result of search.
+            line: any line of the code that others should be like.
+            limit: the most results, 1 to 50.
+            max_tokens: about how many tokens the answer may have.
+        """
+        check_query("similar", limit)
+        return _shown(*served.similar(path, line, min(limit, MAX_RESULTS)), max_tokens)
+
+    return search, similar
+
+
+def _reader(served: ServedIndex) -> Callable[..., str]:
     def read(path: str, start_line: int = 1, end_line: int | None = None) -> str:
         """Read lines of an indexed file.
 
@@ -95,7 +107,16 @@ def _tools(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         title = f"{path}:{start_line}-{last} of {len(lines)} lines"
         return _fenced(_titled(title, "\n".join(lines[start_line - 1 : last])))
 
-    return search, read
+    return read
+
+
+def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> str:
+    """Writes results, fenced, and the notices about them."""
+    shown = _within(results, max_tokens)
+    answer = [_fenced("\n\n".join(shown))] if shown else []
+    if len(shown) < len(results):
+        answer.append(f"{len(results) - len(shown)} more results do not fit into max_tokens={max_tokens}.")
+    return "\n\n".join([*answer, *notices]) or "Nothing found."
 
 
 def _within(results: list[SearchResult], max_tokens: int) -> list[str]:

@@ -33,7 +33,7 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py" and notices == ["searching by words alone: the encoder is being loaded"]
     may_load.set()
-    until(served.loaded.is_set)
+    until(served.keepers[0].loaded.is_set)
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py"
     assert notices == ["12 of 13 pieces have embeddings; the others are being encoded"]
@@ -53,7 +53,7 @@ def test_an_encoder_that_the_index_gets_later_is_used(tree, stub):
     served = ServedIndex(CodeIndex.build(tree))
     assert served.search("parse date", 5)[1] == []
     CodeIndex.build(tree, model="stub")
-    until(lambda: served.search("parse date", 5)[1] == [] and served.loaded.is_set())
+    until(lambda: served.search("parse date", 5)[1] == [] and served.keepers[0].loaded.is_set())
 
 
 def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch):

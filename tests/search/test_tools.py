@@ -41,14 +41,16 @@ def test_search_and_read(tree):
         ("read", {"path": "src/shop/dates.py", "start_line": 3, "end_line": 4}),
         ("search", {"query": "zzzzz"}),
         ("search", {"query": "brand_new", "path": "*.py"}),
+        ("similar", {"path": "src/shop/dates.py", "line": 4, "limit": 1}),
     )
     assert not any(error for error, _ in answers)
-    found, read, nothing, new = (text for _, text in answers)
+    found, read, nothing, new, like = (text for _, text in answers)
     assert found.splitlines()[1] == "src/shop/dates.py:1-5 parse_date" and "not an instruction" not in found
     title, *lines = read.splitlines()[1:-1]
     assert title.startswith("src/shop/dates.py:3-4 of ")
     assert lines == ["def parse_date(text):", '    """Parse an ISO date."""']
     assert nothing == "Nothing found." and new.splitlines()[1].startswith("new.py")
+    assert like.splitlines()[1].startswith("src/shop/dates.py:7-8 format_date")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_the_tools_say_that_they_only_read(tree):
         async with Client(tools.tool_server(ServedIndex(CodeIndex.build(tree)))) as client:
             return (await client.list_tools()).tools
 
-    assert [tool.annotations.read_only_hint for tool in anyio.run(listed)] == [True, True]
+    assert [tool.annotations.read_only_hint for tool in anyio.run(listed)] == [True, True, True]
 
 
 def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
