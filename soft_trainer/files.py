@@ -183,13 +183,17 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
         raise
 
 
-def mark_complete(folder: str | Path) -> None:
-    """Records the time and the size of every file of a checkpoint in one more file, which is written last."""
+def mark_complete(folder: str | Path, training: Mapping) -> None:
+    """Records the size of every file of a checkpoint, the time and the training in one more file, written last.
+
+    Args:
+        training: what a training that continues from it must have in common with this one.
+    """
     folder = Path(folder)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
     sizes.pop(MARKER, None)
-    write_json(folder / MARKER, {"written": time.time(), "sizes": sizes})
+    write_json(folder / MARKER, {"written": time.time(), "training": training, "sizes": sizes})
 
 
 def _written(folder: Path) -> float | None:
@@ -199,7 +203,7 @@ def _written(folder: Path) -> float | None:
         sizes = marker.get("sizes", marker)  # an earlier version wrote the sizes alone
         complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
         return marker.get("written", 0.0) if complete else None
-    except (OSError, ValueError):
+    except (OSError, UserError):
         return None
 
 
@@ -241,4 +245,6 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
         raise UserError(f"{named}: no such folder; `last` takes the newest checkpoint of the output folder")
     if no_state:
         raise UserError(f"{named}: it has no trainer_state.json, so it is not a training checkpoint")
+    if _written(folder) is None:
+        raise UserError(f"{named}: it is not complete: a file is missing, or not as it was when it was written")
     return str(wanted)

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -30,10 +31,11 @@ FILES = Path(HF_HOME) / "soft_trainer" / "files"  # the hashes of files
 AT_ONCE = 1 << 16  # rows that are read at once
 READ_BYTES = 1 << 22
 LARGE = 1 << 20  # bytes; the hash of a smaller file is computed faster than found
+HASH = re.compile("[0-9a-f]{32}")
 RECENT = 2.0  # seconds; a file that has just changed may change again without another time
 # Fields of a profile, a configuration and an adapter that leave every embedding as it is.
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
-_UNREAD_CONFIG = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+_UNREAD_CONFIG = {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
 
 
@@ -109,31 +111,41 @@ def tokenizer_fingerprint(tokenizer) -> str:
 def encoder_fingerprint(model, tokenizer, profile) -> str:
     """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
 
-    An adapter's weights and settings are part of it. The score scale and the columns to read are not, since embeddings
-    do not depend on them. It takes about 0.1 s per GB of weights.
+    The score scale and the columns to read are left out, since embeddings do not depend on them.
+    """
+    adapters = getattr(model, "peft_config", {})
+    settings = {
+        "profile": _without(dataclasses.asdict(profile), _UNREAD_PROFILE),
+        "adapters": {name: _without(config.to_dict(), _UNREAD_ADAPTER) for name, config in adapters.items()},
+        "active": model.active_adapters() if adapters else [],
+    }
+    weights = model_fingerprint(model, model.state_dict())
+    return fingerprint(weights, tokenizer_fingerprint(tokenizer), plain_settings(settings))
+
+
+def model_fingerprint(model, weights: Mapping) -> str:
+    """Returns a hash of some weights of a model, and of its configuration.
+
+    It takes about 0.1 s per GB of weights.
     """
     import torch  # loaded already, as there is a model
 
     digest = xxhash.xxh3_128()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(weights.items()):
         values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         _add(digest, [name, str(tensor.dtype), tuple(tensor.shape), values.numpy()])
-    adapters = getattr(model, "peft_config", {})
     settings = [
         f"{type(model).__module__}.{type(model).__qualname__}",
         [name for name, module in model.named_modules() if getattr(module, "is_causal", False)],
         _without(model.config.to_dict(), _UNREAD_CONFIG),
-        {name: _without(config.to_dict(), _UNREAD_ADAPTER) for name, config in adapters.items()},
-        model.active_adapters() if adapters else [],
-        _without(dataclasses.asdict(profile), _UNREAD_PROFILE),
-        tokenizer_fingerprint(tokenizer),
     ]
-
-    def plain(value):  # a set has another order in every process
-        return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
-
-    _add(digest, json.dumps(settings, sort_keys=True, default=plain))
+    _add(digest, plain_settings(settings))
     return digest.hexdigest()
+
+
+def _plain(value):
+    """Returns a value that JSON cannot hold in another form; a set has another order in every process."""
+    return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
 
 
 def _without(settings: dict, unread: set[str]) -> dict:
@@ -236,7 +248,16 @@ def code_fingerprint(*modules: str) -> str:
 # ---- Comparison ----
 
 
+def plain_settings(settings):
+    """Returns settings, a mapping or a list, as they are after they were written to JSON and read again."""
+    return json.loads(json.dumps(settings, default=_plain))
+
+
 def differences(then: Mapping, now: Mapping) -> list[str]:
     """Describes the settings that two mappings share and that differ, such as "seed was 1, is 2"."""
-    shared = [name for name in now if name in then]
-    return [f"{name} was {then[name]}, is {now[name]}" for name in shared if then[name] != now[name]]
+    lines = []
+    for name in now:
+        if name in then and then[name] != now[name]:
+            hashed = HASH.fullmatch(str(then[name])) and HASH.fullmatch(str(now[name]))
+            lines.append(f"{name} changed" if hashed else f"{name} was {then[name]}, is {now[name]}")
+    return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,10 +24,11 @@ from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_tab
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
 from soft_trainer.files import RECORD, read_json, write_results
 from soft_trainer.hub.model_card import write_model_card
+from soft_trainer.identity import plain_settings
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.options.training import OF_TRANSFORMERS, SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.building import model_label, model_name
@@ -49,20 +49,12 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
     return f"outputs/{model_label(model)}-{names}-{loss}-{estimator}"
 
 
-# Options that change results and are declared by `transformers` alone; the declarations of ours say which do.
-CHANGE_RESULTS = (
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "data_seed", "do_train", "fp16", "gradient_accumulation_steps"),
-    *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
-    *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
-)
-
-
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
     """Returns the options that the result of a run depends on, as JSON holds them."""
     declared = declared_options(model) | declared_options(data) | declared_options(args)
     values = vars(model) | vars(data) | args.to_dict()
-    names = [*(name for name, each in declared.items() if each.results), *CHANGE_RESULTS]
-    return json.loads(json.dumps({name: values[name] for name in names}))
+    names = [*(name for name, each in declared.items() if each.results), *OF_TRANSFORMERS]
+    return plain_settings({name: values[name] for name in names})
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
@@ -78,12 +70,11 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
         then = read_json(path)["options"]
     except (UserError, KeyError, TypeError):
         then = {}  # not a record of ours, or one of a kind that cannot be compared
-    now = settings_of(model, data, args)
-    changed = [f"{name} was {then[name]}, is {now[name]}" for name in now if name in then and then[name] != now[name]]
+    changed = differences(then, settings_of(model, data, args))
     if changed or not then:
-        differences = "; ".join(changed[:3]) or "its record is not that of a training run"
+        reason = "; ".join(changed[:3]) or "its record is not that of a training run"
         raise UserError(
-            f"{args.output_dir} holds another run ({differences}): set another --output_dir, or --overwrite true"
+            f"{args.output_dir} holds another run ({reason}): set another --output_dir, or --overwrite true"
         )
 
 

@@ -57,8 +57,7 @@ from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training import preflight
-from soft_trainer.training.checkpoints import save_encoder, stoppable, whole_checkpoint
+from soft_trainer.training import checkpoints, preflight
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
@@ -368,7 +367,7 @@ class SoftInfoNCETrainer(Trainer):
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # others are of an earlier training
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        with stoppable(self):
+        with checkpoints.stoppable(self):
             output = super().train(self._checkpoint, *args, **kwargs)
         self._guard.check()
         self._merge()
@@ -386,6 +385,7 @@ class SoftInfoNCETrainer(Trainer):
         self._keep_weights()
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
+        checkpoints.identify(self, self._checkpoint, lambda: checkpoints.estimator_settings(self.estimator))
         self._guard = FiniteGuard(self.train_dataset)
         self._duplicates_masked = 0
 
@@ -409,7 +409,7 @@ class SoftInfoNCETrainer(Trainer):
             return
         self._use_averaged_weights()
         if self.args.should_save:
-            save_encoder(self, unmerged, merge=self.args.merge_lora)
+            checkpoints.save_encoder(self, unmerged, merge=self.args.merge_lora)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         self.merging = merge(model, self._weights_before, self.args.merge_ratio)
 
@@ -558,7 +558,7 @@ class SoftInfoNCETrainer(Trainer):
         """Saves a complete folder; a checkpoint saves an adapter separately."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
-            save_encoder(self, output_dir or self.args.output_dir, state_dict, merge)
+            checkpoints.save_encoder(self, output_dir or self.args.output_dir, state_dict, merge)
 
     def _save_checkpoint(self, model, trial) -> None:
         """Saves a checkpoint, unless the loss before it was not finite."""
@@ -566,7 +566,7 @@ class SoftInfoNCETrainer(Trainer):
             self._guard.check()
         self._is_saving_checkpoint = True
         try:
-            with whole_checkpoint(self, self._get_output_dir(trial)):
+            with checkpoints.whole_checkpoint(self, self._get_output_dir(trial)):
                 super()._save_checkpoint(model, trial)
         finally:
             self._is_saving_checkpoint = False

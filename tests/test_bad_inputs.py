@@ -164,7 +164,6 @@ BAD = [
     ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
     ({"accelerator_config": '{"split_batches": true}'}, "accelerator_config.split_batches"),
     ({"dataloader_num_workers": -7}, "dataloader_num_workers=-7"),
-    ({"dataloader_num_workers": 0, "dataloader_persistent_workers": "true"}, "dataloader_persistent_workers"),
     ({"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2}, "dataloader_prefetch_factor"),
     ({"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "thread"}, "spawn"),
     ({"torch_empty_cache_steps": 2, "gradient_cache_chunk_size": 4}, "torch_empty_cache_steps"),

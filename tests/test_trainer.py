@@ -253,7 +253,7 @@ def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, from_com
 def test_the_newest_checkpoint_is_not_that_of_an_earlier_run_even_in_a_copy(tmp_path):
     for name, copied in (("checkpoint-90", 1010), ("checkpoint-100", 2000), ("checkpoint-20", 1000)):
         (tmp_path / name).mkdir()
-        mark_complete(tmp_path / name)
+        mark_complete(tmp_path / name, {})
         os.utime(tmp_path / name, (copied, copied))
     assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-20")
     for name in ("checkpoint-90", "checkpoint-100", "checkpoint-20"):

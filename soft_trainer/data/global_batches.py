@@ -213,7 +213,6 @@ class EpochDataLoader(DataLoader):
             collate_fn=default_convert,  # a batch as it is
             num_workers=workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
-            persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
             # An option of newer transformers, which a loader without workers does not accept.
             multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None) if workers else None,

@@ -93,7 +93,8 @@ class EncodedRowsEstimator(Estimator):
             return embeddings
 
         code = code_fingerprint("soft_trainer.encoders.encoding")
-        key = fingerprint(encoder.identity(), prompt, str(dtype), tokens.fingerprint(), code)
+        self.encoder_identity = encoder.identity()
+        key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
         return cached_rows(self.cache_dir, key, len(tokens), model.config.hidden_size, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:

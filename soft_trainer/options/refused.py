@@ -37,6 +37,7 @@ REFUSED_OF_ACCELERATOR = {
 }
 # Named in a warning, because the result is the same.
 IGNORED = {
+    "dataloader_persistent_workers": (False, "every epoch starts its workers, so that a resumed run is exact"),
     "prediction_loss_only": (False, "evaluation ranks codes"),
     "eval_accumulation_steps": (None, "only the ranks of an evaluation are kept"),
     "eval_do_concat_batches": (True, "an evaluation ranks all queries at once"),
@@ -121,8 +122,6 @@ def _check_together(args) -> None:
             "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "
             "of memory; use gradient_cache_chunk_size for large batches"
         )
-    if args.dataloader_persistent_workers and args.dataloader_num_workers == 0:
-        raise UserError("dataloader_persistent_workers: needs --dataloader_num_workers above 0")
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
             "save_strategy=best: saves after an evaluation, and there is none; set --eval_strategy epoch, for example"

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
+from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, TrainingOptions
+
+# Options that change results and are declared by `transformers` alone; the declarations of ours say which do.
+OF_TRANSFORMERS = (
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "data_seed", "do_train", "fp16", "gradient_accumulation_steps"),
+    *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
+    *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
+)
+# A resumed training may have another end, may save other checkpoints and may take another one as the best.
+OF_SCHEDULE = {"num_train_epochs", "max_steps", "do_train", "load_best_model_at_end"}
 
 
 @dataclass
@@ -53,3 +63,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         self.output_dir = folder  # stays None, so that the script can fill it in
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
+
+
+def step_options(args: TrainingArguments) -> dict[str, object]:
+    """Returns the options that a step depends on; plain `TrainingArguments` have those of `transformers`."""
+    declared = declared_options(args) | declared_options(SoftInfoNCETrainingArguments)
+    names = {*(name for name, each in declared.items() if each.results), *OF_TRANSFORMERS} - OF_SCHEDULE
+    return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}

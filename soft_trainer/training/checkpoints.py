@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from soft_trainer import distributed
-from soft_trainer.files import mark_complete, newest_complete, reporting_disk_errors, saving_checkpoint, write_text
+from soft_trainer.errors import UserError
+from soft_trainer.files import (
+    MARKER,
+    mark_complete,
+    newest_complete,
+    read_json,
+    reporting_disk_errors,
+    saving_checkpoint,
+    write_text,
+)
 from soft_trainer.hub.export import export_encoder
+from soft_trainer.identity import (
+    differences,
+    model_fingerprint,
+    plain_settings,
+    rows_fingerprint,
+    tokenizer_fingerprint,
+)
+from soft_trainer.options.training import step_options
 from soft_trainer.terminal import print_on_main
 
 
@@ -55,8 +74,84 @@ def whole_checkpoint(trainer, run: str) -> Iterator[None]:
     distributed.barrier()
     if args.should_save:
         with saving_checkpoint(folder):
-            mark_complete(folder)
+            mark_complete(folder, trainer.identity)
         rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint, use_mtime=True)
+
+
+# ---- Which training a checkpoint is of ----
+
+FORMAT = 1  # of checkpoints and of the batches of an epoch: a higher one cannot continue a training of a lower one
+# Arguments of an estimator that leave its similarities as they are, or that its encoder's fingerprint stands for.
+_UNREAD = {"cache_dir", "batch_size", "trust_remote_code", "model_name_or_path"}
+
+
+def identify(trainer, checkpoint: str | None, describe: Callable[[], Mapping]) -> None:
+    """Adds to what a checkpoint says of its training, and refuses to continue from one that says something else.
+
+    Only the main process looks: others may not have the weights, or the folder.
+
+    Raises:
+        UserError: the settings that differ, or a checkpoint that does not hold all that a training needs.
+    """
+    problem = None
+    if distributed.rank_and_world_size()[0] == 0:
+        trainer.identity |= plain_settings(describe())
+        problem = _difference(checkpoint, trainer.identity) if checkpoint else None
+    problem = distributed.from_main(problem)
+    if problem is not None:
+        raise UserError(problem)
+
+
+def training_settings(trainer) -> dict[str, object]:
+    """Returns the settings of a training, and fingerprints of its rows, its tokenizer and what it does not train."""
+    model = trainer.model
+    frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
+    profile = dataclasses.asdict(trainer.encoder)
+    del profile["name"]
+    return (
+        step_options(trainer.args)
+        | profile
+        | dataclasses.asdict(trainer.plan.loss)
+        | {
+            "format": FORMAT,
+            "save_only_model": trainer.args.save_only_model,
+            "dtype": str(model.dtype),
+            "processes": trainer.args.world_size,
+            "the training rows": rows_fingerprint(trainer.train_dataset),
+            "the tokenizer": tokenizer_fingerprint(trainer.processing_class),
+            "the model's configuration or frozen weights": model_fingerprint(model, frozen),
+        }
+    )
+
+
+def estimator_settings(estimator) -> dict[str, object]:
+    """Returns the arguments of a fitted estimator, and the fingerprint of its encoder, if it has one."""
+    if estimator is None:
+        return {"estimator": None}
+    names = inspect.signature(type(estimator)).parameters.keys() - _UNREAD
+    values = {name: getattr(estimator, name, None) for name in sorted(names)}
+    plain = {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | None)}
+    encoder = getattr(estimator, "encoder_identity", None)
+    return {"estimator": [type(estimator).__name__, plain], "the estimator's encoder": encoder}
+
+
+def _difference(checkpoint: str, identity: Mapping) -> str | None:
+    """Says why a training cannot continue from a checkpoint, None if it can."""
+    then = read_json(Path(checkpoint) / MARKER).get("training")
+    if then is None:
+        return f"{checkpoint}: another version wrote it, which did not record the settings; start again"
+    if then.get("save_only_model"):
+        return f"{checkpoint}: it holds weights alone (save_only_model), so no training continues from it"
+    changed = differences(then, identity)
+    if not changed:
+        return None
+    return (
+        f"{checkpoint}: {'; '.join(changed[:3])}. A training continues with the settings that it began with; only its "
+        "length, logging and saving may change. Leave resume_from_checkpoint out to begin another one"
+    )
+
+
+# ---- Stopped from outside ----
 
 
 def how_to_continue(args) -> str:
@@ -110,9 +205,16 @@ def stoppable(trainer) -> Iterator[None]:
         trainer.remove_callback(termination)
         if termination.before is not None:
             signal.signal(signal.SIGTERM, termination.before)
-    if distributed.any_process(termination.terminated):  # also a signal after the last step
+    if distributed.any_process(termination.terminated):
+        if not _saved_last_step(trainer):  # the signal came after the last step
+            trainer._save_checkpoint(trainer.model_wrapped, None)
         print_on_main(f"stopped by SIGTERM at step {trainer.state.global_step}: {how_to_continue(trainer.args)}")
         raise SystemExit(143)
+
+
+def _saved_last_step(trainer) -> bool:
+    folder = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+    return (folder / MARKER).is_file()
 
 
 class SaveOnTermination(TrainerCallback):

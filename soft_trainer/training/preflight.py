@@ -32,6 +32,7 @@ from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
 from soft_trainer.training.building import model_name, pretrained_config
+from soft_trainer.training.checkpoints import identify, training_settings
 from soft_trainer.training.hard_batches import check_code_only, column_negatives
 
 # Arguments of `Trainer.__init__` that are refused, and the alternatives.
@@ -254,6 +255,8 @@ def check_training(trainer, checkpoint: str | None) -> None:
     if checkpoint and trained and isinstance(trainer.estimator, InitialModelEstimator):
         raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
     check_checkpoint(trainer.model, checkpoint)
+    trainer.identity = {}
+    identify(trainer, checkpoint, lambda: training_settings(trainer))
     if args.eval_strategy == "no" and not args.eval_on_start:
         return
     if sets is None:

@@ -33,7 +33,7 @@ WORKS = """
     per_device_eval_batch_size eval_on_start save_only_model save_strategy save_steps save_total_limit push_to_hub
     hub_token hub_revision hub_private_repo hub_model_id hub_strategy hub_always_push load_best_model_at_end
     metric_for_best_model greater_is_better seed data_seed use_cpu dataloader_drop_last dataloader_num_workers
-    dataloader_multiprocessing_context dataloader_persistent_workers dataloader_prefetch_factor remove_unused_columns
+    dataloader_multiprocessing_context dataloader_prefetch_factor remove_unused_columns
     train_sampling_strategy ddp_broadcast_buffers ddp_find_unused_parameters do_train do_eval do_predict
     resume_from_checkpoint
 """.split()
@@ -161,9 +161,9 @@ def test_processes_that_share_a_batch_are_refused(trainer_of):
 
 
 def test_the_loader_has_the_options_of_a_loader(trainer_of):
-    options = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 3}
+    options = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 3}
     loader = trainer_of(dataloader_multiprocessing_context="fork", **options).get_train_dataloader()
-    assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (2, True, 3)
+    assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
     assert loader.multiprocessing_context.get_start_method() == "fork"
 
 

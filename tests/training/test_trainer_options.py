@@ -321,9 +321,15 @@ def test_an_optimizer_of_ones_own(train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("only_model", [True, False])
-def test_training_resumes_from_the_last_checkpoint(trainer_of, only_model):
-    options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": only_model, "max_steps": 5}
+def test_training_resumes_from_no_weights_alone(trainer_of):
+    trainer_of(save_strategy="steps", save_steps=2, save_only_model=True).train()
+    with pytest.raises(UserError, match="weights alone"):
+        trainer_of(save_strategy="steps", save_steps=2).train(resume_from_checkpoint="last")
+
+
+@pytest.mark.slow
+def test_training_resumes_from_the_last_checkpoint(trainer_of):
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
     trainer_of(**options).train()
     for last in ("last", True):
         trainer = trainer_of(**options)

@@ -1,0 +1,123 @@
+"""A checkpoint continues the training that wrote it, and no other."""
+
+import copy
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from soft_trainer import BM25Estimator
+from soft_trainer.errors import UserError
+from soft_trainer.files import MARKER, mark_complete, newest_complete
+from soft_trainer.training.checkpoints import estimator_settings, identify, training_settings
+
+
+@pytest.fixture
+def checkpoint(trainer_of, tmp_path):
+    """A checkpoint of a training that took no step."""
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    trainer = described(trainer_of())
+    mark_complete(folder, trainer.identity)
+    return str(folder)
+
+
+def described(trainer, checkpoint=None):
+    """Returns the trainer after it was compared with a checkpoint."""
+    trainer.identity = {}
+    identify(trainer, checkpoint, lambda: training_settings(trainer) | estimator_settings(trainer.estimator))
+    return trainer
+
+
+OTHER = {
+    "loss": ({"loss": "kl_regularization"}, "loss was soft_info_nce, is kl_regularization"),
+    "temperature": ({"temperature": 3.0}, "temperature was 1.0, is 3.0"),
+    "seed": ({"seed": 7}, "seed was 42, is 7"),
+    "learning rate": ({"learning_rate": 1e-4}, "learning_rate was 2e-05, is 0.0001"),
+    "schedule": ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type was linear, is cosine"),
+    "batch size": ({"per_device_train_batch_size": 12}, "per_device_train_batch_size was 8, is 12"),
+    "accumulation": ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1, is 2"),
+    "sampling": ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy was random, is sequential"),
+    "estimator": ({"estimator": BM25Estimator(k1=2.0)}, "estimator was"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), OTHER.values(), ids=OTHER)
+def test_another_setting_is_named(trainer_of, checkpoint, options, message):
+    with pytest.raises(UserError, match=message):
+        described(trainer_of(**options), checkpoint)
+
+
+def test_the_number_of_processes_is_named(trainer_of, checkpoint):
+    trainer = described(trainer_of())
+    settings = training_settings(trainer) | {"processes": 2}
+    with pytest.raises(UserError, match="processes was 1, is 2"):
+        identify(trainer, checkpoint, lambda: settings)
+
+
+def test_other_rows_weights_and_tokenizers_are_named(trainer_of, checkpoint, dataset, model, tokenizer, profile):
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["another"])
+    dropout = copy.deepcopy(model)
+    dropout.config.hidden_dropout_prob = 0.5
+    changes = {
+        "the training rows changed": {"train_dataset": dataset.select(range(23, -1, -1))},
+        "the tokenizer changed": {"processing_class": other},
+        "the model's configuration": {"model": dropout},
+        "query_length was 16": {"encoder": profile.replace(query_length=8)},
+    }
+    for message, arguments in changes.items():
+        with pytest.raises(UserError, match=message):
+            described(trainer_of(arguments=arguments), checkpoint)
+    frozen = trainer_of()
+    frozen.model.embeddings.requires_grad_(False)
+    with pytest.raises(UserError, match="frozen weights changed"):
+        described(frozen, checkpoint)
+
+
+def test_length_logging_and_saving_may_change(trainer_of, checkpoint):
+    options = {"max_steps": 9, "num_train_epochs": 7, "logging_steps": 3, "save_strategy": "steps", "save_steps": 5}
+    described(trainer_of(**options, save_total_limit=1, output_dir="elsewhere"), checkpoint)
+
+
+def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
+    trainer = described(trainer_of())
+    with pytest.raises(UserError, match="estimator was"):
+        identify(trainer, checkpoint, lambda: estimator_settings(SimpleNamespace(encoder_identity="a")))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_named_by_its_path_must_be_whole(trainer_of, tmp_path):
+    trainer_of(save_strategy="steps", save_steps=2).train()
+    for name in ("optimizer.pt", "scheduler.pt", MARKER):
+        folder = tmp_path / "out" / "checkpoint-2"
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        with pytest.raises(UserError, match="not complete"):
+            trainer_of().train(resume_from_checkpoint=str(folder))
+        (folder / name).write_bytes(kept)
+    trainer_of().train(resume_from_checkpoint=str(folder))
+
+
+class TerminatedInTheLastEvaluation(TrainerCallback):
+    def on_evaluate(self, args, state, control, **kwargs):
+        if state.global_step == state.max_steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of):
+    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 3}
+    trainer = trainer_of(**options)
+    trainer.add_callback(TerminatedInTheLastEvaluation())
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert newest_complete(trainer.args.output_dir).endswith("checkpoint-3")
+    weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    again = trainer_of(**options)
+    again.train(resume_from_checkpoint="last")
+    assert again.state.global_step == 3
+    assert all(torch.equal(weights[name], tensor) for name, tensor in again.model.state_dict().items())
