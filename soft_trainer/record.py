@@ -24,7 +24,7 @@ from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_tab
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
 from soft_trainer.files import RECORD, read_json, write_results
 from soft_trainer.hub.model_card import write_model_card
-from soft_trainer.identity import plain_settings
+from soft_trainer.identity import differences, plain_settings
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments

@@ -3,7 +3,6 @@
 import copy
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,9 +83,10 @@ def test_length_logging_and_saving_may_change(trainer_of, checkpoint):
 
 
 def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
-    trainer = described(trainer_of())
-    with pytest.raises(UserError, match="estimator was"):
-        identify(trainer, checkpoint, lambda: estimator_settings(SimpleNamespace(encoder_identity="a")))
+    estimator = BM25Estimator()
+    estimator.encoder_identity = "of another encoder"
+    with pytest.raises(UserError, match="the estimator's encoder was None, is of another encoder"):
+        described(trainer_of(estimator=estimator), checkpoint)
 
 
 @pytest.mark.slow
