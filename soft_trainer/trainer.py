@@ -385,7 +385,7 @@ class SoftInfoNCETrainer(Trainer):
         self._keep_weights()
         print_on_main("\n".join([banner(self), *warnings_of(self)]))
         self.prepare_rows()
-        checkpoints.identify(self, self._checkpoint, lambda: checkpoints.estimator_settings(self.estimator))
+        checkpoints.identify(self, self._checkpoint, lambda: checkpoints.start_settings(self))
         self._guard = FiniteGuard(self.train_dataset)
         self._duplicates_masked = 0
 

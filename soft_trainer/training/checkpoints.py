@@ -124,15 +124,18 @@ def training_settings(trainer) -> dict[str, object]:
     )
 
 
-def estimator_settings(estimator) -> dict[str, object]:
-    """Returns the arguments of a fitted estimator, and the fingerprint of its encoder, if it has one."""
+def start_settings(trainer) -> dict[str, object]:
+    """Returns the arguments of the fitted estimator, and fingerprints of its encoder and of weights to merge with."""
+    start = trainer._weights_before
+    merged = {"the weights to merge with": start and model_fingerprint(trainer.model, start)}
+    estimator = trainer.estimator
     if estimator is None:
-        return {"estimator": None}
+        return merged | {"estimator": None}
     names = inspect.signature(type(estimator)).parameters.keys() - _UNREAD
     values = {name: getattr(estimator, name, None) for name in sorted(names)}
     plain = {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | None)}
     encoder = getattr(estimator, "encoder_identity", None)
-    return {"estimator": [type(estimator).__name__, plain], "the estimator's encoder": encoder}
+    return merged | {"estimator": [type(estimator).__name__, plain], "the estimator's encoder": encoder}
 
 
 def _difference(checkpoint: str, identity: Mapping) -> str | None:

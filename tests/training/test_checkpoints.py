@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
 from soft_trainer.files import MARKER, mark_complete, newest_complete
-from soft_trainer.training.checkpoints import estimator_settings, identify, training_settings
+from soft_trainer.training.checkpoints import identify, start_settings, training_settings
 
 
 @pytest.fixture
@@ -26,8 +26,10 @@ def checkpoint(trainer_of, tmp_path):
 
 def described(trainer, checkpoint=None):
     """Returns the trainer after it was compared with a checkpoint."""
+    trainer._checkpoint = checkpoint
     trainer.identity = {}
-    identify(trainer, checkpoint, lambda: training_settings(trainer) | estimator_settings(trainer.estimator))
+    trainer._keep_weights()
+    identify(trainer, checkpoint, lambda: training_settings(trainer) | start_settings(trainer))
     return trainer
 
 
@@ -121,3 +123,13 @@ def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of):
     again.train(resume_from_checkpoint="last")
     assert again.state.global_step == 3
     assert all(torch.equal(weights[name], tensor) for name, tensor in again.model.state_dict().items())
+
+
+def test_other_weights_to_merge_with_are_named(trainer_of, model, tmp_path):
+    trainer = described(trainer_of(merge_ratio=0.5))
+    mark_complete(tmp_path, trainer.identity)
+    other = copy.deepcopy(model)
+    other.embeddings.word_embeddings.weight.data[0, 0] += 1
+    described(trainer_of(merge_ratio=0.5), str(tmp_path))
+    with pytest.raises(UserError, match="the weights to merge with changed"):
+        described(trainer_of(merge_ratio=0.5, arguments={"model": other}), str(tmp_path))
