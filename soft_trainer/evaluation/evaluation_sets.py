@@ -11,6 +11,7 @@
                                                             Relevance from 0 to 3; rows of `--language` are read
     relevance.jsonl                                         any other human queries: one {"query": text, "url": id,
                                                             "relevance": number from 0 to 1000} a line
+    corpus.jsonl, queries.jsonl, qrels/dev.tsv, test.tsv    BEIR's layout
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
 each also gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
@@ -35,6 +36,7 @@ import numpy as np
 from datasets import Dataset
 
 from soft_trainer.data.any_rows import is_codesearchnet, load_rows
+from soft_trainer.data.beir import is_beir, load_beir
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_texts,
@@ -138,6 +140,8 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
     """Yields the sets of a folder, with their names."""
     # Sorted so that a plain file wins over its gzipped copy.
     files = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
+    if is_beir(folder):
+        yield from _beir_sets(folder)
     yield from _cosqa_sets(folder, files)
     if any(name in files for names in _PLUS for name in names):
         yield "several", _cosqa_plus_set(folder, files)
@@ -164,6 +168,16 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
 
 
 # ---- The sets ----
+
+
+def _beir_sets(folder: Path) -> Iterator[tuple[str, Split]]:
+    """Yields "dev" and "test" of a BEIR folder, if they exist."""
+    splits = load_beir(folder)
+    if list(splits) == ["train"]:
+        raise UserError(f"{folder}: qrels has judgments for training alone; dev.tsv or test.tsv is measured")
+    for split, name in (("valid", "dev"), ("test", "test")):
+        if split in splits:
+            yield name, splits[split]
 
 
 def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, Split]]:

@@ -1,0 +1,136 @@
+"""Reads BEIR folders: `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`, each plain or gzipped."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+
+from soft_trainer.data.judgments import Split
+from soft_trainer.errors import UserError
+from soft_trainer.files import UNREADABLE, open_text, read_json_lines
+from soft_trainer.terminal import print_on_main
+
+SPLIT_OF = {"train": "train", "dev": "valid", "valid": "valid", "validation": "valid", "test": "test"}
+
+
+def is_beir(folder: Path) -> bool:
+    """Returns True if a folder has the files of BEIR."""
+    return bool(_file(folder / "corpus.jsonl") and _file(folder / "queries.jsonl") and _qrels(folder))
+
+
+def load_beir(folder: str | Path) -> dict[str, Split]:
+    """Reads the splits train, valid and test, as far as a BEIR folder has judgments for them.
+
+    The title of a code, if it has one, stands before its text. A split has the queries that its judgments name and
+    that have a right answer. Its corpus is that of the folder, but train knows only the codes that it judges, so that
+    the answers of other splits are no negatives.
+
+    Raises:
+        UserError: a file that cannot be read, or that names an unknown query or code (names file and line).
+    """
+    folder = Path(folder)
+    corpus_ids, corpus = _rows(_file(folder / "corpus.jsonl"), "code")
+    query_ids, queries = _rows(_file(folder / "queries.jsonl"), "docstring")
+    query_rows = {name: row for row, name in enumerate(query_ids)}
+    code_rows = {name: row for row, name in enumerate(corpus_ids)}
+    corpus = corpus.add_column("url", corpus_ids)
+    splits = {}
+    for split, path in _qrels(folder).items():
+        grades = _grades(path, query_rows, code_rows)
+        splits[split] = _split(queries, corpus, grades, path, judged_codes=split == "train")
+    return splits
+
+
+def _split(
+    queries: Dataset, corpus: Dataset, grades: dict[tuple[int, int], float], path: Path, judged_codes: bool
+) -> Split:
+    """Makes the split of some judgments; `judged_codes` leaves out the codes that they do not name."""
+    answered = sorted({query for (query, _), grade in grades.items() if grade > 0})
+    if not answered:
+        raise UserError(f"{path}: no query has a right answer, a score above 0")
+    asked = {query for query, _ in grades}
+    if len(answered) < len(asked):
+        print_on_main(f"{path}: {len(asked) - len(answered):,} of {len(asked):,} queries have no right answer")
+    codes = list(range(len(corpus)))
+    if judged_codes:
+        codes = sorted({code for _, code in grades})
+    query_at = {row: place for place, row in enumerate(answered)}
+    code_at = {row: place for place, row in enumerate(codes)}
+    kept = {pair: grade for pair, grade in grades.items() if pair[0] in query_at}
+    pairs = np.array([(query_at[query], code_at[code]) for query, code in kept])
+    if judged_codes:
+        corpus = corpus.select(codes)
+    return Split.from_grades(queries.select(answered), corpus, pairs, list(kept.values()))
+
+
+def _qrels(folder: Path) -> dict[str, Path]:
+    """Returns the files of judgments by split."""
+    found = {}
+    for name, split in SPLIT_OF.items():
+        path = _file(folder / "qrels" / f"{name}.tsv")
+        if path:
+            found.setdefault(split, path)
+    return found
+
+
+def _file(path: Path) -> Path | None:
+    """Returns a file or its gzipped copy, None if neither is there."""
+    for candidate in (path, path.with_name(f"{path.name}.gz")):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
+    """Reads ids and texts; `column` and its tokens hold the text, and `language` a row's language if it has one."""
+    rows = {}
+    for place, row in read_json_lines(path):
+        name = row.get("_id")
+        text = row.get("text")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise UserError(f"{place}: BEIR's columns _id and text are expected, both texts")
+        if name in rows:
+            raise UserError(f"{place}: repeats the _id {name!r}")
+        whole = f"{row.get('title') or ''} {text}".strip()
+        rows[name] = {column: whole, f"{column}_tokens": whole.split(), "language": row.get("language")}
+    if not rows:
+        raise UserError(f"{path}: no rows")
+    table = Dataset.from_list(list(rows.values()))
+    if not any(row["language"] for row in rows.values()):
+        table = table.remove_columns("language")
+    return list(rows), table
+
+
+def _grades(path: Path, query_rows: dict[str, int], code_rows: dict[str, int]) -> dict[tuple[int, int], float]:
+    """Reads the grades of (query, code) pairs, by rows; a later line on the same pair replaces an earlier one."""
+    grades = {}
+    for place, (query, code, score) in _lines(path):
+        if query not in query_rows:
+            raise UserError(f"{place}: no query has the _id {query!r}")
+        if code not in code_rows:
+            raise UserError(f"{place}: no code has the _id {code!r}")
+        grades[query_rows[query], code_rows[code]] = score
+    return grades
+
+
+def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
+    """Yields query id, code id and score of every line, with its place."""
+    try:
+        with open_text(path, newline="") as file:
+            for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+                place = f"{path}, line {number}"
+                if not values or (number == 1 and values[-1] == "score"):
+                    continue
+                if len(values) != 3:
+                    raise UserError(f"{place}: query-id, corpus-id and score are expected, separated by tabs")
+                try:
+                    score = float(values[2])
+                except ValueError:
+                    raise UserError(f"{place}: the score {values[2]!r} is no number") from None
+                yield place, (values[0], values[1], score)
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read in UTF-8: {error}") from error

@@ -1,0 +1,83 @@
+"""BEIR folders are splits of queries, a corpus and judgments."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from refusals import refused
+
+from soft_trainer.data.beir import is_beir, load_beir
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
+from soft_trainer.options.fields import DataArguments
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four codes, three queries, and graded judgments for training and testing."""
+    place = tmp_path / "beir"
+    (place / "qrels").mkdir(parents=True)
+    corpus = [
+        {"_id": f"c{n}", "title": "f" if n else "", "text": f"return x + {n}", "language": "go"} for n in range(4)
+    ]
+    queries = [{"_id": f"q{n}", "text": f"adds {n} to x"} for n in range(3)]
+    (place / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
+    with gzip.open(place / "queries.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in queries)
+    head = "query-id\tcorpus-id\tscore\n"
+    (place / "qrels" / "train.tsv").write_text(f"{head}q0\tc1\t1\nq0\tc3\t0\n")
+    (place / "qrels" / "test.tsv").write_text(f"{head}q2\tc2\t2\nq1\tc0\t1\nq2\tc0\t1\nq0\tc0\t0\n")
+    return place
+
+
+def test_the_judgments_of_each_file_are_a_split(folder, capsys):
+    assert is_beir(folder) and not is_beir(folder.parent)
+    splits = load_beir(folder)
+    assert list(splits) == ["train", "test"]
+    test = splits["test"]
+    assert test.queries["docstring"][:] == ["adds 1 to x", "adds 2 to x"]
+    assert test.corpus["code"][:2] == ["return x + 0", "f return x + 1"] and test.corpus["url"][:] == [
+        "c0",
+        "c1",
+        "c2",
+        "c3",
+    ]
+    assert test.judgments.right.toarray().tolist() == [[1, 0, 0, 0], [1, 0, 2, 0]]
+    assert test.judgments.gain == "linear"
+    assert "1 of 3 queries have no right answer" in capsys.readouterr().err
+    train = splits["train"]
+    assert train.corpus["url"][:] == ["c1", "c3"] and train.corpus["code_tokens"][0] == "f return x + 1".split()
+    assert train.judgments.pairs().tolist() == [[0, 0]]
+    assert np.isnan(train.judgments.wrong[0, 1]) and train.judgments.wrong.nnz == 1
+
+
+def test_a_folder_is_an_evaluation_set(folder):
+    arguments = DataArguments(eval_data_dir=str(folder))
+    (one,) = load_evaluation_sets(arguments, EncoderProfile())
+    assert one.name == "beir" and one.split.judgments.right.nnz == 3
+    (folder / "qrels" / "dev.tsv").write_text("q0\tc1\t1\n")
+    assert [each.name for each in load_evaluation_sets(arguments, EncoderProfile())] == ["beir-dev", "beir-test"]
+    for name in ("dev", "test"):
+        (folder / "qrels" / f"{name}.tsv").unlink()
+    with refused("judgments for training alone"):
+        load_evaluation_sets(arguments, EncoderProfile())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("qrels/test.tsv", "q9\tc0\t1\n", "test.tsv, line 1: no query has the _id 'q9'"),
+        ("qrels/test.tsv", "q0\tc0\t1\nq0\tc9\t1\n", "test.tsv, line 2: no code has the _id 'c9'"),
+        ("qrels/test.tsv", "q0 c0 1\n", "test.tsv, line 1: query-id, corpus-id and score are expected"),
+        ("qrels/test.tsv", "q0\tc0\tgood\n", "test.tsv, line 1: the score 'good' is no number"),
+        ("qrels/test.tsv", "q0\tc0\t0\n", "test.tsv: no query has a right answer"),
+        ("corpus.jsonl", '{"_id": "c0"}\n', "corpus.jsonl, row 1: BEIR's columns _id and text are expected"),
+        ("corpus.jsonl", '{"_id": "c0", "text": "x"}\n' * 2, "corpus.jsonl, row 2: repeats the _id 'c0'"),
+        ("corpus.jsonl", "", "corpus.jsonl: no rows"),
+    ],
+)
+def test_what_cannot_be_read_is_named(folder, name, text, words):
+    (folder / name).write_text(text)
+    with refused(words):
+        load_beir(folder)
