@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -18,6 +20,7 @@ IGNORE_FILE = ".gitignore"
 MAX_BYTES = 2_000_000  # of an ignore file, which takes ten seconds then
 _MAX_INCLUDES = 10  # one in another
 _MAX_CONFIG_BYTES = 1_000_000
+_MAX_INDEX_BYTES = 500_000_000
 _SECTION = re.compile(r'\[\s*([\w.-]+)\s*(?:"((?:[^"\\]|\\.)*)")?\s*\]')
 _SETTING = re.compile(r"([A-Za-z][\w-]*)\s*=\s*(.*)")
 _VALUE = re.compile(r'(?:"(?:[^"\\]|\\.)*"|\\.|[^"\\#;])*')  # up to a comment
@@ -91,6 +94,61 @@ def _without_blanks(line: str) -> str:
     return line if "\\" in rest else kept[0]
 
 
+class TrackedFiles:
+    """The files that a repository tracks, which no rule leaves out.
+
+    Args:
+        top: the repository's working tree.
+        prefix: its folder among the paths that are asked for, with a slash at its end, or empty.
+    """
+
+    def __init__(self, top: str, prefix: str):
+        self.top = top
+        self.prefix = prefix
+
+    def holds(self, path: str) -> bool:
+        """Returns True for a tracked file."""
+        return self._next(path) == path
+
+    def holds_below(self, path: str) -> bool:
+        """Returns True if a file in this folder is tracked."""
+        return self._next(f"{path}/").startswith(f"{path}/")
+
+    def _next(self, path: str) -> str:
+        place = bisect_left(self._paths, path)
+        return self._paths[place] if place < len(self._paths) else ""
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        source = read_regular(os.path.join(_working_tree_dir(self.top), "index"), _MAX_INDEX_BYTES)
+        try:
+            return [] if isinstance(source, str) else sorted(self.prefix + path for path in _tracked(source))
+        except (struct.error, ValueError, IndexError):
+            return []  # damaged, or of a format to come
+
+
+def _tracked(index: bytes) -> Iterator[str]:
+    """Yields the paths in a repository's index, in any of its three formats."""
+    _, version, count = struct.unpack_from(">4sII", index)
+    place = 12
+    name = b""
+    for _ in range(count):
+        (flags,) = struct.unpack_from(">H", index, place + 60)
+        start = place + (64 if flags & 0x4000 else 62)
+        kept = 0
+        if version == 4:  # a name begins as the one before, without its last letters
+            dropped = index[start] & 127
+            while index[start] & 128:
+                start += 1
+                dropped = ((dropped + 1) << 7) + (index[start] & 127)
+            start += 1
+            kept = len(name) - dropped
+        end = index.index(b"\0", start)
+        name = name[:kept] + index[start:end]
+        place = end + 1 if version == 4 else place + ((end - place) // 8 + 1) * 8
+        yield os.fsdecode(name)
+
+
 def ignored(rules: Rules, path: str, folder: bool) -> bool:
     """Returns True if the innermost file that mentions the path leaves it out; no folder around it may be left out."""
     for prefix, own in reversed(rules):
@@ -115,18 +173,19 @@ def rules_of(folder: str, prefix: str) -> Rules | None:
     return tuple(rules)
 
 
-def rules_around(root: str) -> tuple[str, Rules]:
-    """Returns the place of a folder in its repository, with a slash at its end, and the rules from above it.
+def rules_around(root: str) -> tuple[str, Rules, TrackedFiles | None]:
+    """Returns a folder's place in its repository, with a slash at its end, the rules from above, and what is tracked.
 
-    A folder outside a repository has none, and neither has one that its repository leaves out: who names it wants it.
+    A folder outside a repository has no rules, and neither has one that its repository leaves out: who names it wants
+    it.
 
     Raises:
-        UserError: the user's own ignore file cannot be read.
+        UserError: an ignore file above the folder, or the user's own, cannot be read.
     """
     top = root
     while not os.path.lexists(os.path.join(top, ".git")):
         if top == os.path.dirname(top):
-            return "", ()
+            return "", (), None
         top = os.path.dirname(top)
     excludes = os.path.realpath(_global_excludes(top))
     rules: Rules = ()
@@ -137,12 +196,15 @@ def rules_around(root: str) -> tuple[str, Rules]:
         rules = (("", own),)
     place = ""
     for name in os.path.relpath(root, top).split(os.sep) if root != top else ():
-        rules += rules_of(os.path.join(top, place), place) or ()
+        own_rules = rules_of(os.path.join(top, place), place)
+        if own_rules is None:
+            raise UserError(f"{os.path.join(top, place, IGNORE_FILE)}: cannot be read; mend it or remove it")
+        rules += own_rules
         place += name
         if ignored(rules, place, True):
-            return "", ()
+            return "", (), None
         place += "/"
-    return place, rules
+    return place, rules, TrackedFiles(top, "")
 
 
 def _read(path: str) -> IgnoreRules | None:
@@ -151,16 +213,20 @@ def _read(path: str) -> IgnoreRules | None:
     return None if isinstance(source, str) else IgnoreRules(source)
 
 
-def _repository_dir(top: str) -> str:
-    """Returns the folder with the data that all working trees of a repository share."""
+def _working_tree_dir(top: str) -> str:
+    """Returns the folder with the data of a working tree."""
     place = os.path.join(top, ".git")
     pointer = read_regular(place, _MAX_CONFIG_BYTES)  # a file in submodules and further working trees
-    if not isinstance(pointer, str) and pointer.startswith(b"gitdir:"):
-        place = os.path.join(top, os.fsdecode(pointer[len(b"gitdir:") :].strip()))
-        shared = read_regular(os.path.join(place, "commondir"), _MAX_CONFIG_BYTES)
-        if not isinstance(shared, str):
-            place = os.path.join(place, os.fsdecode(shared.strip()))
-    return place
+    if isinstance(pointer, str) or not pointer.startswith(b"gitdir:"):
+        return place
+    return os.path.join(top, os.fsdecode(pointer[len(b"gitdir:") :].strip()))
+
+
+def _repository_dir(top: str) -> str:
+    """Returns the folder with the data that all working trees of a repository share."""
+    place = _working_tree_dir(top)
+    shared = read_regular(os.path.join(place, "commondir"), _MAX_CONFIG_BYTES)
+    return place if isinstance(shared, str) else os.path.join(place, os.fsdecode(shared.strip()))
 
 
 def _global_excludes(top: str) -> str:

@@ -15,7 +15,7 @@ from fnmatch import translate
 from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 from soft_trainer.search.globs import path_filter
-from soft_trainer.search.ignoring import Rules, ignored, rules_around, rules_of
+from soft_trainer.search.ignoring import Rules, TrackedFiles, ignored, rules_around, rules_of
 
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
 _SECRETS = """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa*
@@ -81,24 +81,26 @@ class _Walk:
 
     def run(self) -> Listing:
         """Walks the tree, folders in the order of their names."""
-        self.place, around = rules_around(self.root)
-        # The rules from above, and the reason against a folder that is entered for its included files alone.
-        stack: list[tuple[str, Rules, str]] = [("", around, "")]
+        self.place, around, tracked = rules_around(self.root)
+        # What holds around a folder, and the reason against one that is entered for some of its files alone.
+        stack: list[tuple[str, Rules, TrackedFiles | None, str]] = [("", around, tracked, "")]
         while stack:
-            folder, around, self.against = stack.pop()
+            folder, around, self.tracked, self.against = stack.pop()
             entries = self._entries(folder)
             own = rules_of(os.path.join(self.root, folder), self.place + folder)
             if own is None:
                 self.listing.skipped[folder] = "an ignore file that cannot be read"
                 continue
             self.rules = around + own
+            if any(entry.name == ".git" for entry in entries):
+                self.tracked = TrackedFiles(os.path.join(self.root, folder), self.place + folder)
             below = []
             for entry in entries:
                 path = folder + entry.name
                 if entry.is_dir(follow_symlinks=False):
                     reason = self.against or self._reason_against_folder(path, entry.name)
                     if not reason or self._may_hold_included(path, reason):
-                        below.append((path + "/", self.rules, reason))
+                        below.append((path + "/", self.rules, self.tracked, reason))
                     else:
                         self.listing.skipped[path + "/"] = reason
                 else:
@@ -134,6 +136,8 @@ class _Walk:
     def _may_hold_included(self, path: str, reason: str) -> bool:
         if reason not in ("vendored", "made by a tool", "ignored"):
             return False
+        if reason == "ignored" and self.tracked and self.tracked.holds_below(self.place + path):
+            return True
         below = path + "/"
         return any(head.startswith(below) or below.startswith(head) for head in self.include_heads if head)
 
@@ -163,14 +167,17 @@ class _Walk:
             return "excluded"
         if _matches(path, self.include):
             return ""
-        if self.against:
+        if self.against not in ("", "ignored"):
             return self.against
         for kind, ends in _KINDS.items():
             if lower.endswith(ends):
                 return kind
         if status.st_size > MAX_DATA_BYTES and lower.endswith(_DATA_IF_LARGE):
             return "data"
-        return "ignored" if ignored(self.rules, self.place + path, False) else ""
+        if self.against or ignored(self.rules, self.place + path, False):
+            tracked = self.tracked is not None and self.tracked.holds(self.place + path)
+            return "" if tracked else "ignored"
+        return ""
 
 
 def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:

@@ -58,13 +58,18 @@ def some_repository(seed, folder):
     for one in [folder, *rng.sample(folders, len(folders) // 3)]:
         (one / ".gitignore").write_bytes(some_rules(rng))
     config = "[core]\n\trepositoryformatversion = 0\n"
-    files = {"HEAD": "ref: refs/heads/main\n", "objects/a": "", "refs/a": ""}
+    files = {"HEAD": "ref: refs/heads/main\n", "objects/a": "", "refs/heads/.a": ""}
     if rng.random() < 0.4:
         files["info/exclude"] = some_rules(rng)
     if rng.random() < 0.4:
         config += '\texcludesFile = "../rules" ; the user\'s\n'
         (folder.parent / "rules").write_bytes(some_rules(rng))
     write_tree(folder / ".git", files | {"config": config})
+    if rng.random() < 0.4:
+        tracked = [path for path in folder.rglob("*") if path.is_file() and ".git/" not in str(path)]
+        names = [str(path.relative_to(folder)) for path in rng.sample(tracked, len(tracked) // 3)]
+        words = ["git", "update-index", "--index-version", str(rng.choice([2, 4])), "--add", "--", *names]
+        subprocess.run(words, cwd=folder, check=True)
     return folder
 
 
@@ -144,6 +149,24 @@ def test_a_folder_of_a_repository_follows_the_rules_above_it(tmp_path):
     assert files_of(tmp_path / "app") == {"a.py"}
     # who names a folder that is left out wants it
     assert files_of(tmp_path / "out") == {"b.py", "private_b.md"}
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_tracked_files_count_whatever_the_rules_say(tmp_path, version):
+    rules = {".gitignore": "*\n", ".git/HEAD": "ref: refs/heads/main\n", ".git/objects/a": "", ".git/refs/.a": ""}
+    long = "/".join(["a-long-name-of-a-folder"] * 8)
+    names = ["a.py", "b.py", "deep/in/c.py", "deep/in/d.py", "secret/e.py", f"{long}/f.py", f"{long}/g.py", "é.py"]
+    tree = write_tree(tmp_path, rules | dict.fromkeys(names, "x"))
+    kept = {"a.py", "deep/in/c.py", f"{long}/g.py", "é.py"}
+    words = ["git", "update-index", "--index-version", str(version), "--add", "--", *kept]
+    subprocess.run(words, cwd=tree, check=True)
+    if version == 3:  # which git writes only for such entries
+        subprocess.run(["git", "update-index", "--skip-worktree", "a.py"], cwd=tree, check=True)
+    assert files_of(tree) == kept
+    assert files_of(tree / "deep") == {"in/c.py", "in/d.py"}  # which is left out as a whole, but named
+    index = tree / ".git/index"
+    index.write_bytes(index.read_bytes()[:100])
+    assert files_of(tree) <= kept
 
 
 def reasons(index):
