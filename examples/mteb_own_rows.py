@@ -21,14 +21,14 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from sentence_transformers import SentenceTransformer
 
 from soft_trainer import load_rows
+from soft_trainer.data.judgments import Split
 
 
 class OwnRows(AbsTaskRetrieval):
-    """Rows as a retrieval task of mteb.
+    """A split as a retrieval task of mteb. Grades must be whole numbers, as mteb requires.
 
     Args:
-        queries: rows with `url` and `docstring`.
-        corpus: rows with `url` and `code`.
+        split: queries with `docstring`, a corpus with `code`, and judgments of who answers whom.
     """
 
     metadata = TaskMetadata(
@@ -42,29 +42,33 @@ class OwnRows(AbsTaskRetrieval):
         dataset={"path": "own/rows", "revision": "1"},
     )
 
-    def __init__(self, queries: Dataset, corpus: Dataset):
+    def __init__(self, split: Split):
         super().__init__()
-        self.rows = queries
-        self.codes = corpus
+        self.split = split
 
     def load_data(self, *args, **kwargs) -> None:
-        """Fills `dataset` with queries, corpus and the right code of each query."""
-        ids = [str(number) for number in range(len(self.rows))]
-        split = RetrievalSplitData(
-            corpus=Dataset.from_dict({"id": self.codes["url"][:], "text": self.codes["code"][:]}),
-            queries=Dataset.from_dict({"id": ids, "text": self.rows["docstring"][:]}),
-            relevant_docs={number: {url: 1} for number, url in zip(ids, self.rows["url"], strict=True)},
+        """Fills `dataset` with queries, corpus and the right codes of each query."""
+        queries = self.split.queries["docstring"][:]
+        codes = self.split.corpus["code"][:]
+        relevant = {str(query): {} for query in range(len(queries))}
+        right = self.split.judgments.right.tocoo()
+        for query, code, grade in zip(right.row, right.col, right.data, strict=True):
+            relevant[str(query)][str(code)] = int(grade)
+        data = RetrievalSplitData(
+            corpus=Dataset.from_dict({"id": [str(row) for row in range(len(codes))], "text": codes}),
+            queries=Dataset.from_dict({"id": list(relevant), "text": queries}),
+            relevant_docs=relevant,
             top_ranked=None,
         )
-        self.dataset = {"default": {"test": split}}
+        self.dataset = {"default": {"test": data}}
         self.data_loaded = True
 
 
 def measure(model: str, rows: str) -> dict[str, float]:
     """Returns the scores of the encoder by name, such as `ndcg_at_10`."""
     data = load_rows(rows)
-    encoder = SentenceTransformer(model)
-    results = mteb.evaluate(encoder, OwnRows(data["test"], data["codebase"]), cache=None, co2_tracker=False)
+    split = Split.from_urls(data["test"], data["codebase"])
+    results = mteb.evaluate(SentenceTransformer(model), OwnRows(split), cache=None, co2_tracker=False)
     return results[0].scores["test"][0]
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -195,7 +195,9 @@ def _cosqa_sets(folder: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, 
         if len(both) > 1:
             raise UserError(f"{folder}: {' and '.join(both)} are both the {match[1]} queries of CoSQA: keep one")
         rows = _parsed_list(files[match[0]], lambda row: _query_row(row["doc"], _LANGUAGE, row["retrieval_idx"]))
-        yield match[1], _by_url(folder, Dataset.from_list(rows), corpus)
+        split = _by_url(folder, Dataset.from_list(rows), corpus)
+        # Judged by people, so it has nDCG as elsewhere.
+        yield match[1], replace(split, judgments=replace(split.judgments, gain="linear"))
 
 
 def _cosqa_plus_set(folder: Path, files: Mapping[str, Path]) -> Split:

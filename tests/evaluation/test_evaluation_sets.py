@@ -74,7 +74,7 @@ def pool(rows):
 
 def test_cosqa_as_published(cosqa):
     (found,) = load(cosqa)
-    assert found.name == "cosqa" and found.split.judgments.gain is None
+    assert found.name == "cosqa" and found.split.judgments.gain == "linear"
     assert found.split.queries["docstring"][:] == [row["doc"] for row in QUERIES]
     assert found.split.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
     codes = found.split.corpus["code"][:]

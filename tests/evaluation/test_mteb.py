@@ -10,6 +10,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
+from soft_trainer.data.judgments import Split
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
@@ -51,7 +52,7 @@ def test_the_command_prints_a_table_and_keeps_each_result(
     benchmarks, example, encoder_dir, data_dir, tmp_path, monkeypatch, capsys
 ):
     data = example.load_rows(data_dir)
-    own = example.OwnRows(data["test"], data["codebase"])
+    own = example.OwnRows(Split.from_urls(data["test"], data["codebase"]))
     monkeypatch.setattr(benchmarks.mteb, "get_task", lambda name: own)
     words = ["evaluate", str(encoder_dir), "--mteb", "Own", "--output_dir", str(tmp_path / "out"), *HERE]
     assert run_command(words) == 0
