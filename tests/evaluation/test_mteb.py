@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.evaluation.ranking import rank_codes
 from soft_trainer.evaluation.retrieval import answer_pairs, by_query
+from soft_trainer.options.fields import DataArguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
@@ -55,7 +56,7 @@ def ndcg_of_mteb(example, split, model, folder):
     task = example.OwnRows(split)
     options = {"cache": None, "co2_tracker": False, "prediction_folder": folder}
     (result,) = mteb.evaluate(example.SentenceTransformer(str(model), device="cpu"), task, **options)
-    (file,) = folder.rglob("*.json")
+    (file,) = folder.rglob("OwnRows*.json")
     rankings = json.loads(file.read_text())["default"]["test"]
     task.load_data()
     metrics = importlib.import_module("mteb._evaluators.retrieval_metrics")
@@ -64,26 +65,45 @@ def ndcg_of_mteb(example, split, model, folder):
     return [scores[str(query)]["ndcg_cut_10"] for query in range(len(split.queries))], result.scores["test"][0]
 
 
-def test_ndcg_by_relevance_is_that_of_mteb(example, encoder_dir, rows, tmp_path):
+def write_beir(folder, texts, codes, answers):
+    """Writes a BEIR folder of answers (query, code, grade)."""
+    (folder / "qrels").mkdir(parents=True)
+    for name, rows in (("queries", texts), ("corpus", codes)):
+        lines = [json.dumps({"_id": f"{name}{number}", "text": text}) for number, text in enumerate(rows)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    lines = [f"queries{query}\tcorpus{code}\t{grade}" for query, code, grade in answers]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+
+
+def write_cosqa(folder, texts, codes, answers):
+    """Writes CoSQA's files with the first answer of each query."""
+    folder.mkdir()
+    (folder / "code_idx_map.txt").write_text(json.dumps({code: number for number, code in enumerate(codes)}))
+    first = {query: code for query, code, _ in reversed(answers)}
+    queries = [{"doc": text, "retrieval_idx": first[number]} for number, text in enumerate(texts)]
+    (folder / "cosqa-retrieval-dev-500.json").write_text(json.dumps(queries))
+
+
+@pytest.mark.parametrize("write", [write_beir, write_cosqa])
+def test_ndcg_is_that_of_mteb(write, example, encoder_dir, rows, tmp_path):
     texts = [row["docstring"] for row in rows]
     names = [row["code"].split("(")[0].split()[1] for row in rows]
     codes = [f"def {first}_{second}(x): return {first}" for first in names[:4] for second in names]
-    queries = Dataset.from_list([{"docstring": text} for text in texts])
-    corpus = Dataset.from_list([{"code": code, "url": f"u{number}"} for number, code in enumerate(codes)])
     encoder = load_encoder(encoder_dir, device="cpu")
     embeddings = encoder.encode_queries(texts), encoder.encode_codes(codes)
     embedded, embedded_codes = (comparable(encoder.profile, side) for side in embeddings)
-    assert len(np.unique(embedded_codes, axis=0)) == 96  # nothing ties
+    assert len(np.unique(embedded_codes, axis=0)) == len(codes)  # nothing ties
     order = (embedded @ embedded_codes.T).argsort(dim=1, descending=True)
     generator = np.random.default_rng(0)
     places = [(query, place) for query in range(24) for place in generator.permutation(20)[: 1 + query % 4]]
-    pairs = [(query, int(order[query, place])) for query, place in places]
-    split = Split.from_grades(queries, corpus, pairs, generator.integers(1, 4, len(pairs)))
-    rows_of, targets = answer_pairs(split.judgments)
-    ranking = rank_codes(embedded[rows_of], embedded_codes, targets)
-    _, ours = by_query(ranking, split.judgments)
-    theirs, scores = ndcg_of_mteb(example, split, encoder_dir, tmp_path)
-    assert 0.2 < np.mean(theirs) < 0.8
+    answers = [(query, int(order[query, place]), int(generator.integers(1, 4))) for query, place in places]
+    write(tmp_path / "set", texts, codes, answers)
+    (found,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path / "set")), encoder.profile)
+    judgments = found.split.judgments
+    rows_of, targets = answer_pairs(judgments)
+    _, ours = by_query(rank_codes(embedded[rows_of], embedded_codes, targets), judgments)
+    theirs, scores = ndcg_of_mteb(example, found.split, encoder_dir, tmp_path)
+    assert 0.1 < np.mean(theirs) < 0.8
     np.testing.assert_allclose(ours["ndcg@10"], theirs, atol=1e-6)
     assert scores["ndcg_at_10"] == pytest.approx(ours["ndcg@10"].mean(), abs=1e-5)  # rounded to five digits
     assert scores["map_at_1000"] == pytest.approx(ours["map"].mean(), abs=1e-5)
