@@ -17,7 +17,7 @@ from soft_trainer.mining.source_files import read_regular
 from soft_trainer.search.globs import expression, git_tokens
 
 IGNORE_FILE = ".gitignore"
-MAX_BYTES = 2_000_000  # of an ignore file, which takes ten seconds then
+MAX_BYTES = 1_000_000  # of an ignore file, which takes five seconds then
 _MAX_INCLUDES = 10  # one in another
 _MAX_CONFIG_BYTES = 1_000_000
 _MAX_INDEX_BYTES = 500_000_000

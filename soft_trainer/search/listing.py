@@ -18,9 +18,9 @@ from soft_trainer.search.globs import path_filter
 from soft_trainer.search.ignoring import Rules, TrackedFiles, ignored, rules_around, rules_of
 
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
-_SECRETS = """.env .env.* *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk *.gpg *.asc id_rsa*
-    id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials credentials
-    *.tfstate *.tfvars"""
+_SECRETS = """.env .env.* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.keytab *.kdbx *.ppk
+    *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials
+    credentials kubeconfig .dockercfg *.tfstate *.tfvars"""
 _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
     for names in (_SECRETS, ".env.example .env.sample .env.template .env.dist *.pub")

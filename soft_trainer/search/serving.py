@@ -15,6 +15,7 @@ from soft_trainer.search.results import SearchResult
 from soft_trainer.search.searching import CodeIndexes
 
 CHECK_SECONDS = 5.0  # between two looks at the tree, where nothing watches it
+WATCHED_CHECK_SECONDS = 60.0  # where something does, for ignore files outside the tree
 
 
 class ServedIndex:
@@ -140,7 +141,8 @@ class Watch:
 
     def changed(self) -> bool:
         """Returns True if something may have changed since the last call."""
-        due = self.dirty if self.watching else time.monotonic() - self.asked > CHECK_SECONDS
+        wait = WATCHED_CHECK_SECONDS if self.watching else CHECK_SECONDS
+        due = (self.watching and self.dirty) or time.monotonic() - self.asked > wait
         if due:
             self.dirty = False
             self.asked = time.monotonic()

@@ -28,7 +28,18 @@ def test_files_are_left_out_for_their_names(tree):
 
 
 def test_secrets(tmp_path):
-    names = ["id_rsa", "server.PEM", ".env.local", "a.key", ".npmrc", "tls.crt", "x.p12", ".netrc"]
+    names = [
+        "id_rsa",
+        "server.PEM",
+        ".env.local",
+        "prod.env",
+        ".envrc",
+        "a.key",
+        ".npmrc",
+        "tls.crt",
+        "x.p12",
+        ".netrc",
+    ]
     write_tree(tmp_path, dict.fromkeys([*names, ".env.example", "id_rsa.pub"], "secret"))
     assert skipped(tmp_path) == dict.fromkeys(names, "secret")
 
