@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
-from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.judgments import Split
-from soft_trainer.data.tokens import text_column
+from soft_trainer.data.judgments import CODE_COLUMNS, QUERY_COLUMNS, Split
+from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import MAP, NDCG, best_answers, shorter_titles
 from soft_trainer.files import written_aside
+from soft_trainer.identity import fingerprint
 from soft_trainer.terminal import shortened, table
 
 SYSTEMS = ("untrained", "lexical", "trained")  # that a report compares
@@ -76,9 +75,28 @@ def save_ranks(
         "code": [lines[row] for row in own],
         "top_codes": [[lines[row] for row in rows] for rows in top],
     }
-    corpus = {"pool_size": str(len(urls)), "corpus": xxh3_128_hexdigest(json.dumps(sorted(urls)).encode())}
+    columns["key"], corpus = _identity(split, query_columns, code_columns)
+    facts = {"pool_size": str(len(urls)), "corpus": corpus}
     with written_aside(path) as aside:
-        pq.write_table(pa.table(columns).replace_schema_metadata(corpus), aside)
+        pq.write_table(pa.table(columns).replace_schema_metadata(facts), aside)
+
+
+def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
+    """Returns a fingerprint of each query with its right answers, and one of the corpus in any order.
+
+    Both are those of the rows, whichever columns the encoder reads.
+    """
+    query = text_column(split.queries, (*QUERY_COLUMNS, *query_columns), "query")
+    code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")
+    pairs = zip(split.corpus["url"], column_texts(split.corpus, code), strict=True)
+    codes = text_ids(f"{url}\0{text}" for url, text in pairs)
+    right = split.judgments.right
+    keys = []
+    for row, text in enumerate(column_texts(split.queries, query)):
+        answers = slice(right.indptr[row], right.indptr[row + 1])
+        grades = zip(codes[right.indices[answers]].tolist(), right.data[answers].tolist(), strict=True)
+        keys.append(fingerprint(text, sorted(grades)))
+    return keys, fingerprint(np.sort(codes))
 
 
 class RankedQueries:
@@ -95,9 +113,9 @@ class RankedQueries:
         self.corpus: bytes | None = facts.get(b"corpus")
 
     @property
-    def queries(self) -> list[tuple[str, str]]:
-        """The url of each query's own code, and the query's text."""
-        return list(zip(self.urls, map(self.query, range(len(self.urls))), strict=True))
+    def queries(self) -> list[str]:
+        """The fingerprint of each query with its right answers; the url of its own code where the file has none."""
+        return self.rows["key"].to_pylist() if "key" in self.rows.column_names else self.urls
 
     def query(self, row: int) -> str:
         """Returns the text of a query, or its code's url if the file has no texts."""

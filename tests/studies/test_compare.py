@@ -185,8 +185,29 @@ def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
         compare_patterns(*patterns(study), split="valid,test")
 
 
-def test_equal_urls_with_other_texts_are_other_queries(ranked, make_run):
-    a, b = ranked([1, 2, 3], [1, 1, 1])
-    texts = b.rows.set_column(b.rows.column_names.index("query"), "query", [["other 0", "other 1", "other 2"]])
-    with refused("the queries differ (3 and 3, 0 in both)"):
-        Pairing([a], [RankedQueries(b.path, texts)])
+def saved(path, columns=("docstring",), **changes):
+    """Writes and reads the ranks of three queries; `changes` are columns of the queries or of the corpus."""
+    urls = {"url": ["a", "b", "c"]}
+    queries = urls | {"docstring": ["read a", "read b", "read c"], "docstring_tokens": [["read"], ["b"], ["c"]]}
+    corpus = urls | {"code": ["def a(): 1", "def b(): 2", "def c(): 3"]}
+    queries |= {name: values for name, values in changes.items() if name in queries}
+    corpus |= {name: values for name, values in changes.items() if name in corpus}
+    split = Split.from_urls(Dataset.from_dict(queries), Dataset.from_dict(corpus))
+    save_ranks(path, split, Ranking(torch.ones(3), torch.eye(3).long(), torch.ones(3, 3)), columns, ("code",))
+    return load_ranks(path)
+
+
+def test_equal_urls_with_other_texts_are_another_set(tmp_path):
+    a = saved(tmp_path / "a.parquet")
+    long = "read " * 100
+    with refused("the queries differ (3 and 3, 2 in both)"):
+        Pairing([a], [saved(tmp_path / "b.parquet", docstring=["read a", "read b", "another"])])
+    with refused("the queries differ (3 and 3, 2 in both)"):  # after the part that a report shows
+        pair = [saved(tmp_path / name, docstring=[long + name, "read b", "read c"]) for name in ("d", "e")]
+        Pairing(pair[:1], pair[1:])
+    with refused("the corpora differ: 3 codes in each, but not the same"):
+        Pairing([a], [saved(tmp_path / "b.parquet", code=["def a(): 1", "def b(): 2", "def c(): 4"])])
+
+
+def test_encoders_that_read_other_columns_are_compared_on_the_same_queries(tmp_path):
+    Pairing([saved(tmp_path / "a.parquet")], [saved(tmp_path / "b.parquet", columns=("docstring_tokens",))])
