@@ -1,0 +1,274 @@
+"""Whatever is kept for later is read again only if everything that it was made from is the same.
+
+The tests list every reader of a cache. A new one has to be added to them.
+"""
+
+import ast
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from datasets import Dataset, load_from_disk
+from git_repositories import grown
+
+import soft_trainer
+from soft_trainer import identity
+from soft_trainer.data import any_rows, array_cache, codesearchnet, filtering, neighbours, sources, tokens
+from soft_trainer.data.judgments import Split
+from soft_trainer.encoders import scratch
+from soft_trainer.encoders.encoding import Encoder
+from soft_trainer.estimators import frozen_encoder
+from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.identity import rows_fingerprint
+from soft_trainer.options.fields import DataArguments
+
+PACKAGE = Path(soft_trainer.__file__).parent
+MECHANISM = {"kept_files", "cached_dataset", "mapped", "load_arrays", "cached_rows", "cached_neighbours", "flat"}
+CODE = [
+    (
+        "read the lines of a file",
+        "def read(path):\n    # a comment\n    file = open(path)\n    return file.readlines()",
+    ),
+    ("sum all of the numbers", "def total(numbers):\n    result = sum(numbers)\n    return result"),
+    ("sort a list of names", "def order(names):\n    ranked = sorted(names)\n    return ranked"),
+]
+
+
+@dataclasses.dataclass
+class World:
+    """Everything that a cache may depend on. A test changes one part and reads again."""
+
+    folder: Path
+    rows: list[dict]
+    model: torch.nn.Module
+    tokenizer: object
+    profile: object
+    options: int = 0
+
+    def dataset(self) -> Dataset:
+        """Returns the rows as a data set on disk, at the same place whatever they hold."""
+        path = self.folder / "rows"
+        Dataset.from_list(self.rows).save_to_disk(path)
+        return load_from_disk(path)
+
+    def file(self, name: str) -> Path:
+        """Writes the rows as JSON lines."""
+        path = self.folder / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        return path
+
+
+@pytest.fixture
+def world(tmp_path, model, tokenizer, profile, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(scratch, "TOKENIZERS", tmp_path / "tokenizers")
+    rows = [
+        {
+            "url": f"u{number}",
+            "path": f"part_{number}.py",
+            "func_name": "f",
+            "language": "python",
+            "original_string": code,
+            "code": code,
+            "code_tokens": code.split(),
+            "docstring": query,
+            "docstring_tokens": query.split(),
+        }
+        for number, (query, code) in enumerate(CODE)
+    ]
+    return World(tmp_path, rows, model, copy.deepcopy(tokenizer), profile)
+
+
+# ---- The readers ----
+
+
+def jsonl(world):
+    return codesearchnet.load_jsonl(world.file("rows.jsonl"))
+
+
+def json_of_any_columns(world):
+    return any_rows._read_file(world.file("any.jsonl"))
+
+
+def ids(world):
+    profile = world.profile.replace(query_length=16 + world.options)
+    return tokens.tokenized(world.dataset(), "query", profile, world.tokenizer)
+
+
+def data_flow(world):
+    profile = world.profile.replace(data_flow_length=8 + world.options)
+    return tokens._with_data_flow(world.dataset(), profile, world.tokenizer)
+
+
+def filtered(world):
+    rules = ["comments", "short_functions", "images"][: 3 - world.options]
+    return filtering.filter_rows(world.dataset(), rules)[0]
+
+
+def flattened(world):
+    return array_cache.flat(world.dataset().select([2, 0, 1]))
+
+
+def split(world):
+    return Split.from_pairs(world.dataset().select([2, 0, 1])).queries
+
+
+def trained_tokenizer(world):
+    texts = [row["code"] for row in world.rows]
+    known = rows_fingerprint(Dataset.from_list(world.rows), ["code"])
+    return scratch.kept_tokenizer(texts, known, world.profile, 300 + world.options).get_vocab()
+
+
+def embeddings(world):
+    estimator = frozen_encoder.TrainedModelEstimator("none", cache_dir=world.folder / "embeddings")
+    encoder = Encoder(world.model, world.tokenizer, world.profile.replace(code_length=32 - world.options))
+    return torch.tensor(estimator.encode_rows(world.dataset(), "code", encoder))
+
+
+def nearest(world):
+    estimator = BM25Estimator(cache_dir=world.folder / "neighbours")
+    estimator.fit(world.dataset())
+    return torch.tensor(estimator.neighbours(1 + world.options).scores)
+
+
+def tree(world):
+    source = world.folder / "tree"
+    for row in world.rows:
+        path = source / Path(row["path"]).stem / row["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        first, rest = row["code"].split("\n", 1)
+        path.write_text(f'{first}\n    """{row["docstring"].capitalize()}."""\n{rest}\n')
+    return mined(world, source_dir=str(source), mining_keep=["constructors", "magic_methods"][world.options])
+
+
+def history(world):
+    repository = world.folder / "repository"
+    if not repository.exists():
+        grown(repository)
+    if world.rows[0]["docstring"] != CODE[0][0]:
+        (repository / ".git" / "HEAD").write_text("ref: refs/heads/other\n")
+        import pygit2
+
+        opened = pygit2.Repository(str(repository))
+        opened.references.create("refs/heads/other", opened.references["refs/heads/main"].target, force=True)
+        person = pygit2.Signature("Ann", "ann@example.org", 1_800_000_000)
+        tree = opened.head.peel().tree.id
+        opened.create_commit("refs/heads/other", person, person, "Nothing", tree, [opened.head.target])
+    return mined(world, history=str(repository), max_functions=5 + world.options)
+
+
+def mined(world, **options):
+    arguments = DataArguments(language="python", **options)
+    folder = sources._mined(arguments, "python", world.folder / "mined")
+    return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
+
+
+# reader -> the parts of the world that it depends on
+ROWS = ("rows", "format", "damage")
+READERS = {
+    jsonl: ROWS,
+    json_of_any_columns: ("rows", "damage"),
+    flattened: ("rows", "damage"),
+    split: ("rows", "damage"),
+    ids: (*ROWS, "tokenizer", "options"),
+    data_flow: (*ROWS, "tokenizer", "options"),
+    filtered: (*ROWS, "options"),
+    trained_tokenizer: (*ROWS, "options"),
+    embeddings: (*ROWS, "tokenizer", "options", "weights"),
+    nearest: (*ROWS, "options"),
+    tree: (*ROWS, "options"),
+    history: (*ROWS, "options"),
+}
+FUNCTIONS = {  # of the package that read a cache
+    *(
+        "data.any_rows._read_file",
+        "data.codesearchnet.load_jsonl",
+        "data.sources._mined",
+        "encoders.scratch.kept_tokenizer",
+    ),
+    *("data.tokens.tokenized", "data.tokens._with_data_flow", "data.filtering.filter_rows"),
+    *("data.judgments.from_pairs", "data.judgments.from_urls", "data.judgments.from_grades"),
+    *("estimators.frozen_encoder.encode_rows", "estimators.frozen_encoder.neighbours", "estimators.bm25.neighbours"),
+    "training.hard_batches.mined_negatives",
+}
+
+
+def test_every_reader_is_listed():
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        for function in functions:
+            calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+            names = {called.id for called in calls if isinstance(called, ast.Name)}
+            if names & MECHANISM and function.name not in MECHANISM:
+                found.add(f"{module}.{function.name}")
+    assert found == FUNCTIONS
+
+
+# ---- What they notice ----
+
+
+def change(world, part, monkeypatch):
+    if part == "rows":
+        for name in ("docstring", "code", "original_string"):
+            world.rows[0][name] = world.rows[0][name].replace("read", "load")
+        for name in ("docstring_tokens", "code_tokens"):
+            world.rows[0][name] = [token.replace("read", "load") for token in world.rows[0][name]]
+    elif part == "tokenizer":
+        world.tokenizer.truncation_side = "left"
+    elif part == "weights":
+        with torch.no_grad():
+            world.model.embeddings.word_embeddings.weight[0, 0] += 1e-3
+    elif part == "options":
+        world.options = 1
+    elif part == "format":
+        for module in (codesearchnet, filtering, frozen_encoder, neighbours, scratch, sources, tokens):
+            monkeypatch.setattr(module, "code_fingerprint", lambda *modules: "of other code")
+    else:
+        for path in world.folder.rglob("*"):
+            cached = path.suffix in (".arrow", ".npy", ".gz", ".tokenizer") and not path.name.startswith("data-")
+            if cached and path.is_file():
+                content = path.read_bytes()
+                path.unlink()
+                path.write_bytes(content[: len(content) // 2])
+
+
+def content_of(result):
+    return result.to_list() if isinstance(result, Dataset) else result
+
+
+def equal(one, other) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+CASES = [(reader, part) for reader, parts in READERS.items() for part in parts]
+
+
+@pytest.mark.parametrize(("reader", "part"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_cache_is_read_only_if_nothing_has_changed(reader, part, world, monkeypatch):
+    last = []  # whether what was asked for was there
+    find = identity.kept_files
+
+    def spy(*asked):
+        files = find(*asked)
+        last.append(files is not None)
+        return files
+
+    for module in (array_cache, scratch, sources):
+        monkeypatch.setattr(module, "kept_files", spy)
+    first = content_of(reader(world))
+    assert last and not all(last)
+    last.clear()
+    assert equal(content_of(reader(world)), first)
+    assert all(last)
+    last.clear()
+    change(world, part, monkeypatch)
+    again = content_of(reader(world))
+    assert not all(last)
+    if part in ("damage", "format"):
+        assert equal(again, first)
