@@ -15,6 +15,8 @@ import sys
 import time
 from contextlib import suppress
 
+from soft_trainer.cli.shared_options import to_bool
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
@@ -42,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="index files that match even if an ignore file, their folder or their kind would exclude them",
     )
+    parser.add_argument(
+        "--history",
+        type=to_bool,
+        metavar="BOOL",
+        help="read the commits of a git repository, whose words find the functions that they changed; the index "
+        "remembers it (default: true)",
+    )
     parser.add_argument("--skipped", action="store_true", help="list each file that is left out, with the reason")
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
@@ -53,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
-    choice = {name: getattr(arguments, name) for name in ("model", "truncate_dim", "exclude", "include")}
+    choice = {name: getattr(arguments, name) for name in ("model", "truncate_dim", "exclude", "include", "history")}
     try:
         index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
     except KeyboardInterrupt:
@@ -78,10 +87,21 @@ def run(arguments: argparse.Namespace) -> int | None:
     if count := counts["vendored"]:
         number, rank = ("1 file", "ranks") if count == 1 else (f"{count:,} files", "rank")
         lines.append(f"{number} in a folder such as external/ or deps/ {rank} low")
+    if commits := counts.get("commits"):
+        lines.append(_memory(commits))
     place = ("--index_dir", arguments.index_dir) if arguments.index_dir else ("--folder", arguments.folder)
     command = shlex.join(["soft-trainer", "search", *place])
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: {command} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _memory(commits: dict) -> str:
+    """Says how many commits were read, and the weight that they have in a search."""
+    weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
+    text = f"{commits['read']:,} commits read, {commits['kept']:,} of them name what they changed"
+    if not mrr:
+        return f"{text}: too few to weigh, so they change no search"
+    return f"{text}: weight {weight:g}, MRR {mrr['0.0']:.3f} -> {mrr[str(weight)]:.3f} on the newest {queries}"
 
 
 def _stopped(arguments: argparse.Namespace) -> str:

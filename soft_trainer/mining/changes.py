@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import xxhash
@@ -13,13 +13,14 @@ import xxhash
 from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, pygit2, read_object
-from soft_trainer.mining.rules import Row, first_broken
+from soft_trainer.mining.rules import Row, first_broken, is_mined_path
 from soft_trainer.mining.source_files import decoded, readable
-from soft_trainer.mining.tree import is_mined_path
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
 RULES = ("tests",)
+MAX_FUNCTIONS = 5  # a commit that changes more is left out
 MAX_CHANGED_FILES = 100  # a commit that changes more of the language's files is taken for a mechanical one
 Names = tuple[str | None, str | None]
 _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the same ones
@@ -48,14 +49,23 @@ class Change:
 
 
 class ChangeReader:
-    """Reads commits of a repository, for one language.
+    """Reads commits of a repository.
 
     Args:
+        language: of the functions; None means every language that mining reads.
         max_functions: commits that change more functions are left out.
         body: the query holds the first paragraph of the body too.
+        seconds: a file that keeps its grammar busy for longer has no functions.
     """
 
-    def __init__(self, path: str | os.PathLike[str], language: str, max_functions: int, body: bool):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        language: str | None,
+        max_functions: int = MAX_FUNCTIONS,
+        body: bool = False,
+        seconds: float = 60.0,
+    ):
         self.path = path
         self.repository = open_repository(path)
         self.language = language
@@ -64,7 +74,9 @@ class ChangeReader:
         shallow = Path(self.repository.path, "shallow")
         # commits whose parents a shallow clone leaves out; libgit2 shows these as roots
         self._ends = frozenset(shallow.read_text().split()) if self.repository.is_shallow else frozenset()
-        self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository, language))
+        self._languages = tuple(SOURCE_LANGUAGES) if language is None else (language,)
+        self._seconds = seconds
+        self._functions = lru_cache(_KEPT_FILES)(self._read_file)
 
     def read(self, commit_id: str) -> Change:
         """Returns the change that a commit makes."""
@@ -102,15 +114,23 @@ class ChangeReader:
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
         """Returns True for a file of the language that mining reads; a renamed one must pass under both names."""
         return all(
-            file.mode in REGULAR_FILES and is_mined_path(decoded(file.raw_path) or "", self.language)
+            file.mode in REGULAR_FILES and self._language_of(decoded(file.raw_path) or "")
             for file in (delta.old_file, delta.new_file)
             if file.mode
         )
 
+    def _language_of(self, path: str) -> str | None:
+        """Returns the language of a file that mining reads, None for another."""
+        return next((language for language in self._languages if is_mined_path(path, language)), None)
+
+    def _read_file(self, oid: pygit2.Oid, path: str) -> FileFunctions | None:
+        """Returns the functions of a version of a file; None if mining skips it or it cannot be parsed."""
+        return read_functions(self.repository, self._language_of(path), oid, path, self._seconds)
+
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
         """Fills in the functions that differ in more than comments and layout, and the patch's hash; the outcome."""
         if not deltas:
-            return f"no {self.language} file changed"
+            return f"no {self.language or 'source'} file changed"
         if len(deltas) > MAX_CHANGED_FILES:
             return f"over {MAX_CHANGED_FILES} files"
         functions = []
@@ -173,10 +193,12 @@ def _pairs(versions: Sequence[FileFunctions | None], touched: Sequence[Sequence[
     return list(dict.fromkeys(pairs))
 
 
-def read_functions(repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str) -> FileFunctions | None:
+def read_functions(
+    repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str, seconds: float = 60.0
+) -> FileFunctions | None:
     """Returns the functions of a version of a file, None if mining skips it or it cannot be parsed."""
     source = readable(blob(repository, oid), path, strict=True)
-    root = parse(source, language) if isinstance(source, bytes) else None
+    root = parse(source, language, seconds) if isinstance(source, bytes) else None
     return None if root is None else FileFunctions(root, source, language)
 
 

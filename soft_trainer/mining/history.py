@@ -22,12 +22,12 @@ from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining import repository as git
-from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, read_functions
+from soft_trainer.mining.changes import MAX_FUNCTIONS, RULES, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
 from soft_trainer.mining.functions import Function
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken
-from soft_trainer.mining.tree import each_in_order, explained, is_mined_path, main_language
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path
+from soft_trainer.mining.tree import each_in_order, explained, main_language
 from soft_trainer.terminal import print_on_main
 
 # of the commits that give pairs, the newest ones
@@ -59,7 +59,7 @@ class MinedHistory:
 def mine_history(
     repository: str | os.PathLike[str],
     language: str,
-    max_functions: int = 5,
+    max_functions: int = MAX_FUNCTIONS,
     body: bool = False,
     source_dir: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,

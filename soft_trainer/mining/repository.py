@@ -75,10 +75,16 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
         raise OSError(f"{oid} is missing") from None
 
 
-def commits_oldest_first(repository: pygit2.Repository) -> list[str]:
-    """Returns the ids of the commits that HEAD reaches: parents before children, otherwise by the committer's date."""
+def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
+    """Returns the ids of the commits that `tip` reaches, by default HEAD, and `known` does not.
+
+    Parents come before children, otherwise the committer's date decides.
+    """
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
-    return [str(commit.id) for commit in repository.walk(repository.head.target, order)]
+    walker = repository.walk(tip or repository.head.target, order)
+    if known:
+        walker.hide(known)
+    return [str(commit.id) for commit in walker]
 
 
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:

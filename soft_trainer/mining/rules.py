@@ -12,6 +12,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.source_files import SKIPPED_FOLDERS
+
 Row = dict[str, Any]
 
 MIN_CODE_LINES = 3
@@ -74,6 +77,14 @@ def is_test_path(path: str, language: str) -> bool:
     """Returns True if the path looks like a test: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
     words = _TEST_WORDS | {"spec", "specs"} if language in _SPEC_LANGUAGES else _TEST_WORDS
     return not words.isdisjoint(identifier_words(path))
+
+
+def is_mined_path(path: str, language: str) -> bool:
+    """Returns True for a source file of the language outside tests, hidden folders and vendored code."""
+    *folders, name = path.split("/")
+    if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
+        return False
+    return not any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)
 
 
 def constructors(func_name: str, language: str) -> bool:

@@ -29,7 +29,7 @@ from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhas
 from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_test_path
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path, is_test_path
 from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
@@ -167,14 +167,6 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     """
     paths, _ = _source_files(source_dir, language, ("tests",))
     return identity.fingerprint({path: identity.file_fingerprint(Path(source_dir, path)) for path in paths})
-
-
-def is_mined_path(path: str, language: str) -> bool:
-    """Returns True for a source file of the language outside tests, hidden folders and vendored code."""
-    *folders, name = path.split("/")
-    if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
-        return False
-    return not any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)
 
 
 def main_language(paths: Sequence[str], place: str | os.PathLike[str]) -> str:

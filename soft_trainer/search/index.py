@@ -16,6 +16,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.search import store, vectors
 from soft_trainer.search.listing import maybe_vendored
+from soft_trainer.search.repositories import repository_of
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.searching import search, similar
 from soft_trainer.search.snapshot import Snapshot
@@ -57,6 +58,7 @@ class CodeIndex(AbstractContextManager):
         truncate_dim: int | None = None,
         exclude: str | Sequence[str] | None = None,
         include: str | Sequence[str] | None = None,
+        history: bool | None = None,
     ) -> CodeIndex:
         """Indexes a folder, or brings its index up to date.
 
@@ -69,6 +71,7 @@ class CodeIndex(AbstractContextManager):
                 index has.
             include: patterns of files to index although an ignore file, their folder or their kind (translations,
                 data, lock files) speaks against them; None keeps those that the index has.
+            history: read the commits of the folder's git repository; None keeps the choice of the index (first True).
 
         Raises:
             UserError: no such folder, an index_dir that cannot be used, a model that cannot be loaded, or dimensions
@@ -94,6 +97,8 @@ class CodeIndex(AbstractContextManager):
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
                 store.set_meta(database, "patterns", store.get_meta(database, "patterns", {}) | patterns)
+                if history is not None:
+                    store.set_meta(database, "history", history)
         index = cls(target, database)
         index.update(model=model, progress=progress, truncate_dim=truncate_dim)
         return index
@@ -124,6 +129,7 @@ class CodeIndex(AbstractContextManager):
         self._choice(model, truncate_dim)  # refused before the words are read rather than after
         changed = self._update_words(progress, wait=True)
         self.encode(model, progress, truncate_dim)
+        self.remember(progress)
         return changed
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
@@ -173,6 +179,22 @@ class CodeIndex(AbstractContextManager):
                 self._keep(encoder)
                 with store.write_lock(self.index_dir):
                     tidy(self.database)
+
+    def remember(self, progress: bool = False, wait: bool = True, **history: str) -> None:
+        """Reads the commits that are new in the folder's git repository, if it has one. An error is a notice.
+
+        Args:
+            wait: until another process has read them; else it is left to that one.
+            history: `repository` and `tip`, where the folder is the tree of a commit.
+        """
+        known = store.get_meta(self.database, "memory") is not None
+        if not (known or history or repository_of(self.folder)):
+            return
+        from soft_trainer.search.remembering import remember  # imports pygit2, which a search does not need
+
+        with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
+            if held:
+                self.notices += remember(self.database, self.folder, progress, **history)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
         """Returns the encoder and its dimensions, by default those of the index; a UserError for dimensions alone."""
@@ -284,6 +306,8 @@ class CodeIndex(AbstractContextManager):
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
         counts = {"files": files, "pieces": pieces, "vendored": vendored, "skipped": skipped, "bytes": size}
+        memory = store.get_meta(self.database, "memory")
+        counts |= {"commits": {name: memory[name] for name in ("read", "kept", "measured")}} if memory else {}
         counts |= {"model": self.model} | ({"truncate_dim": self.truncate_dim} if self.truncate_dim else {})
         return counts | ({"encoded": pieces - vectors.unencoded(self.database)} if self.model else {})
 

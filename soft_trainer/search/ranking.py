@@ -81,17 +81,21 @@ def parse_query(text: str) -> Query:
 
 
 class Scores(NamedTuple):
-    """Scores by file and by piece, 0 for a file without a word of the query; `matched`: a word was found."""
+    """Scores by file and by piece, 0 for a file that nothing finds; `matched`: a word or a commit was found."""
 
     files: np.ndarray
     pieces: np.ndarray
     matched: bool
 
 
-def score(query: Query, segments: Segments, similarity: np.ndarray | None = None) -> Scores:
-    """Scores all files and pieces by the words of the query and by an encoder's similarities, if there are any.
+def score(
+    query: Query, segments: Segments, similarity: np.ndarray | None = None, votes: np.ndarray | None = None
+) -> Scores:
+    """Scores all files and pieces by the words of the query, an encoder and earlier commits, if there are any.
 
-    `similarity` is float32[pieces], NaN where a piece has no embedding.
+    Args:
+        similarity: float32[pieces], NaN where a piece has no embedding.
+        votes: of commits, times their weight, float32[pieces].
     """
     gather = _Gathered(segments, query.kind)
     for term, weight in query.terms.items():
@@ -106,7 +110,14 @@ def score(query: Query, segments: Segments, similarity: np.ndarray | None = None
         is_symbol = query.kind == "symbol" or _NAME_ALONE.search(word)
         defining, _ = segments.postings(DEFINED + whole(word))
         gather.add_defined(defining, DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
-    return gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
+    scores = gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
+    return scores if votes is None else with_votes(scores, segments, votes)
+
+
+def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
+    """Adds the votes of commits to the scores of pieces, and the largest of a file to that file's."""
+    files = scores.files + np.maximum.reduceat(votes, segments.firsts[:-1])
+    return Scores(files, scores.pieces + votes, scores.matched or bool(votes.any()))
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
@@ -151,11 +162,13 @@ class _Gathered:
         if not len(pieces) and not len(named) and not len(own):
             return
         files, starts = self._files(pieces)
-        rarity = _rarity(len(files), len(self.file_text))
+        rarity = inverse_frequency(len(files), len(self.file_text))
         if len(pieces):
-            self.text[pieces] += weight * _rarity(len(pieces), len(self.text)) * _saturated(counts, self.norm[pieces])
+            self.text[pieces] += (
+                weight * inverse_frequency(len(pieces), len(self.text)) * saturated(counts, self.norm[pieces])
+            )
             in_file = np.add.reduceat(counts, starts, dtype=np.float32)
-            self.file_text[files] += weight * rarity * _saturated(in_file, self.file_norm[files])
+            self.file_text[files] += weight * rarity * saturated(in_file, self.file_norm[files])
         self.own_name[self.owners[own]] += rarity
         self.own_parts[self.owners[own]] += 1
         self.folders[self.owners[folders]] += rarity
@@ -263,10 +276,11 @@ def _norms(segments: Segments) -> list[np.ndarray]:
     return [K1 * (1 - B + B * lengths / mean) for lengths, mean in zip((pieces, files), means, strict=True)]
 
 
-def _saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
+def saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
+    """Computes BM25's share of counts, which grows ever more slowly."""
     return counts * (K1 + 1) / (counts + norm)
 
 
-def _rarity(count: int, total: int) -> float:
+def inverse_frequency(count: int, total: int) -> float:
     """Computes BM25's inverse document frequency, never negative."""
     return float(np.log1p((total - count + 0.5) / (count + 0.5)))

@@ -12,11 +12,21 @@ SHOWN_LINES = 4
 
 
 @dataclass(frozen=True)
+class Commit:
+    """A commit that changed a result: its short hash, its day and its subject."""
+
+    hash: str
+    date: str
+    subject: str
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """A piece of a file: a function, a class or some lines.
 
     `path` is relative to the indexed folder, with `/`; lines count from 1, both included; `name` is that of the
     function or class, those around it in front, or empty; a larger `score` is better, within one query alone.
+    `commits` are those whose words are like the query's and that changed the piece.
     """
 
     path: str
@@ -26,6 +36,7 @@ class SearchResult:
     name: str
     score: float
     text: str
+    commits: tuple[Commit, ...] = ()
 
     def as_dict(self) -> dict:
         """Returns the fields by name, as `--json` prints them."""

@@ -127,7 +127,7 @@ def search(
         if allowed is not None and not allowed.any():
             return []
         similarity = None if lexical else _similarity(indexes, view, query)
-        results, matched = view.search(parsed, similarity, allowed, limit)
+        results, matched = view.search(parsed, similarity, allowed, limit, view.votes(parsed))
         return results if matched or _stands_out(indexes, view, similarity) else []
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS
 from soft_trainer.search.globs import path_filter
 from soft_trainer.search.index import CodeIndex
+from soft_trainer.search.repositories import head_time, repository_of
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.searching import CodeIndexes
 
@@ -74,6 +78,7 @@ class _Keeper:
         self.work = threading.Event()
         self.problem = ""
         self.encodes = False
+        self.commits_read = -1
         if update:
             index.remedy = "the others are being encoded"
         self._start_encoder()
@@ -96,9 +101,19 @@ class _Keeper:
         self._start_encoder()
         if self.watch and self.watch.changed():
             self.index.refresh(encode=False)
+            self._remember()
             self.work.set()
             if self.index.notices:  # such as another process that holds the lock: try again
                 self.watch.dirty = True
+
+    def _remember(self) -> None:
+        """Reads new commits in another process, so that no search waits for it."""
+        place = repository_of(self.index.folder)
+        moved = head_time(place[0]) if place else -1
+        if moved != self.commits_read:
+            self.commits_read = moved
+            spawn = multiprocessing.get_context("spawn")
+            spawn.Process(target=read_commits, args=(self.index.index_dir,), daemon=True).start()
 
     def _start_encoder(self) -> None:
         """Starts the thread that encodes, as soon as the index has an encoder."""
@@ -122,6 +137,12 @@ class _Keeper:
                 self.problem = cause + " ".join(str(error).split())
             self.work.wait()
             self.work.clear()
+
+
+def read_commits(index_dir: Path) -> None:
+    """Reads the new commits of an index's repository; whatever goes wrong, the index is as it was."""
+    with suppress(UserError), CodeIndex.open(index_dir) as index:
+        index.remember(wait=False)
 
 
 class Watch:

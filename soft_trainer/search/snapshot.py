@@ -6,12 +6,14 @@ import json
 import re
 import sqlite3
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from soft_trainer.search import store, vectors
 from soft_trainer.search.globs import STAR, expression, path_filter
+from soft_trainer.search.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.terms import DEFINED
 from soft_trainer.search.words import whole
@@ -24,6 +26,7 @@ class Snapshot:
         self.database = database
         self.segments = store.Segments(database)
         self.languages: list[str] = store.get_meta(database, "languages", [])
+        self.memory = CommitMemory(database, self.segments)
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
@@ -75,12 +78,13 @@ class Snapshot:
                 return row[0] + number
         return None
 
-    def result(self, piece: int, score: float, label: str) -> SearchResult:
-        """Reads a piece with its text."""
+    def result(self, piece: int, score: float, label: str, votes: Sequence[int] = ()) -> SearchResult:
+        """Reads a piece with its text and the nearest of the commits that voted for it, by their numbers."""
         file = int(self.segments.owners[piece])
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
         start, end, name = json.loads(pieces)[piece - int(self.segments.firsts[file])]
         lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
         shown = b"\n".join(lines).decode(errors="replace")
-        return SearchResult(label + path, start, end, language, name, score, shown)
+        commits = tuple(self.memory.commit(number) for number in votes[:SHOWN_COMMITS])
+        return SearchResult(label + path, start, end, language, name, score, shown, commits)

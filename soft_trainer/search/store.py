@@ -25,7 +25,8 @@ from soft_trainer.errors import UserError
 DATABASE = "index.sqlite"
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 8
+MEMORY_LOCK = "memory.lock"
+FORMAT = 9
 # Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program; 1 for a file in
 # a folder that may hold other people's code; 1 for a file that a program wrote.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
@@ -44,6 +45,11 @@ CREATE TABLE dead (file INTEGER PRIMARY KEY);
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
 CREATE TABLE vectors (file INTEGER PRIMARY KEY, digests BLOB, slots BLOB);
+CREATE TABLE commits (number INTEGER PRIMARY KEY, id TEXT UNIQUE, date INTEGER, subject TEXT, functions TEXT);
+CREATE TABLE renames (old TEXT, number INTEGER, new TEXT, id TEXT, PRIMARY KEY (old, number)) WITHOUT ROWID;
+CREATE TABLE memory (numbers BLOB, lengths BLOB);
+CREATE TABLE commit_postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
+                              PRIMARY KEY (term, segment)) WITHOUT ROWID;
 """
 _ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "languages": "u1", "traits": "u1"}
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -173,7 +179,13 @@ def set_meta(database: sqlite3.Connection, key: str, value) -> None:
     database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
 
-def insert_postings(database: sqlite3.Connection, segment: int, vocabulary: list[str], *entries: np.ndarray) -> None:
+def insert_postings(
+    database: sqlite3.Connection,
+    segment: int,
+    vocabulary: list[str],
+    *entries: np.ndarray,
+    table: str = "postings",
+) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
     `entries` are `term`, `piece` (ascending) and `count`. Differences of pieces are kept, in as few bytes as the
@@ -204,7 +216,7 @@ def insert_postings(database: sqlite3.Connection, segment: int, vocabulary: list
             yield vocabulary[names[place]], segment, width, head + tail, bytes(counts[start:end])
 
     # in the order of the key, or SQLite moves every page about
-    database.executemany("INSERT INTO postings VALUES (?, ?, ?, ?, ?)", sorted(rows()))
+    database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", sorted(rows()))
 
 
 def unpack(width: int, pieces: bytes) -> np.ndarray:

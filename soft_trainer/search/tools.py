@@ -126,7 +126,8 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
     for place, result in enumerate(results):
         title = f"{result.path}:{result.start_line}-{result.end_line} {result.name}".rstrip()
         reserved = 100 * (len(results) - place - 1)  # for the titles and signatures of the others
-        whole = _titled(title, result.text)
+        subjects = "".join(f"\nchanged by: {commit.subject}" for commit in result.commits)
+        whole = _titled(title, result.text + subjects)
         short = _titled(title, result.signature()[1].strip()[:200])
         text = whole if len(whole) + reserved <= left else short
         if len(text) > left:

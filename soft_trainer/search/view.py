@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import ranking
+from soft_trainer.search.memory import Votes
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.search.store import Segments
@@ -82,18 +83,30 @@ class View:
         return np.concatenate(parts)
 
     def search(
-        self, query: ranking.Query, similarity: np.ndarray | None, allowed: np.ndarray | None, limit: int
+        self,
+        query: ranking.Query,
+        similarity: np.ndarray | None,
+        allowed: np.ndarray | None,
+        limit: int,
+        votes: Sequence[Votes] = (),
     ) -> tuple[list[SearchResult], bool]:
-        """Returns the best results, and whether a word of the query was found."""
-        scores = ranking.score(query, self.segments, similarity)
+        """Returns the best results, and whether a word of the query was found, be it by commits."""
+        shares = np.concatenate([part.shares for part in votes]) if votes else None
+        scores = ranking.score(query, self.segments, similarity, shares)
         best = ranking.order_pieces(scores, self.segments, allowed, limit)
-        return [self.result(*pair) for pair in best], scores.matched
+        return [self.result(piece, score, votes) for piece, score in best], scores.matched
 
-    def result(self, piece: int, score: float) -> SearchResult:
-        """Reads a piece with its text."""
-        number = np.searchsorted(self.first_pieces, piece, "right") - 1
+    def votes(self, query: ranking.Query) -> list[Votes]:
+        """Returns the weighted votes of each index's commits."""
+        return [snapshot.memory.weighted_votes(query) for snapshot in self.snapshots.values()]
+
+    def result(self, piece: int, score: float, votes: Sequence[Votes] = ()) -> SearchResult:
+        """Reads a piece with its text and the commits that voted for it."""
+        number = int(np.searchsorted(self.first_pieces, piece, "right")) - 1
         label, snapshot = list(self.snapshots.items())[number]
-        return snapshot.result(piece - self.first_pieces[number], score, label)
+        own = piece - self.first_pieces[number]
+        commits = votes[number].commits.get(own, ()) if votes else ()
+        return snapshot.result(own, score, label, commits)
 
     def piece_at(self, path: str, line: int) -> int:
         """Finds the piece that holds a line of a file.

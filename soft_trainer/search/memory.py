@@ -1,0 +1,155 @@
+"""What an index remembers of its repository's commits, and how they answer a query.
+
+The commits whose subjects are nearest to the query vote for the functions that they changed. The words of people who
+changed a function are often those of people who look for it, where its own words are others. docs/commit_memory.md
+has the figures that the constants were chosen by.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.search import store
+from soft_trainer.search.ranking import K1, B, Query, inverse_frequency, saturated
+from soft_trainer.search.results import Commit
+from soft_trainer.search.store import Segments
+
+NEAREST = 20  # commits that vote
+SHOWN_COMMITS = 3  # of a result
+
+
+class Votes(NamedTuple):
+    """The votes for each piece, float32[pieces] between 0 and 1, and the numbers of its commits, the nearest first."""
+
+    shares: np.ndarray
+    commits: dict[int, list[int]]
+
+
+class CommitMemory:
+    """Reads the commits of an index. Reading them from the repository is the work of `remembering`.
+
+    Attributes:
+        weight: of the votes in the ranking, 0 where they do not help.
+    """
+
+    def __init__(self, database: sqlite3.Connection, segments: Segments):
+        self.database = database
+        self.number_of_pieces = len(segments.lengths)
+        self.weight = store.get_meta(database, "memory", {}).get("weight", 0.0)
+        numbers, lengths = database.execute("SELECT numbers, lengths FROM memory").fetchone() or (b"", b"")
+        self.numbers = np.frombuffer(numbers, "<i4")
+        self.lengths = np.frombuffer(lengths, "<u2").astype(np.float32)
+        self._places: dict[str, dict[str, list[int]]] = {}
+
+    def weighted_votes(self, query: Query) -> Votes:
+        """Returns the votes for a query as the ranking adds them."""
+        if not self.weight:
+            return Votes(np.zeros(self.number_of_pieces, np.float32), {})
+        shares, commits = self.votes(query)
+        return Votes(np.float32(self.weight) * shares, commits)
+
+    def votes(self, query: Query, before: int | None = None) -> Votes:
+        """Lets the nearest commits vote for the pieces that they changed, as these are now.
+
+        Args:
+            before: only commits with a smaller number vote.
+        """
+        scores, perfect = self._scores(query, before)
+        nearest = np.argsort(-scores, kind="stable")[:NEAREST]
+        shares = np.zeros(self.number_of_pieces, np.float32)
+        commits = defaultdict(list)
+        for place in nearest[scores[nearest] > 0].tolist():
+            number = int(self.numbers[place])
+            functions = self.functions(number)
+            for piece in {piece for pieces in functions for piece in pieces}:
+                shares[piece] += scores[place] / math.sqrt(len(functions))
+                commits[piece].append(number)
+        if commits:
+            # Between the share of the best piece's votes and the share of a commit that says all of the query.
+            shares /= math.sqrt(shares.max() * perfect)
+        return Votes(shares, commits)
+
+    def functions(self, number: int) -> list[list[int]]:
+        """Returns the pieces of each function that a commit changed and that still exists."""
+        row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
+        found = [self._pieces(path, name, number) for path, name in json.loads(row[0])] if row else []
+        return [pieces for pieces in found if pieces]
+
+    def commit(self, number: int) -> Commit:
+        """Returns a commit as a result shows it."""
+        query = "SELECT id, date, subject FROM commits WHERE number = ?"
+        name, date, subject = self.database.execute(query, (number,)).fetchone()
+        return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
+
+    def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
+        """Returns BM25 of the subjects, float32[commits], and that of a usual subject that holds all of the query."""
+        count = len(self.numbers) if before is None else int(np.searchsorted(self.numbers, before))
+        lengths = self.lengths[:count]
+        scores = np.zeros(count, np.float32)
+        perfect = 0.0
+        norm = K1 * (1 - B + B * lengths / max(float(lengths.mean()), 1e-9)) if count else lengths
+        for term, weight in query.terms.items():
+            if weight < 1:  # neighbouring words, joined
+                continue
+            commits, counts = self._postings(term)
+            near = np.searchsorted(commits, count)
+            commits = commits[:near]
+            rarity = inverse_frequency(len(commits), count)
+            scores[commits] += rarity * saturated(counts[:near], norm[commits])
+            perfect += rarity
+        return scores, perfect
+
+    def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the places of the commits that hold a term, ascending, and how often each does."""
+        row = self.database.execute(
+            "SELECT width, pieces, counts FROM commit_postings WHERE term = ?", (term,)
+        ).fetchone()
+        if row is None:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        width, commits, counts = row
+        return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
+
+    def _pieces(self, path: str, name: str, number: int) -> list[int]:
+        """Returns the pieces of a function that a commit knew by this path and name."""
+        path = self._present_path(path, number)
+        if path not in self._places:
+            self._places[path] = self._names_of(path)
+        places = self._places[path]
+        # Pieces may have functions around the name, too, which mining leaves out.
+        inner = (own for own in places if own.endswith(f".{name}"))
+        return places.get(name) or places.get(next(inner, ""), [])
+
+    def _present_path(self, path: str, number: int) -> str:
+        """Follows the renames of a file since a commit."""
+        seen = set()
+        while path not in seen:
+            seen.add(path)
+            query = "SELECT new, number FROM renames WHERE old = ? AND number > ? ORDER BY number LIMIT 1"
+            row = self.database.execute(query, (path, number)).fetchone()
+            if row is None and not self._exists(path):  # renamed on one branch, changed on another
+                query = "SELECT new, number FROM renames WHERE old = ? ORDER BY number DESC LIMIT 1"
+                row = self.database.execute(query, (path,)).fetchone()
+            if row is None:
+                return path
+            path, number = row
+        return path
+
+    def _exists(self, path: str) -> bool:
+        return self.database.execute("SELECT 1 FROM files WHERE path = ?", (path,)).fetchone() is not None
+
+    def _names_of(self, path: str) -> dict[str, list[int]]:
+        """Returns the pieces of a file by their names."""
+        query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
+        first, pieces = self.database.execute(query, (path,)).fetchone() or (0, "[]")
+        named = defaultdict(list)
+        for piece, (_, _, name) in enumerate(json.loads(pieces), first):
+            if name:
+                named[name].append(piece)
+        return dict(named)

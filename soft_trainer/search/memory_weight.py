@@ -1,0 +1,75 @@
+"""Chooses the weight of an index's commit memory, by the newest commits of the repository itself.
+
+Each is a query to the index, with the memory of the commits before it, that should find what it changed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.search import ranking, store
+from soft_trainer.search.memory import CommitMemory
+
+WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
+MIN_QUERIES = 50  # fewer say too little
+MAX_QUERIES = 200
+DEPTH = 100  # pieces that are looked at
+
+
+class Choice(NamedTuple):
+    """The weight, the number of queries, and the MRR of each weight."""
+
+    weight: float
+    queries: int
+    mrr: dict[str, float]
+
+
+def choose_weight(database: sqlite3.Connection) -> Choice:
+    """Returns the smallest weight whose MRR is within one standard error of the best; 0 below 50 queries."""
+    segments = store.Segments(database)
+    memory = CommitMemory(database, segments)
+    queries = _queries(database, memory)
+    if len(queries) < MIN_QUERIES:
+        return Choice(0.0, len(queries), {})
+    found = np.array([_reciprocal_ranks(number, text, right, segments, memory) for number, text, right in queries])
+    best = found[:, found.mean(0).argmax()]
+    behind = best[:, None] - found
+    error = behind.std(0, ddof=1) / np.sqrt(len(queries))
+    weight = WEIGHTS[int(np.argmax(behind.mean(0) <= error))]
+    mrr = dict(zip(map(str, WEIGHTS), found.mean(0).round(4).tolist(), strict=True))
+    return Choice(weight, len(queries), mrr)
+
+
+def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
+    """Returns (number, subject, pieces) of the newest commits that changed what still exists.
+
+    A subject that occurs before is left out, as in mining: the memory would answer it with the same commit.
+    """
+    rows = database.execute("SELECT number, subject FROM commits ORDER BY number DESC").fetchall()
+    firsts = {subject.casefold(): number for number, subject in rows}
+    queries = []
+    for number, subject in rows:
+        right = {piece for pieces in memory.functions(number) for piece in pieces}
+        if right and firsts[subject.casefold()] == number:
+            queries.append((number, subject, right))
+        if len(queries) == MAX_QUERIES:
+            break
+    return queries
+
+
+def _reciprocal_ranks(
+    number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
+) -> list[float]:
+    """Returns 1 / the rank of the first right piece for each weight, 0 where none is among the first."""
+    query = ranking.parse_query(text)
+    scores = ranking.score(query, segments)
+    votes = memory.votes(query, before=number)
+    found = []
+    for weight in WEIGHTS:
+        voted = ranking.with_votes(scores, segments, weight * votes.shares)
+        ranked = ranking.order_pieces(voted, segments, None, DEPTH)
+        found.append(next((1 / place for place, (piece, _) in enumerate(ranked, 1) if piece in right), 0.0))
+    return found

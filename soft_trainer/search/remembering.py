@@ -1,0 +1,220 @@
+"""Reads the commits of a repository into an index: what each says, and which functions it changed.
+
+The commits are chosen as in mining. They are kept as they were: a search looks up where their functions are now.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.mining import repository as git
+from soft_trainer.mining.changes import Change, ChangeReader
+from soft_trainer.search import store
+from soft_trainer.search.memory_weight import choose_weight
+from soft_trainer.search.repositories import repository_of
+from soft_trainer.search.terms import MAX_COUNT
+from soft_trainer.search.words import STOP_WORDS, WORD, terms
+from soft_trainer.terminal import Progress
+
+MAX_SUBJECT = 300  # characters
+PARSE_SECONDS = 2.0  # a file that takes longer has no functions
+MIN_SHOWN = 200  # fewer commits are read before a progress bar is
+MAX_GROWTH = 0.1  # after this the weight is chosen again
+_AT_ONCE = 200  # commits that are written together
+
+
+@dataclass
+class State:
+    """How far the commits are read. All that `head` reaches are known, and the first `done` of those to `target`.
+
+    Attributes:
+        source: the folder inside the repository, and where a shallow clone ends.
+        read: the number of commits that were read, `kept` of those that can vote.
+        number: the next one's; a parent has a smaller number than its child.
+        weight: of the votes, chosen when `weighed` commits could vote.
+        measured: the `Choice` of the weight.
+    """
+
+    source: list[str]
+    head: str = ""
+    target: str = ""
+    done: int = 0
+    read: int = 0
+    kept: int = 0
+    number: int = 0
+    weight: float = 0.0
+    weighed: int = 0
+    measured: dict | None = None
+
+    @classmethod
+    def of(cls, database: sqlite3.Connection) -> State | None:
+        """Returns the state of an index's memory, None without one."""
+        kept = store.get_meta(database, "memory")
+        return cls(**kept) if kept else None
+
+    def save(self, database: sqlite3.Connection) -> None:
+        """Writes the state."""
+        store.set_meta(database, "memory", asdict(self))
+
+
+def remember(
+    database: sqlite3.Connection,
+    folder: str,
+    progress: bool = False,
+    repository: str | None = None,
+    tip: str | None = None,
+) -> list[str]:
+    """Reads the new commits of a folder's repository, and weighs their votes where there are many more.
+
+    What an index has is forgotten if it is to have none, or if the folder is in no repository any more.
+
+    Args:
+        repository: another than the folder's own, and `tip` the commit whose tree the folder is.
+
+    Returns:
+        What went wrong.
+    """
+    place = (repository, "") if repository else repository_of(folder)
+    if place is None or not store.get_meta(database, "history", True):
+        forget(database)
+        return []
+    try:
+        state = read_commits(database, *place, tip, progress)
+    except UserError as error:
+        return [f"the commits are as they were: {error}"]
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    if abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed:
+        choice = choose_weight(database)
+        state.weight = choice.weight
+        state.weighed = state.kept
+        state.measured = choice._asdict()
+        with store.transaction(database):
+            state.save(database)
+    return []
+
+
+def read_commits(
+    database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
+) -> State:
+    """Reads the commits that are new since the last time, and forgets those that the history no longer has.
+
+    Args:
+        prefix: only functions below this folder are kept.
+        tip: the newest commit; None means HEAD.
+
+    Raises:
+        UserError: no repository that can be read, or an object that is missing.
+    """
+    with git.reporting_missing_objects(repository):
+        reader = ChangeReader(repository, None, seconds=PARSE_SECONDS)
+        opened = reader.repository
+        tip = tip or str(opened.head.target)
+        shallow = Path(opened.path, "shallow")
+        source = [prefix, shallow.read_text() if opened.is_shallow else ""]
+        state = State.of(database)
+        known = state is not None and state.source == source
+        if not known or any(commit and commit not in opened for commit in (state.head, state.target)):
+            state = State(source)
+            forget(database)
+        if state.head == tip and not state.target:
+            return state
+        while state.head != tip or state.target:
+            if not state.target:
+                _turn_to(tip, opened, database, state)
+            _read_to_target(reader, database, state, progress)
+        with store.transaction(database):
+            _write_postings(database)
+            state.kept = database.execute("SELECT count(*) FROM commits").fetchone()[0]
+            state.save(database)
+    return state
+
+
+def forget(database: sqlite3.Connection) -> None:
+    """Empties the memory."""
+    with store.transaction(database):
+        for table in ("commits", "renames", "memory", "commit_postings"):
+            database.execute(f"DELETE FROM {table}")
+        database.execute("DELETE FROM meta WHERE key = 'memory'")
+
+
+def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
+    """Begins to read up to `tip`, and forgets what it does not reach, as after a rebase."""
+    gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
+    with store.transaction(database):
+        for table in ("commits", "renames"):
+            database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
+        state.read -= len(gone)
+        state.target = tip
+        state.done = 0
+        state.save(database)
+
+
+def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
+    """Reads what `target` reaches and `head` does not, some commits at a time, so that little is lost if it stops."""
+    waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
+    label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
+    with Progress(label, len(waiting), "commit") as bar:
+        changes = map(reader.read, waiting)
+        while some := list(islice(changes, _AT_ONCE)):
+            with store.transaction(database):
+                for change in some:
+                    _keep(change, reader, database, state)
+                state.save(database)
+            bar.update(len(some))
+    state.head = state.target
+    state.target = ""
+    state.done = 0
+
+
+def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
+    """Writes one commit."""
+    prefix = state.source[0]
+    places = dict.fromkeys((row["path"], row["func_name"]) for _, row in change.functions)
+    inside = [[path[len(prefix) :], name] for path, name in places if path.startswith(prefix)]
+    if inside:
+        date = git.read_object(reader.repository, change.commit).commit_time
+        values = state.number, change.commit, date, change.query[:MAX_SUBJECT], json.dumps(inside)
+        database.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?)", values)
+    for old, new in change.renames:
+        if old.startswith(prefix) and new.startswith(prefix):
+            moved = old[len(prefix) :], state.number, new[len(prefix) :], change.commit
+            database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", moved)
+    state.number += 1
+    state.read += 1
+    state.done += 1
+
+
+def _write_postings(database: sqlite3.Connection) -> None:
+    """Writes which commit's subject holds which term, of all commits, which takes less than to read them."""
+    for table in ("memory", "commit_postings"):
+        database.execute(f"DELETE FROM {table}")
+    rows = database.execute("SELECT number, subject FROM commits ORDER BY number").fetchall()
+    if not rows:
+        return
+    vocabulary: dict[str, int] = {}
+    entries = []
+    lengths = []
+    for place, (_, subject) in enumerate(rows):
+        counts = Counter(_terms(subject))
+        lengths.append(sum(counts.values()))
+        entries += [(vocabulary.setdefault(term, len(vocabulary)), place, count) for term, count in counts.items()]
+    term, place, count = np.array(entries, np.int32).reshape(-1, 3).T
+    numbers = np.array([number for number, _ in rows], "<i4")
+    database.execute("INSERT INTO memory VALUES (?, ?)", (numbers.tobytes(), np.array(lengths, "<u2").tobytes()))
+    counts = np.minimum(count, MAX_COUNT).astype(np.uint8)
+    store.insert_postings(database, 0, list(vocabulary), term, place, counts, table="commit_postings")
+
+
+def _terms(subject: str) -> Iterator[str]:
+    for word in WORD.findall(subject):
+        if word.lower() not in STOP_WORDS:
+            yield from terms(word)
