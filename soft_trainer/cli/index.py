@@ -99,7 +99,7 @@ def _memory(commits: dict) -> str:
     """Says how many commits were read, and the weight that they have in a search."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
     text = f"{commits['read']:,} commits read, {commits['kept']:,} of them name what they changed"
-    if not mrr:
+    if not mrr:  # see MIN_QUERIES
         return f"{text}: too few to weigh, so they change no search"
     return f"{text}: weight {weight:g}, MRR {mrr['0.0']:.3f} -> {mrr[str(weight)]:.3f} on the newest {queries}"
 

@@ -26,6 +26,7 @@ from soft_trainer.search.words import STOP_WORDS, WORD, terms
 from soft_trainer.terminal import Progress
 
 MAX_SUBJECT = 300  # characters
+UNREADABLE = "an object is missing"
 PARSE_SECONDS = 2.0  # a file that takes longer has no functions
 MIN_SHOWN = 200  # fewer commits are read before a progress bar is
 MAX_GROWTH = 0.1  # after this the weight is chosen again
@@ -39,6 +40,7 @@ class State:
     Attributes:
         source: the folder inside the repository, and where a shallow clone ends.
         read: the number of commits that were read, `kept` of those that can vote.
+        unreadable: the number of those that lack an object.
         number: the next one's; a parent has a smaller number than its child.
         weight: of the votes, chosen when `weighed` commits could vote.
         measured: the `Choice` of the weight.
@@ -50,6 +52,7 @@ class State:
     done: int = 0
     read: int = 0
     kept: int = 0
+    unreadable: int = 0
     number: int = 0
     weight: float = 0.0
     weighed: int = 0
@@ -87,24 +90,29 @@ def remember(
     if place is None or not store.get_meta(database, "history", True):
         forget(database)
         return []
+    problems = []
     try:
-        state = read_commits(database, *place, tip, progress)
+        read_commits(database, *place, tip, progress)
     except UserError as error:
-        return [f"the commits are as they were: {error}"]
+        problems.append(f"the commits are as they were: {error}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    if abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed:
+    state = State.of(database)
+    if state and state.unreadable:
+        lacking = f"{state.unreadable:,} of {state.read:,} commits are left out, since they lack an object"
+        problems.append(f"{lacking}; clone again without --filter, and index with --history false and then true")
+    if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
         choice = choose_weight(database)
         state.weight = choice.weight
         state.weighed = state.kept
         state.measured = choice._asdict()
         with store.transaction(database):
             state.save(database)
-    return []
+    return problems
 
 
 def read_commits(
     database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
-) -> State:
+) -> None:
     """Reads the commits that are new since the last time, and forgets those that the history no longer has.
 
     Args:
@@ -126,7 +134,7 @@ def read_commits(
             state = State(source)
             forget(database)
         if state.head == tip and not state.target:
-            return state
+            return
         while state.head != tip or state.target:
             if not state.target:
                 _turn_to(tip, opened, database, state)
@@ -135,7 +143,6 @@ def read_commits(
             _write_postings(database)
             state.kept = database.execute("SELECT count(*) FROM commits").fetchone()[0]
             state.save(database)
-    return state
 
 
 def forget(database: sqlite3.Connection) -> None:
@@ -163,7 +170,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
     with Progress(label, len(waiting), "commit") as bar:
-        changes = map(reader.read, waiting)
+        changes = (_read(reader, commit) for commit in waiting)
         while some := list(islice(changes, _AT_ONCE)):
             with store.transaction(database):
                 for change in some:
@@ -173,6 +180,14 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
     state.head = state.target
     state.target = ""
     state.done = 0
+
+
+def _read(reader: ChangeReader, commit: str) -> Change:
+    """Returns the change that a commit makes; nothing changes in one that lacks an object, as in a partial clone."""
+    try:
+        return reader.read(commit)
+    except (git.pygit2.GitError, OSError):
+        return Change(commit, "", "", UNREADABLE)
 
 
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
@@ -188,6 +203,7 @@ def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, st
         if old.startswith(prefix) and new.startswith(prefix):
             moved = old[len(prefix) :], state.number, new[len(prefix) :], change.commit
             database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", moved)
+    state.unreadable += change.outcome == UNREADABLE
     state.number += 1
     state.read += 1
     state.done += 1

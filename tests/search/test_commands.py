@@ -272,7 +272,7 @@ def test_a_lexical_search_imports_neither_torch_nor_transformers(tree, tmp_path)
         "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
         "search.add_arguments(p);"
         f"assert search.run(p.parse_args(['parse date', '--index_dir', {str(tmp_path / 'index')!r}])) == 0;"
-        "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm'} & set(sys.modules), sys.modules"
+        "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm', 'pygit2'} & set(sys.modules), sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
