@@ -1,8 +1,7 @@
-"""What an index remembers of its repository's commits, and how they answer a query.
+"""Lets the commits that an index remembers vote for the functions that they changed.
 
-The commits whose subjects are nearest to the query vote for the functions that they changed. The words of people who
-changed a function are often those of people who look for it, where its own words are others. docs/commit_memory.md
-has the figures that the constants were chosen by.
+Those vote whose subjects are nearest to the query. People who look for a function often use the words of people who
+changed it, even where the function uses others.
 """
 
 from __future__ import annotations
