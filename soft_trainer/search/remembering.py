@@ -35,7 +35,7 @@ _AT_ONCE = 200  # commits that are written together
 
 @dataclass
 class State:
-    """How far the commits are read. All that `head` reaches are known, and the first `done` of those to `target`.
+    """The progress of reading: all that `head` reaches is read, and the first `done` of the commits to `target`.
 
     Attributes:
         source: the folder inside the repository, and where a shallow clone ends.
