@@ -82,7 +82,7 @@ def test_both_archives_pass_twine_and_the_source_holds_tests_and_documentation(a
     checked = subprocess.run(words, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
     names = {name.split("/", 1)[-1] for name in tarfile.open(source).getnames()}
-    tracked = ("tests/conftest.py", "tests/cli/test_wheel.py", "docs/paper.md", "recipes/paper/unixcoder/base.yaml")
+    tracked = ("tests/conftest.py", "tests/cli/test_wheel.py", "docs/training.md", "recipes/paper/unixcoder/base.yaml")
     assert {*tracked, "CHANGELOG.md", "run_codesearch.py"} <= names
 
 
