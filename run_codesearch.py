@@ -83,15 +83,15 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
     with args.main_process_first(desc="loading data"):
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
-        evaluation_sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
+        evaluation_sets = load_evaluation_sets(data_args, profile, data.tables.get("codebase"))
         check_before_loading(model_args, data_args, args, estimator, data, profile)
-        tokenizer = build_tokenizer(model_args, profile, data.get("train"))
-        statistics = data_statistics(data, profile, tokenizer)
+        tokenizer = build_tokenizer(model_args, profile, data.tables.get("train"))
+        statistics = data_statistics(data.tables, profile, tokenizer)
     if statistics:
         print_on_main(statistics_table(statistics, data_args.paper_language))
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
-    push_data(data, data_args, args)
+    push_data(data.tables, data_args, args)
     trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
     return trainer, Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
 
@@ -116,7 +116,6 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
     from transformers import EarlyStoppingCallback
 
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
-    from soft_trainer.data.codesearchnet import by_language
     from soft_trainer.training.building import build_model
 
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
@@ -125,9 +124,8 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
     return SoftInfoNCETrainer(
         model=build_model(model_args, profile, tokenizer),
         args=args,
-        train_dataset=data.get("train") if args.do_train else None,
-        eval_dataset=by_language(data.get("valid"), data_args.languages),
-        codebase=by_language(data.get("codebase"), data_args.languages),
+        train_dataset=data.tables.get("train") if args.do_train else None,
+        eval_dataset=data.evaluated("valid", data_args.languages),
         processing_class=tokenizer,
         encoder=profile,
         callbacks=callbacks,

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
-from soft_trainer.data.codesearchnet import languages_in, rows_in
+from soft_trainer.data.codesearchnet import languages_in
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.run_data import RunData
 from soft_trainer.data.sources import source_folder
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.encoders.profiles import PROFILE_FILE
@@ -93,7 +94,7 @@ class Run:
 
     Args:
         trainer: the trainer.
-        data: the splits train, valid, test and codebase, or those of them that exist.
+        data: the rows of the run.
         statistics: of `data_statistics`.
         evaluation_sets: further queries to measure, in addition to valid and test.
     """
@@ -101,7 +102,7 @@ class Run:
     def __init__(
         self,
         trainer: SoftInfoNCETrainer,
-        data: DatasetDict,
+        data: RunData,
         model_args: ModelArguments,
         data_args: DataArguments,
         statistics: dict,
@@ -114,7 +115,7 @@ class Run:
         self.data_args = data_args
         self.folder = Path(trainer.args.output_dir)
         self.on_main = distributed.rank_and_world_size()[0] == 0
-        self.languages = data_args.languages or languages_in(data)
+        self.languages = data_args.languages or languages_in(data.tables)
         self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, Ranking] = {}
@@ -241,18 +242,16 @@ class Run:
             save_ranks(path, evaluation_set.split, ranking, *columns, output.by_query)
 
 
-def split_sets(args: SoftInfoNCETrainingArguments, data: DatasetDict, languages: list[str]) -> list[EvaluationSet]:
+def split_sets(args: SoftInfoNCETrainingArguments, data: RunData, languages: list[str]) -> list[EvaluationSet]:
     """Returns valid and test, if they exist and are asked for; with several languages, each against its own codes."""
     asked = {"valid": args.do_eval, "test": args.do_predict}
-    splits = [split for split in asked if asked[split] and split in data]
-    if len(languages) < 2:
-        return [EvaluationSet(split, Split.from_urls(data[split], data["codebase"])) for split in splits]
     sets = []
-    for split in splits:
-        for language in languages:
-            corpus = rows_in(data["codebase"], language)
-            queries = rows_in(data[split], language)
-            sets.append(EvaluationSet(f"{split}-{language}", Split.from_urls(queries, corpus)))
+    for name in asked:
+        split = data.evaluated(name, languages) if asked[name] else None
+        if isinstance(split, Split):
+            sets.append(EvaluationSet(name, split))
+        elif split is not None:
+            sets += [EvaluationSet(f"{name}-{language}", part) for language, part in split.items()]
     return sets
 
 

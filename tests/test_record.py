@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.run_data import RunData
 from soft_trainer.evaluation.evaluation_sets import EvaluationSet
 from soft_trainer.files import write_json
 from soft_trainer.options.fields import DataArguments
@@ -33,7 +34,7 @@ def make_run(model, tokenizer, profile, tmp_path):
         args.disable_tqdm = True
         trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
         options = DataArguments(language="python", data_dir="rows")
-        return Run(trainer, data, ModelArguments(), options, {}, sets)
+        return Run(trainer, RunData.of_tables(data), ModelArguments(), options, {}, sets)
 
     return make
 

@@ -103,7 +103,7 @@ def _rows(options: Options) -> tuple:
     profile = build_profile(model_args)
     with args.main_process_first(desc="loading data"):
         data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
-        sets = load_evaluation_sets(data_args, profile, data.get("codebase"))
+        sets = load_evaluation_sets(data_args, profile, data.tables.get("codebase"))
     return profile, data, sets
 
 

@@ -214,13 +214,6 @@ def languages_in(data: Mapping[str, Dataset]) -> list[str]:
     return [name for name, _ in counts.most_common()]
 
 
-def by_language(rows: Dataset | None, languages: Sequence[str]) -> Dataset | dict[str, Dataset] | None:
-    """Splits the rows by language if several were asked for; else metrics keep their plain names."""
-    if rows is None or len(languages) < 2:
-        return rows
-    return {language: rows_in(rows, language) for language in languages}
-
-
 def row_of_url(urls: Sequence[str]) -> dict[str, int]:
     """Maps each url to the first row that has it."""
     return {url: row for row, url in zip(range(len(urls) - 1, -1, -1), reversed(urls), strict=True)}

@@ -15,10 +15,12 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
 from soft_trainer.data.any_rows import HUB_NAME, from_frame, load_rows
+from soft_trainer.data.beir import is_beir, load_beir
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
     check_rows,
+    check_texts,
     check_urls,
     drop_unusable_rows,
     load_folder,
@@ -26,6 +28,7 @@ from soft_trainer.data.codesearchnet import (
     select_by_urls,
 )
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.run_data import RunData
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
@@ -104,6 +107,7 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
     """
     sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
     elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
+    elsewhere = elsewhere or any(is_beir(Path(source)) for source in sources.values())
     if elsewhere or not all(source and Path(source).exists() for source in sources.values()):
         return None  # `load_data` reads them, or says what is wrong
     loaded = {}
@@ -130,8 +134,8 @@ def load_data(
     mined_dir: str | Path,
     needed: Sequence[str] = SPLITS,
     local: Mapping[str, DatasetDict] | None = None,
-) -> DatasetDict:
-    """Loads the splits train, valid, test and codebase, as far as they exist.
+) -> RunData:
+    """Loads the rows of a run, as far as they exist.
 
     Args:
         mined_dir: folder for the pairs mined from `source_dir` and `history`.
@@ -149,6 +153,8 @@ def load_data(
         raise UserError(f"data_dir and {mined}: give one of them")
     if source and "{language}" not in source and len(arguments.languages) > 1:
         raise UserError(f"data_dir={source}: several languages need {{language}} in the folder's name")
+    if source and is_beir(Path(source)):
+        return _beir_data(arguments, profile, needed)
     data = _load_languages(arguments, Path(mined_dir), needed, local)
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
@@ -158,10 +164,7 @@ def load_data(
                 data[split] = _in_language(rows, arguments.language)
     if arguments.filters:
         data = _filtered(data, arguments.filters)
-    if missing := [split for split in needed if split not in data]:
-        raise UserError(
-            f"no rows of {', '.join(missing)}: name a folder by --data_dir, a tree by --source_dir or --history"
-        )
+    _check_needed(data, needed)
     measured = [split for split in needed if split != "train"] if len(arguments.languages) > 1 else []
     for split in measured:
         known = set(data[split]["language"][:])
@@ -172,7 +175,33 @@ def load_data(
     if arguments.drop_unusable:
         data = drop_unusable_rows(data, profile)
     check_rows(data, profile)
+    return RunData.of_tables(data)
+
+
+def _beir_data(arguments: DataArguments, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
+    """Loads the rows of a BEIR folder."""
+    for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub"):
+        if getattr(arguments, name):
+            raise UserError(f"{name}: is for rows with a query and a code each, not for a BEIR folder")
+    splits = load_beir(arguments.data_dir)
+    if arguments.max_train_rows is not None and "train" in splits:
+        train = splits["train"]
+        examples = train.judgments.pairs()[: arguments.max_train_rows]
+        judgments = dataclasses.replace(train.judgments, examples=examples)
+        splits["train"] = dataclasses.replace(train, judgments=judgments)
+    data = RunData.of_splits(splits)
+    _check_needed(data.tables, needed)
+    for name, rows in data.tables.items():
+        check_texts(rows, name, profile)
     return data
+
+
+def _check_needed(data: Mapping[str, Dataset], needed: Sequence[str]) -> None:
+    """Raises UserError if a split is missing that the run needs."""
+    if missing := [split for split in needed if split not in data]:
+        raise UserError(
+            f"no rows of {', '.join(missing)}: name a folder by --data_dir, a tree by --source_dir or --history"
+        )
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
@@ -330,10 +359,12 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
     )
 
 
-def as_row_sets(rows, name: str) -> Dataset | dict[str, Dataset] | None:
-    """Applies `as_rows` to one set of rows, or to every set in a dict."""
+def as_row_sets(rows, name: str) -> Dataset | Split | dict[str, Dataset | Split] | None:
+    """Applies `as_rows` to one set of rows, or to every set in a dict; a `Split` stays as it is."""
+    if isinstance(rows, Split):
+        return rows
     if isinstance(rows, Mapping):
         if not rows:
             raise UserError(f"{name}: the dict has no data set")
-        return {key: as_rows(part, f"{name}[{key!r}]") for key, part in rows.items()}
+        return {key: as_row_sets(part, f"{name}[{key!r}]") for key, part in rows.items()}
     return as_rows(rows, name)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from datasets import DatasetDict
 from transformers import PreTrainedModel
 
-from soft_trainer.data.codesearchnet import by_language
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.data.judgments import NEGATIVES
+from soft_trainer.data.run_data import RunData
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
@@ -47,7 +46,7 @@ def check_before_loading(
     data_args: DataArguments,
     args: SoftInfoNCETrainingArguments,
     estimator,
-    data: DatasetDict,
+    data: RunData,
     profile: EncoderProfile,
 ) -> None:
     """Refuses a run of the command line that cannot work, when its rows are known and before its model is loaded.
@@ -67,7 +66,7 @@ def check_before_loading(
     if dims:
         size = parse_size(scratch)[0] if scratch else pretrained_config(model_args).hidden_size
     check_dims(dims, size)
-    check_metric(args, [dim for dim in dims if dim < size], by_language(data.get("valid"), data_args.languages))
+    check_metric(args, [dim for dim in dims if dim < size], data.evaluated("valid", data_args.languages))
     check_merging(args)
     if new and scratch:
         raise UserError("lora_r: an encoder from scratch has no weights worth freezing; leave it out")
@@ -83,8 +82,8 @@ def check_before_loading(
             "and so would the weights; use bm25, simcse or trained_model"
         )
     if args.do_train:
-        check_rows_of(plan, args, estimator, data["train"])
-        negatives = column_negatives(data["train"]) if plan.options.negatives_per_query else None
+        check_rows_of(plan, args, estimator, data.tables["train"])
+        negatives = column_negatives(data.tables["train"]) if plan.options.negatives_per_query else None
         if negatives is not None and plan.loss.needs_similarity:
             check_code_only(estimator, len(negatives.code_only))
 

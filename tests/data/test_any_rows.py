@@ -39,7 +39,9 @@ def write(rows: Dataset, path):
 
 
 def load(source, **arguments):
-    return load_data(DataArguments(data_dir=str(source), language="python", **arguments), EncoderProfile(), "unused")
+    return load_data(
+        DataArguments(data_dir=str(source), language="python", **arguments), EncoderProfile(), "unused"
+    ).tables
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet", "saved", "folder/a.csv"])

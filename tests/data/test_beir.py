@@ -2,15 +2,18 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from refusals import refused
 
 from soft_trainer.data.beir import is_beir, load_beir
+from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.record import split_sets
 
 
 @pytest.fixture
@@ -62,6 +65,34 @@ def test_a_folder_is_an_evaluation_set(folder):
         (folder / "qrels" / f"{name}.tsv").unlink()
     with refused("judgments for training alone"):
         load_evaluation_sets(arguments, EncoderProfile())
+
+
+def test_a_folder_is_the_rows_of_a_run(folder):
+    arguments = DataArguments(data_dir=str(folder), max_train_rows=1)
+    (folder / "qrels" / "train.tsv").write_text("q0\tc1\t1\nq0\tc3\t1\n")
+    data = load_data(arguments, EncoderProfile(), "unused", needed=("train", "test", "codebase"))
+    assert data.splits["train"].judgments.pairs().tolist() == [[0, 0]]
+    assert data.tables["train"]["code"][:] == ["f return x + 1"] and len(data.tables["codebase"]) == 4
+    (evaluated,) = split_sets(SimpleNamespace(do_eval=True, do_predict=True), data, [])
+    assert evaluated.name == "test" and evaluated.split.judgments.right.nnz == 3
+    with refused("no rows of valid"):
+        load_data(arguments, EncoderProfile(), "unused", needed=("train", "valid"))
+    with refused("filters: is for rows with a query and a code each"):
+        load_data(DataArguments(data_dir=str(folder), filters="tests"), EncoderProfile(), "unused")
+
+
+@pytest.mark.slow
+def test_a_folder_trains_and_is_measured(folder, script):
+    (folder / "qrels" / "train.tsv").write_text("".join(f"q{n}\tc{n}\t1\n" for n in range(3)) + "q0\tc3\t1\n")
+    options = {
+        "from_scratch": "32x1",
+        "vocabulary_size": 300,
+        "per_device_train_batch_size": 4,
+        "max_steps": 1,
+        "loss": "info_nce",
+    }
+    code, lines = script(data_dir=str(folder), eval_data_dir=str(folder), **options)
+    assert code == 0, lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ VERBS = ("count", "merge", "parse", "hash")
 
 
 def load(tmp_path, profile=None, **arguments):
-    return load_data(DataArguments(**arguments), profile or EncoderProfile(), tmp_path / "mined")
+    return load_data(DataArguments(**arguments), profile or EncoderProfile(), tmp_path / "mined").tables
 
 
 def source_tree(folder, nouns):
@@ -292,11 +292,11 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     folder.mkdir()
     shutil.copy(data_dir / "train.jsonl", folder)
     arguments = DataArguments(language="python", data_dir=str(folder))
-    assert list(load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))) == ["train"]
-    split = load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase"))
+    assert list(load_data(arguments, EncoderProfile(), tmp_path, needed=("train",)).tables) == ["train"]
+    split = load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase")).tables
     assert sum(len(split[name]) for name in ("train", "valid", "test")) == 16 and min(map(len, split.values())) > 0
     shutil.copy(data_dir / "test.jsonl", folder)
-    made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
+    made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",)).tables
     assert made["codebase"]["url"][:] == made["test"]["url"][:]
     (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
     with pytest.raises(UserError, match="test: no corpus .* add codebase.jsonl"):

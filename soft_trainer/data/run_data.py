@@ -1,0 +1,54 @@
+"""The rows of a run: tables as they were read, and splits as training and evaluation read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datasets import DatasetDict
+
+from soft_trainer.data.codesearchnet import rows_in
+from soft_trainer.data.judgments import Split
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The rows of a run.
+
+    Args:
+        tables: train (rows of a query and a code), valid and test (queries) and codebase, as far as they exist.
+        splits: train, valid and test with their corpus and judgments.
+    """
+
+    tables: DatasetDict
+    splits: dict[str, Split]
+
+    @classmethod
+    def of_tables(cls, tables: DatasetDict) -> RunData:
+        """Makes the splits of rows whose urls say which code answers which query."""
+        splits = {}
+        for name, rows in tables.items():
+            if name == "train":
+                splits[name] = Split.from_pairs(rows)
+            elif name != "codebase":
+                splits[name] = Split.from_urls(rows, tables["codebase"])
+        return cls(tables, splits)
+
+    @classmethod
+    def of_splits(cls, splits: dict[str, Split]) -> RunData:
+        """Makes the tables of splits; valid and test share their corpus."""
+        tables = DatasetDict()
+        for name, split in splits.items():
+            tables[name] = split.pair_rows() if name == "train" else split.queries
+            if name != "train":
+                tables["codebase"] = split.corpus
+        return cls(tables, splits)
+
+    def evaluated(self, name: str, languages: Sequence[str]) -> Split | dict[str, Split] | None:
+        """Returns valid or test; of several languages a split each, so that queries meet codes of their language."""
+        if name not in self.splits or len(languages) < 2:
+            return self.splits.get(name)
+        return {
+            language: Split.from_urls(rows_in(self.tables[name], language), rows_in(self.tables["codebase"], language))
+            for language in languages
+        }
