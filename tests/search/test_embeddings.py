@@ -200,7 +200,7 @@ def test_the_file_of_embeddings_does_not_grow(tree, stub):
     assert len(files) == 1
     assert files[0].stat().st_size <= 1.1 * index.statistics()["pieces"] * 16 * 2 + 16 * 32
     with index.snapshot() as snapshot:  # every piece still has its own embedding
-        values = index._similarity("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
+        values = index.similarity_to("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
         live = snapshot.segments.live[snapshot.segments.owners]
     assert not np.isnan(values[live]).any()
 

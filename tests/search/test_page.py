@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import threading
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -132,12 +133,23 @@ def test_every_text_has_enough_contrast_on_every_background_it_can_have(mode):
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_the_page_in_a_browser(server):
-    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
-    address = f"{server.url}#q=parse+date&path=*.py"
-    dom = subprocess.run([*words, address], capture_output=True, text=True, check=True).stdout
+    def shown(state):
+        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
+        return subprocess.run([*words, server.url + state], capture_output=True, text=True, check=True).stdout
+
+    dom = shown("#q=parse+date&path=*.py")
     assert dom.index("src/shop/dates.py:1") < dom.index("open in the editor") and "server.go" not in dom
     assert 'href="vscode://file/' in dom and "<script>alert" not in dom
     assert '<span class="comment">Parse</span>' in dom.replace("<mark>", "").replace("</mark>", "")
+    # the second piece of a long function starts inside its docstring, where `for` is no keyword
+    lines = "".join(f"    Wanted words for line {n}.\n" for n in range(90))
+    write_tree(
+        Path(server.served.index.folder), {"long.py": f'def long():\n    """Say.\n\n{lines}    """\n    pass\n'}
+    )
+    server.served.index.update()
+    dom = shown("#q=wanted+words&path=long.py")
+    assert dom.count("<li") == 2 and '<span class="keyword">for</span>' not in dom
+    assert "results like src/shop/dates.py:1" in shown("#like=src/shop/dates.py:1")
 
 
 def test_a_port_out_of_range_is_named(tree):
