@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 from huggingface_hub.constants import HF_HOME
 from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer, normalizers
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
@@ -46,6 +47,9 @@ def train_tokenizer(
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
     # From little data, a model does not learn that `readLines`, `read_lines` and "Read lines" are the same words.
     bpe.normalizer = normalizers.Sequence([normalizers.Replace(Regex(WORD_BORDER), " "), normalizers.Lowercase()])
+    if not ends:  # a static encoder: words are the same wherever they stand, and white space says nothing
+        words = Split(Regex(r"\w+|[^\w\s]"), behavior="removed", invert=True)
+        bpe._tokenizer.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=True)])
     special = _special_tokens(profile)
     bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special, show_progress=False)
     tokenizer = bpe._tokenizer

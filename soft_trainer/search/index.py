@@ -288,7 +288,7 @@ class CodeIndex(AbstractContextManager):
         It is loaded once, and again after another process has made the embeddings with newer weights of that name.
         """
         known = self.encoders.get((name, truncate_dim, self._identity))
-        return known or self._keep(vectors.SearchEncoder(name, truncate_dim))
+        return known or self._keep(vectors.open_encoder(name, truncate_dim))
 
     def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
         """Keeps an encoder, and no other, until others than the present embeddings are there."""

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sqlite3
+import sys
 import time
 import zlib
 from functools import cached_property, partial
@@ -23,6 +24,7 @@ import numpy as np
 
 from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.errors import UserError
+from soft_trainer.search.static import StaticSearchEncoder, static_folder
 from soft_trainer.search.store import get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
 
@@ -33,6 +35,7 @@ COMMIT_SECONDS = 5.0
 SLOW_RATE = 20.0  # pieces a second, where nothing is known
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
+ROWS_AT_ONCE = 1 << 14  # converted to float32; they stay in a processor's cache
 
 
 class SearchEncoder:
@@ -82,6 +85,14 @@ class SearchEncoder:
         # Text in another language has no data flow: it is read like Python that does not parse.
         known = [language if language in LANGUAGES else "python" for language in languages]
         return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()
+
+
+def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | StaticSearchEncoder:
+    """Opens an encoder by its folder or Hub name; a static one without torch. A UserError if it cannot be loaded."""
+    folder = static_folder(name)
+    if folder is not None:
+        return StaticSearchEncoder(name, folder, truncate_dim)
+    return SearchEncoder(name, truncate_dim)
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
@@ -241,13 +252,20 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Computes the dot products float32[rows] of all rows with a query's embedding, scaled to length one.
 
     torch multiplies in float16, five times as fast as NumPy, which has no such product; of that only the order of
-    near ties suffers, so the best thousand are computed again in float32.
+    near ties suffers, so the best thousand are computed again in float32. It is used where the query's encoder has
+    loaded it.
     """
-    import torch  # loaded already: it made the query's embedding
-
     query = query / max(float(np.linalg.norm(query)), 1e-9)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        parts = [vectors[start : start + ROWS_AT_ONCE].astype(np.float32) @ query for start in _starts(len(vectors))]
+        return np.concatenate([np.zeros(0, np.float32), *parts])
     half = torch.from_numpy(vectors) @ torch.from_numpy(query).to(torch.float16)[:, None]
     scores = half[:, 0].float().numpy()
     best = np.argpartition(-scores, min(1000, len(scores) - 1))[:1000] if len(scores) else np.zeros(0, np.int64)
     scores[best] = vectors[best].astype(np.float32) @ query
     return scores
+
+
+def _starts(rows: int) -> range:
+    return range(0, rows, ROWS_AT_ONCE)

@@ -1,0 +1,130 @@
+"""Reads static encoders with NumPy and `tokenizers` alone, so that a search needs neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.files import read_json
+from soft_trainer.identity import file_fingerprint, fingerprint
+
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+CONFIG = "config.json"
+PROFILE = "soft_trainer.json"
+VECTORS = "word_embedding.weight"  # the name of the tensor
+PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
+WORD = re.compile(r"\w+|[^\w\s]")
+KEPT_WORDS = 1 << 19
+
+
+def static_folder(name: str) -> Path | None:
+    """Returns the folder of a static encoder; None for any other encoder.
+
+    Args:
+        name: a folder, or a name on the Hub whose files are in the cache.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        # A name on the Hub that is not in the cache is downloaded when it is first loaded, with torch.
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = None
+        with suppress(ValueError):
+            cached = try_to_load_from_cache(name, CONFIG)
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+    if not all((folder / file).is_file() for file in (CONFIG, WEIGHTS, TOKENIZER, PROFILE)):
+        return None
+    config = read_json(folder / CONFIG)
+    if config.get("model_type") != "xlnet" or config.get("n_layer") != 0:
+        return None
+    return folder
+
+
+class StaticSearchEncoder:
+    """A static encoder for search, whose embeddings, float32[n, d] of length one, are compared by dot product.
+
+    Args:
+        name: the folder or the name by which the index knows the encoder.
+        folder: its folder.
+        truncate_dim: keep this many dimensions of every embedding; None keeps all.
+
+    Raises:
+        UserError: a file that cannot be read, or more dimensions than the encoder has.
+    """
+
+    def __init__(self, name: str, folder: Path, truncate_dim: int | None = None):
+        from safetensors import SafetensorError, safe_open
+        from tokenizers import Tokenizer
+
+        self.name = name
+        self.truncate_dim = truncate_dim
+        self._profile = read_json(folder / PROFILE)
+        files = [file_fingerprint(folder / file) for file in (WEIGHTS, TOKENIZER)]
+        self.identity = fingerprint("static", files, json.dumps(self._profile, sort_keys=True))
+        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        try:
+            with safe_open(folder / WEIGHTS, framework="numpy") as file:
+                self._vectors = file.get_tensor(VECTORS)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
+        self._ids: dict[str, list[int]] = {}  # of words
+        self._splits_words = self._splits()
+        dimensions = self._vectors.shape[1]
+        if truncate_dim is not None and not 1 <= truncate_dim <= dimensions:
+            raise UserError(f"truncate_dim={truncate_dim}: must be a whole number from 1 to {dimensions}")
+
+    def queries(self, texts: list[str]) -> np.ndarray:
+        """Embeds queries."""
+        return self._embed(texts, "query")
+
+    def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
+        """Embeds pieces, whatever their language."""
+        return self._embed(texts, "code")
+
+    def _embed(self, texts: list[str], side: str) -> np.ndarray:
+        length = self._profile[f"{side}_length"]
+        prefix = self._profile[f"{side}_prefix"]
+        embeddings = np.zeros((len(texts), self._vectors.shape[1]), dtype=np.float32)
+        for row, ids in enumerate(self._tokenized([prefix + text for text in texts])):
+            if ids:
+                # The length of the sum does not matter, so it need not be divided by the number of tokens.
+                embeddings[row] = self._vectors[ids[:length]].sum(0)
+        embeddings = embeddings[:, : self.truncate_dim]
+        norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+        return embeddings / np.maximum(norms, 1e-12)
+
+    def _tokenized(self, texts: list[str]) -> list[list[int]]:
+        """Returns the token ids of texts. Each word is tokenised once, which takes a third of the time."""
+        if not self._splits_words:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        words = [WORD.findall(text) for text in texts]
+        if len(self._ids) > KEPT_WORDS:
+            self._ids.clear()
+        self._add(sorted(set(chain.from_iterable(words)) - self._ids.keys()))
+        return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
+
+    def _add(self, words: list[str]) -> None:
+        """Tokenises words as one text: a call for each would take five times as long."""
+        encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
+        ends = np.cumsum([len(word) + 1 for word in words])
+        places = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
+        for word in words:
+            self._ids[word] = []
+        for place, token in zip(places.tolist(), encoding.ids, strict=True):
+            self._ids[words[place]].append(token)
+
+    def _splits(self) -> bool:
+        """Returns True if the ids of a text are those of its words, one after the other."""
+        words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
+        return self._tokenizer.encode(PROBE, add_special_tokens=False).ids == list(chain.from_iterable(words))
