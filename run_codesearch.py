@@ -124,7 +124,7 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
     return SoftInfoNCETrainer(
         model=build_model(model_args, profile, tokenizer),
         args=args,
-        train_dataset=data.tables.get("train") if args.do_train else None,
+        train_dataset=data.splits.get("train") if args.do_train else None,
         eval_dataset=data.evaluated("valid", data_args.languages),
         processing_class=tokenizer,
         encoder=profile,

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator
 from soft_trainer.terminal import print_on_main
 
 
@@ -21,7 +23,7 @@ class EstimatorCallback(TrainerCallback):
     later, in any event of a callback. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
 
     Args:
-        estimator: an object with `fit(dataset)` and `similarity(query_rows, code_rows)`.
+        estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
 
     Attributes:
         histogram: the distribution of the negatives' weights in the last logged step, `edges` and `counts` (one
@@ -35,12 +37,21 @@ class EstimatorCallback(TrainerCallback):
         self.histogram: dict[str, list] | None = None
         self._last: dict | None = None
 
-    def fit(self, rows) -> None:
-        """Fits the estimator on `rows`. A row's number is its position."""
+    def fit(self, split: Split) -> None:
+        """Fits the estimator on the training split."""
         start = time.perf_counter()
-        self.estimator.fit(rows)
         name = type(self.estimator).__name__
-        print_on_main(f"{name} fitted on {len(rows):,} rows in {time.perf_counter() - start:.1f} s")
+        try:
+            self.estimator.fit(split)
+        except (TypeError, AttributeError, KeyError) as error:
+            if isinstance(self.estimator, Estimator) or not _is_one_to_one(split):
+                raise
+            print_on_main(
+                f"warning: {name}.fit does not take a Split ({error}) and gets rows of pairs; the next version passes "
+                "a Split, whose queries and corpus are data sets"
+            )
+            self.estimator.fit(split.pair_rows())
+        print_on_main(f"{name} fitted on {len(split.queries):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
         """Keeps the weights and scores of a step, Tensor[B, N], for the log, without a device synchronisation."""
@@ -107,3 +118,9 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     if len(chosen) > 1:
         raise UserError("callbacks: one EstimatorCallback is expected")
     return chosen[0] if chosen else None
+
+
+def _is_one_to_one(split: Split) -> bool:
+    """Returns True if query, code and pair have the same number."""
+    pairs = split.judgments.pairs()
+    return np.array_equal(pairs[:, 0], pairs[:, 1]) and np.array_equal(pairs[:, 0], np.arange(len(split.corpus)))

@@ -23,12 +23,13 @@ from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.data.batches import Batch, TrainBatches, text_ids_of
+from soft_trainer.data.batches import Batch, TrainBatches, right_answers
 from soft_trainer.data.codesearchnet import target_rows
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.data.judgments import Judgments, Split
-from soft_trainer.data.sources import as_row_sets, as_rows
+from soft_trainer.data.negatives import OwnNegatives
+from soft_trainer.data.sources import as_row_sets, as_rows, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
@@ -60,7 +61,7 @@ from soft_trainer.terminal import print_on_main
 from soft_trainer.training import checkpoints, preflight
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.hard_batches import PreparedRows, prepare_rows
+from soft_trainer.training.hard_batches import similar_codes, similar_pairs
 from soft_trainer.training.merging import merge, weights_to_merge
 from soft_trainer.training.messages import banner, use_lines, warnings_of
 from soft_trainer.training.summary import describe
@@ -77,7 +78,8 @@ class SoftInfoNCETrainer(Trainer):
             adapter (`model.add_adapter`); a `PeftModel` gives the encoder inside.
         args: `SoftInfoNCETrainingArguments`, with the command line's default estimator where none is given, or plain
             `transformers.TrainingArguments`, which mean Soft-InfoNCE with an estimator and InfoNCE without.
-        train_dataset: rows in CodeSearchNet's columns, a `Dataset` or a list of dicts. A row's number is its position.
+        train_dataset: pairs of a query and a code in CodeSearchNet's columns, a `Dataset` or a list of dicts; or a
+            `Split` of queries, corpus and judgments. The attribute `train_dataset` holds its pairs, `train_split` it.
         eval_dataset: rows with `url` and a query, or a dict of them.
         codebase: the corpus that queries are ranked against, rows with `url` and a code, or a dict with the keys of
             `eval_dataset`.
@@ -100,7 +102,7 @@ class SoftInfoNCETrainer(Trainer):
         self,
         model=None,
         args: TrainingArguments | None = None,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset | Split | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         codebase: Dataset | dict[str, Dataset] | None = None,
         processing_class=None,
@@ -117,23 +119,25 @@ class SoftInfoNCETrainer(Trainer):
         trains = train_dataset is not None
         callbacks = with_estimators(callbacks, trains and functools.partial(default_estimator, args, encoder, model))
         callback = find_estimator_callback(callbacks)
+        split = as_split(train_dataset, "train_dataset")
         resolve(args, None if callback is None else callback.estimator)  # refuses before anything is set up
         super().__init__(
             model,
             args,
             data_collator=data_collator or PairCollator(processing_class.pad_token_id),
-            train_dataset=as_rows(train_dataset, "train_dataset"),
+            train_dataset=None if split is None else split.pair_rows(),
             eval_dataset=as_row_sets(eval_dataset, "eval_dataset"),
             processing_class=processing_class,
             callbacks=callbacks,
             **kwargs,
         )
+        self.train_split = split
         self.codebase = as_row_sets(codebase, "codebase")
         self.estimator_callback = callback
         self.encoder = encoder
         prepare_tokenizer(processing_class, self.encoder)
         self._own_collator = data_collator is None
-        self._prepared: PreparedRows | None = None
+        self._is_prepared = False
         self._duplicates_masked = 0
         self._guard = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
@@ -199,31 +203,52 @@ class SoftInfoNCETrainer(Trainer):
     def get_train_dataloader(self) -> EpochDataLoader:
         """Returns global batches of rows; each process's workers collate its share."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
-        rows = self.train_dataset
         batches = self._train_batches()
         strategy = self.args.train_sampling_strategy
-        ids = (batches.text_ids or text_ids_of(rows, self.encoder)) if strategy == "no_duplicates" else {}
+        text_ids = ()
+        if strategy == "no_duplicates":
+            queries, codes = batches.pairs.T
+            text_ids = (self._answers.query_texts[queries], self._answers.code_texts[codes])
         sampler = GlobalBatchSampler(
-            len(rows),
+            len(batches),
             self.plan.batch_size * self.plan.processes,
             strategy,
             data_seed(self.args),
             self.args.dataloader_drop_last,
-            text_ids=[side[: len(rows)] for side in ids.values()],  # without the code-only rows, which follow
+            text_ids=text_ids,
             lengths=batches.lengths() if strategy == "group_by_length" else None,
-            languages=languages_of(rows) if strategy == "one_language" else (),
-            similar=self._prepared.similar,
+            languages=languages_of(self.train_dataset) if strategy == "one_language" else (),
+            similar=self._similar,
         )
         return EpochDataLoader.for_training(batches, sampler, self.args)
 
-    def prepare_rows(self) -> PreparedRows:
-        """Fits the estimator, before a checkpoint is loaded, reads or mines own negatives, and finds neighbours."""
-        self._prepared = prepare_rows(self)
-        return self._prepared
+    def prepare_rows(self) -> None:
+        """Fits the estimator, before a checkpoint is loaded, and finds negatives and similar pairs."""
+        split = self.train_split
+        options = self.plan.options
+        number = options.negatives_per_query
+        strategy = self.plan.train_sampling_strategy
+        if self.estimator is not None:
+            self.estimator_callback.fit(split)
+        if options.duplicates != "ignore" or number or strategy == "no_duplicates":
+            self._answers = right_answers(split, self.encoder)
+        self._own_negatives = None
+        if number:
+            candidates = split.judgments.wrong
+            if candidates is None:
+                candidates = similar_codes(self.estimator, split, self._answers, number, options.negative_ratio)
+            self._own_negatives = OwnNegatives(candidates, number, data_seed(self.args))
+            print_on_main(str(self._own_negatives))
+        self._similar = None
+        if strategy == "similar":
+            self._similar = similar_pairs(self.estimator, split, options.group_size, options.neighbours)
+        self._is_prepared = True
 
     def _train_batches(self) -> TrainBatches:
         """Returns the training rows as token ids, with all that the workers compute."""
-        prepared = self._prepared or self.prepare_rows()
+        if not self._is_prepared:
+            self.prepare_rows()
+        split = self.train_split
         plan = self.plan
         rank, world_size = distributed.rank_and_world_size()
         if self._own_collator:
@@ -236,13 +261,14 @@ class SoftInfoNCETrainer(Trainer):
             )
         precompute = plan.loss.needs_similarity and getattr(self.estimator, "in_workers", False)
         return TrainBatches(
-            {side: self._tokens(prepared.rows, side) for side in SIDES},
+            {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
+            split.judgments.pairs(),
             self.data_collator,
             weigh=self.weigher if precompute else None,
-            text_ids=prepared.text_ids,
+            answers=None if plan.options.duplicates == "ignore" else self._answers,
             duplicates=plan.options.duplicates,
             gather=plan.gathers,
-            own_negatives=prepared.own_negatives,
+            own_negatives=self._own_negatives,
             rank=rank,
             world_size=world_size,
         )
@@ -281,7 +307,7 @@ class SoftInfoNCETrainer(Trainer):
         if batch.loss_inputs is not None:
             inputs = {name: tensor[block] for name, tensor in batch.loss_inputs.items()}
         elif loss_of.needs_similarity:
-            inputs = self.weigher(batch.rows[block], batch.code_rows, positives, negatives)
+            inputs = self.weigher(batch.query_rows[block], batch.code_rows, positives, negatives)
         else:
             inputs = {}
         if "weights" in inputs and block.start == 0:

@@ -6,18 +6,15 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import datasets
 import numpy as np
-import pandas as pd
-import scipy.sparse
 import torch
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from soft_trainer import distributed
 from soft_trainer.data.collator import PairCollator, Side
-from soft_trainer.data.negatives import Negatives, draw, own_columns
+from soft_trainer.data.judgments import RightAnswers, Split
+from soft_trainer.data.negatives import OwnNegatives
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -32,8 +29,9 @@ class Batch:
 
     Args:
         query, code: the model inputs of this process's queries and codes.
-        rows: int64[B], the training row of each query. A NumPy array, so that it stays on the host.
-        code_rows: int64[N], the training row of each column of the scores.
+        rows: int64[B], the training pair of each query. NumPy arrays stay on the host.
+        query_rows: int64[B], the row of each query among the queries.
+        code_rows: int64[N], the row of each column of the scores in the corpus.
         positives: LongTensor[B], the column of each query's own code.
         sizes: the number of queries of each process.
         code_sizes: the number of codes of each process; more than its queries if they have extra negatives.
@@ -46,6 +44,7 @@ class Batch:
     query: Side
     code: Side
     rows: np.ndarray
+    query_rows: np.ndarray
     code_rows: np.ndarray
     positives: Tensor
     sizes: tuple[int, ...]
@@ -89,48 +88,30 @@ class Batch:
         return total
 
 
-@dataclass(frozen=True)
-class OwnNegatives:
-    """Extra negatives of each row, redrawn every epoch.
-
-    Args:
-        negatives: the candidates of every row.
-        number: how many are drawn for a row.
-        seed: determines the draws, together with epoch and row number.
-    """
-
-    negatives: Negatives
-    number: int
-    seed: int
-
-    def columns(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the extra codes for these rows, int64[E], and which row uses which, bool[B, E]."""
-        return own_columns(rows, *draw(self.negatives, self.number, rows, self.seed, epoch))
-
-
 class TrainBatches(Dataset):
-    """Turns the rows of a global batch into this process's `Batch`.
+    """Turns the training pairs of a global batch into this process's `Batch`.
 
     It is sent to the data workers, so it holds only what can be pickled, and takes the process's number up front.
 
     Args:
-        tokens: the token ids of "query" and of "code", by training row; code-only rows follow the training rows.
+        tokens: the token ids of "query", by row of the queries, and of "code", by row of the corpus.
+        pairs: int64[P, 2], the query and the code of each training pair.
         collator: features -> `{"query": ..., "code": ...}`.
-        weigh: (query rows, code rows, positives, negatives) -> `Batch.loss_inputs`, when workers compute them.
-        text_ids: for "query" and "code" a number for every row's text, equal for equal texts, if duplicates matter.
-        duplicates: "mask" drops a negative with the query's or the code's text, "positives" makes it another right
-            answer.
+        weigh: (queries, codes, positives, negatives) -> `Batch.loss_inputs`, when workers compute them.
+        answers: looks up the right answers. None: only its own code is right for a query.
+        duplicates: "mask" drops further right answers, "positives" keeps them as right answers.
         gather: True if the codes of every process are negatives, False if only this process's are.
-        own_negatives: extra negatives of each row.
+        own_negatives: further negatives of each query.
         rank, world_size: this process's number and the number of processes.
     """
 
     def __init__(
         self,
         tokens: Mapping[str, TokenColumn],
+        pairs: np.ndarray,
         collator: Callable,
         weigh: Weigh | None = None,
-        text_ids: Mapping[str, np.ndarray] | None = None,
+        answers: RightAnswers | None = None,
         duplicates: str = "mask",
         gather: bool = True,
         own_negatives: OwnNegatives | None = None,
@@ -138,9 +119,10 @@ class TrainBatches(Dataset):
         world_size: int = 1,
     ):
         self.tokens = tokens
+        self.pairs = pairs
         self.collator = collator
         self.weigh = weigh
-        self.text_ids = text_ids
+        self.answers = answers
         self.duplicates = duplicates
         self.gather = gather
         self.own_negatives = own_negatives
@@ -148,77 +130,102 @@ class TrainBatches(Dataset):
         self.world_size = world_size
 
     def __len__(self) -> int:
-        return len(self.tokens["query"])
+        return len(self.pairs)
 
     def __getitem__(self, row: int) -> dict:
-        return {"row": row} | {f"{side}_ids": self.tokens[side][row] for side in SIDES}
+        query, code = self.pairs[row]
+        return {"row": row, "query_ids": self.tokens["query"][query], "code_ids": self.tokens["code"][code]}
 
     def lengths(self) -> np.ndarray:
-        """Returns the number of tokens of every row, both sides together, int64[rows]."""
-        return sum(self.tokens[side].lengths.astype(np.int64) for side in SIDES)
+        """Returns the number of tokens of every pair, both sides together, int64[P]."""
+        queries, codes = self.pairs.T
+        return self.tokens["query"].lengths.astype(np.int64)[queries] + self.tokens["code"].lengths[codes]
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
-        """Returns this process's share of the global batch with these rows (of an epoch: `GlobalRows`)."""
+        """Returns this process's share of the global batch with these pairs (of an epoch: `GlobalRows`)."""
         epoch = getattr(global_rows, "epoch", 0)
-        global_rows = np.asarray(global_rows)
-        shards = [distributed.shard(len(global_rows), rank, self.world_size) for rank in range(self.world_size)]
-        rows_of = [global_rows[shard] for shard in shards]
-        rows = rows_of[self.rank]
-        codes_of, meets = self._codes(rows_of, epoch)
-        code_rows = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
+        rows_of = self._shares(np.asarray(global_rows))
+        queries_of = [self.pairs[rows, 0] for rows in rows_of]
+        own_codes_of = [self.pairs[rows, 1] for rows in rows_of]
+        codes_of, meets = self._with_own_negatives(queries_of, own_codes_of, epoch)
+        queries = queries_of[self.rank]
+        codes = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
         start = sum(map(len, codes_of[: self.rank])) if self.gather else 0
-        positives = torch.arange(start, start + len(rows))
-        ids = self.text_ids
-        same = None if ids is None else same_texts(ids, rows, code_rows, positives, meets)
-        negatives = meets if same is None else (~same if meets is None else meets & ~same)
+        positives = torch.arange(start, start + len(queries))
+        further = self._further_answers(queries, codes, positives, meets)
+        negatives = meets
+        if further is not None:
+            negatives = ~further if meets is None else meets & ~further
+        loss_inputs = None
+        if self.weigh is not None and len(queries):
+            loss_inputs = self.weigh(queries, codes, positives, negatives)
         return Batch(
-            **self._sides(rows_of, codes_of),
-            rows=rows,
-            code_rows=code_rows,
+            **self._sides(rows_of, queries_of, codes_of),
+            rows=rows_of[self.rank],
+            query_rows=queries,
+            code_rows=codes,
             positives=positives,
-            sizes=tuple(map(len, rows_of)),
+            sizes=tuple(map(len, queries_of)),
             code_sizes=tuple(map(len, codes_of)),
             negatives=negatives,
-            also=same if same is not None and self.duplicates == "positives" else None,
-            duplicates=0 if same is None else int(same.sum()),
-            loss_inputs=self.weigh(rows, code_rows, positives, negatives) if self.weigh and len(rows) else None,
+            also=further if self.duplicates == "positives" else None,
+            duplicates=0 if further is None else int(further.sum()),
+            loss_inputs=loss_inputs,
         )
 
-    def _codes(self, rows_of: Sequence[np.ndarray], epoch: int) -> tuple[list[np.ndarray], Tensor | None]:
-        """Returns the codes that each process encodes, and which query sees which, BoolTensor[B, N]; None if all."""
+    def _shares(self, values: np.ndarray) -> list[np.ndarray]:
+        """Returns the part of each process."""
+        return [values[distributed.shard(len(values), rank, self.world_size)] for rank in range(self.world_size)]
+
+    def _further_answers(
+        self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, meets: Tensor | None
+    ) -> Tensor | None:
+        """Finds the right answers among the columns besides each query's own, BoolTensor[B, N]; None without any."""
+        if self.answers is None:
+            return None
+        further = self.answers.among(queries, codes).scatter(1, positives.unsqueeze(1), False)
+        if meets is not None:
+            further &= meets
+        return further if bool(further.any()) else None
+
+    def _with_own_negatives(
+        self, queries_of: list[np.ndarray], codes_of: list[np.ndarray], epoch: int
+    ) -> tuple[list[np.ndarray], Tensor | None]:
+        """Returns the codes that each process encodes, and which query meets which, BoolTensor[B, N]; None if all."""
         if self.own_negatives is None:
-            return list(rows_of), None
+            return codes_of, None
         if self.gather:
             # Drawn for the global batch, as one process would draw them, and then divided.
-            codes, meets = self.own_negatives.columns(np.concatenate(rows_of), epoch)
-            shards = [distributed.shard(len(codes), rank, self.world_size) for rank in range(self.world_size)]
-            added = [codes[shard] for shard in shards]
-            meets = meets[distributed.shard(len(meets), self.rank, self.world_size)]
-            columns = list(zip(rows_of, (meets[:, shard] for shard in shards), strict=True))
+            added, drawn_for = self.own_negatives.columns(np.concatenate(queries_of), np.concatenate(codes_of), epoch)
+            added_of = self._shares(added)
+            own_of = np.split(self._shares(drawn_for)[self.rank], np.cumsum([len(part) for part in added_of])[:-1], 1)
+            met_of = zip(codes_of, own_of, strict=True)
         else:
-            # Includes other processes' draws, because the number of their forward passes depends on them.
-            added, masks = zip(*(self.own_negatives.columns(rows, epoch) for rows in rows_of), strict=True)
-            columns = [(rows_of[self.rank], masks[self.rank])]
-        parts = []
-        for rows, own in columns:
-            parts += [np.ones((len(own), len(rows)), dtype=bool), own]
-        codes_of = [np.concatenate(both) for both in zip(rows_of, added, strict=True)]
-        return codes_of, torch.from_numpy(np.concatenate(parts, 1))
+            # Other processes' draws count too: they decide the number of forward passes.
+            drawn = [self.own_negatives.columns(*each, epoch) for each in zip(queries_of, codes_of, strict=True)]
+            added_of = [added for added, _ in drawn]
+            met_of = [(codes_of[self.rank], drawn[self.rank][1])]
+        columns = []
+        for codes, own in met_of:
+            columns += [np.ones((len(own), len(codes)), dtype=bool), own]
+        encoded = [np.concatenate(both) for both in zip(codes_of, added_of, strict=True)]
+        return encoded, torch.from_numpy(np.concatenate(columns, axis=1))
 
-    def _sides(self, rows_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]) -> dict[str, Side]:
+    def _sides(
+        self, rows_of: Sequence[np.ndarray], queries_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]
+    ) -> dict[str, Side]:
         """Collates the model inputs of both sides, in the same number of chunks on every process."""
         # A process without rows encodes a row of another process and uses none of its embeddings.
-        spare = rows_of[0][:1]
         sides = {}
         if not isinstance(self.collator, PairCollator):
-            rows = rows_of[self.rank] if len(rows_of[self.rank]) else spare
+            rows = rows_of[self.rank] if len(rows_of[self.rank]) else rows_of[0][:1]
             features = self.collator([self[int(row)] for row in rows])
-        for side, parts in (("query", rows_of), ("code", codes_of)):
+        for side, parts in (("query", queries_of), ("code", codes_of)):
             tokens = self.tokens[side]
             own = parts[self.rank]
             if isinstance(self.collator, PairCollator):
                 passes = max(self.collator.count_chunks(tokens.lengths[part]) for part in parts)
-                ids = [tokens[int(row)] for row in (own if len(own) else spare)]
+                ids = [tokens[int(row)] for row in (own if len(own) else parts[0][:1])]
                 sides[side] = self.collator.side(ids, passes, side)
             else:
                 sides[side] = Side.of(features[side])
@@ -227,41 +234,8 @@ class TrainBatches(Dataset):
         return sides
 
 
-def same_texts(
-    text_ids: Mapping[str, np.ndarray],
-    rows: np.ndarray,
-    code_rows: np.ndarray,
-    positives: Tensor,
-    meets: Tensor | None = None,
-) -> Tensor | None:
-    """Finds other columns that have the query's or the code's text, BoolTensor[B, N]; None if there are none.
-
-    Args:
-        text_ids: for "query" and "code" a number for every row's text, equal for equal texts.
-        rows, code_rows: the rows of queries and columns, int64[B] and int64[N].
-        positives: LongTensor[B], column of each query's own code.
-        meets: BoolTensor[B, N], the columns to look at. None: all of them.
-    """
-    same = np.zeros((len(rows), len(code_rows)), dtype=bool)
-    for ids in text_ids.values():
-        same |= ids[rows][:, None] == ids[code_rows][None, :]
-    same = torch.from_numpy(same).scatter_(1, positives.unsqueeze(1), False)
-    same = same if meets is None else same & meets
-    return same if bool(same.any()) else None
-
-
-def text_ids_of(rows: datasets.Dataset, profile: EncoderProfile) -> dict[str, np.ndarray]:
-    """Returns the `text_ids` of every row, by side. Codes with one url, versions of a function, are equal."""
-    ids = {side: text_ids(side_texts(rows, side, profile)) for side in SIDES}
-    if "url" not in rows.column_names:
-        return ids
-    urls = [url or f"\0{row}" for row, url in enumerate(rows["url"][:])]
-    texts, numbers = pd.factorize(ids["code"])
-    functions, names = pd.factorize(np.array(urls, dtype=object))
-    if len(names) < len(rows):
-        # Codes that are linked by equal texts or urls get the smallest of their numbers.
-        size = len(numbers) + len(names)
-        links = scipy.sparse.coo_array((np.ones(len(rows), bool), (texts, len(numbers) + functions)), (size, size))
-        groups = connected_components(links, directed=False)[1][texts]
-        ids["code"] = pd.Series(ids["code"]).groupby(groups).transform("min").to_numpy()
-    return ids
+def right_answers(split: Split, profile: EncoderProfile) -> RightAnswers:
+    """Returns the look-up of right answers for the training pairs, by the texts that the encoder reads."""
+    queries = text_ids(side_texts(split.queries, "query", profile))
+    codes = text_ids(side_texts(split.corpus, "code", profile))
+    return RightAnswers(split.judgments.right, queries, codes)

@@ -10,44 +10,47 @@ UNUSED = 32  # random numbers a group that are drawn and not used, so that a see
 
 
 def similar_batches(
+    pairs: np.ndarray,
     neighbours: np.ndarray,
     batch_size: int,
     generator: np.random.Generator,
     group_size: int = 8,
     drop_last: bool = True,
 ) -> list[list[int]]:
-    """Makes one epoch's batches: every row once, near neighbours together, determined by the generator's state.
+    """Makes one epoch's batches: every pair once, near neighbours together, determined by the generator's state.
 
-    Rows are visited in random order; each row that is still free forms a group with its nearest free neighbours, then
-    with theirs. Full groups are dealt out evenly. The rows of incomplete groups go to batches with one of their
-    neighbours, if there is room, and to any batch with room otherwise.
+    Pairs are visited in random order; each pair that is still free forms a group with the codes nearest to its query,
+    then with those nearest to theirs. A code stands for its first free pair. Full groups are dealt out evenly. The
+    pairs of incomplete groups go to a batch with a neighbouring code, if there is room, and to any other otherwise.
 
     Args:
-        neighbours: int64[n, k], the rows nearest to each row, nearest first, -1 where there are fewer.
-        batch_size: rows of a batch.
-        group_size: rows of a group.
-        drop_last: leave out random rows so that all batches are full; otherwise the last batch is short.
+        pairs: int64[P, 2], the query and the code of each training pair.
+        neighbours: int64[Q, k], the codes nearest to each query, nearest first, -1 where there are fewer.
+        batch_size: pairs of a batch.
+        group_size: pairs of a group.
+        drop_last: leave out random pairs so that all batches are full; otherwise the last batch is short.
 
     Returns:
-        Batches of row numbers; the rows of a group are adjacent.
+        Batches of pair numbers; the pairs of a group are adjacent.
     """
-    rows = len(neighbours)
+    rows = len(pairs)
     size = min(group_size, batch_size)
     order = generator.permutation(rows)
     if drop_last:
         order = order[: rows - rows % batch_size]
     room = np.diff(np.r_[np.arange(0, len(order), batch_size), len(order)])
     generator.permutation(len(room))  # see UNUSED
-    full, rest = _groups(order, size, neighbours)
+    codes = 1 + int(max(pairs[:, 1].max(initial=-1), neighbours.max(initial=-1)))
+    full, rest = _groups(order, size, _FreePairs(pairs, codes, order), neighbours)
     slots = _slots(room, size, generator)
     for start in range(min(len(full), len(slots))):
         generator.integers(start, len(slots), UNUSED)
-    batches = _Batches(room, rows)
+    batches = _Batches(room, pairs, codes)
     for group, batch in zip(full, slots, strict=False):
         for row in group:
             batches.put(row, batch)
     rest += [row for group in full[len(slots) :] for row in group]
-    late = [row for row in rest if not batches.put_near(row, neighbours[row])]
+    late = [row for row in rest if not batches.put_near(row, neighbours[pairs[row, 0]])]
     places = generator.permutation(np.repeat(np.arange(len(room)), batches.room))
     for row, batch in zip(late, places[::-1].tolist(), strict=False):
         batches.put(row, batch)
@@ -57,40 +60,76 @@ def similar_batches(
 class _Batches:
     """The batches of an epoch, as they are being filled."""
 
-    def __init__(self, room: np.ndarray, rows: int):
+    def __init__(self, room: np.ndarray, pairs: np.ndarray, codes: int):
         self.room = room.copy()  # places left in each batch
         self.rows: list[list[int]] = [[] for _ in room]
-        self.batch_of = np.full(rows + 1, -1)  # the last entry stands for the neighbour -1
+        self.codes = pairs[:, 1]
+        self.batch_of_code = np.full(codes + 1, -1)  # the last entry stands for the neighbour -1
 
     def put(self, row: int, batch: int) -> None:
-        """Puts a row into a batch."""
+        """Puts a pair into a batch."""
         self.rows[batch].append(row)
-        self.batch_of[row] = batch
+        self.batch_of_code[self.codes[row]] = batch
         self.room[batch] -= 1
 
     def put_near(self, row: int, near: np.ndarray) -> bool:
-        """Puts a row into the batch of its nearest neighbour whose batch has room; returns False if none has."""
-        batches = self.batch_of[near]
+        """Puts a pair into the batch of the nearest code whose batch has room; returns False if none has."""
+        batches = self.batch_of_code[near]
         batches = batches[(batches >= 0) & (self.room[batches] > 0)]
         if len(batches):
             self.put(row, int(batches[0]))
         return len(batches) > 0
 
 
-def _groups(order: np.ndarray, size: int, neighbours: np.ndarray) -> tuple[list[list[int]], list[int]]:
-    """Forms groups of near rows among those of `order`; returns full groups, and the rows of smaller ones."""
-    free = np.zeros(len(neighbours) + 1, dtype=bool)  # the last entry stands for the neighbour -1
-    free[order] = True
+class _FreePairs:
+    """The pairs that are in no group yet, and the first of each code."""
+
+    def __init__(self, pairs: np.ndarray, codes: int, order: np.ndarray):
+        self.pairs = pairs
+        self.free = np.zeros(len(pairs), dtype=bool)
+        self.free[order] = True
+        # The pairs of a code follow one another, in their own order.
+        self.by_code = np.argsort(pairs[:, 1], kind="stable")
+        self.place = np.empty(len(pairs), dtype=np.int64)
+        self.place[self.by_code] = np.arange(len(pairs))
+        self.first = np.full(codes + 1, -1)  # of each code; the last stands for the neighbour -1
+        kept = self.by_code[self.free[self.by_code]][::-1]
+        self.first[pairs[kept, 1]] = kept
+
+    def take(self, row: int) -> None:
+        """Takes a pair; the next free one of its code becomes the first."""
+        self.free[row] = False
+        code = self.pairs[row, 1]
+        if self.first[code] != row:
+            return
+        self.first[code] = -1
+        for following in self.by_code[self.place[row] + 1 :]:
+            if self.pairs[following, 1] != code:
+                return
+            if self.free[following]:
+                self.first[code] = following
+                return
+
+    def near(self, codes: np.ndarray) -> list[int]:
+        """Returns the first free pair of each of these codes that has one."""
+        rows = self.first[codes]
+        return rows[rows >= 0].tolist()
+
+
+def _groups(
+    order: np.ndarray, size: int, left: _FreePairs, neighbours: np.ndarray
+) -> tuple[list[list[int]], list[int]]:
+    """Forms groups of near pairs; returns full groups, and the pairs of smaller ones."""
     full = []
     rest = []
     for seed in order.tolist():
-        if not free[seed]:
+        if not left.free[seed]:
             continue
         group: list[int] = []
-        for row in _candidates(seed, group, free, neighbours):
-            if free[row]:  # a list of neighbours may contain a row twice
+        for row in _candidates(seed, group, left, neighbours):
+            if left.free[row]:  # a list of neighbours may contain a code twice
                 group.append(row)
-                free[row] = False
+                left.take(row)
             if len(group) == size:
                 break
         if len(group) == size:
@@ -100,12 +139,11 @@ def _groups(order: np.ndarray, size: int, neighbours: np.ndarray) -> tuple[list[
     return full, rest
 
 
-def _candidates(seed: int, group: list[int], free: np.ndarray, neighbours: np.ndarray) -> Iterator[int]:
-    """Yields the seed, then the free neighbours of each member of the growing group."""
+def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.ndarray) -> Iterator[int]:
+    """Yields the seed, then the free pairs near each member of the growing group."""
     yield seed
     for member in group:
-        near = neighbours[member]
-        yield from near[free[near]].tolist()
+        yield from left.near(neighbours[left.pairs[member, 0]])
 
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:

@@ -6,8 +6,10 @@ against the rows of the corpus as they were given.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.errors import UserError
+from soft_trainer.identity import fingerprint, rows_fingerprint
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
 CODE_COLUMNS = ("original_string", "code", "code_tokens")
@@ -53,6 +56,13 @@ class Judgments:
         pairs = self.pairs()
         first = np.full(self.right.shape[1], -1, dtype=np.int64)
         first[pairs[::-1, 1]] = pairs[::-1, 0]  # of several, the last assignment stays
+        return first
+
+    def first_codes(self) -> np.ndarray:
+        """Returns the code of each query's first pair, int64[Q]; -1 for a query without one."""
+        pairs = self.pairs()
+        first = np.full(self.right.shape[0], -1, dtype=np.int64)
+        first[pairs[::-1, 0]] = pairs[::-1, 1]
         return first
 
 
@@ -121,13 +131,18 @@ class Split:
             wrong = _matrix(pairs[~answers], unknown, shape)
         return cls(flat(queries), flat(corpus), Judgments(right, wrong, pairs[answers], gain))
 
+    def fingerprint(self) -> str:
+        """Returns a hash of the rows of both sides and the judgments."""
+        judged = [self.judgments.right, self.judgments.wrong, self.judgments.pairs()]
+        return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
+
     def pair_rows(self) -> Dataset:
         """Returns the training pairs as rows that hold a query and a code each."""
         pairs = self.judgments.pairs()
-        queries = self.queries.select(pairs[:, 0])
-        both = [name for name in self.corpus.column_names if name in queries.column_names]
-        codes = self.corpus.remove_columns(both).select(pairs[:, 1])
-        return concatenate_datasets([queries.flatten_indices(), codes.flatten_indices()], axis=1)
+        both = [name for name in self.corpus.column_names if name in self.queries.column_names]
+        queries = flat(self.queries.select(pairs[:, 0]))
+        codes = flat(self.corpus.remove_columns(both).select(pairs[:, 1]))
+        return concatenate_datasets([queries, codes], axis=1)
 
 
 class RightAnswers:
@@ -148,6 +163,38 @@ class RightAnswers:
         pairs = np.stack([self.query_texts[queries], self.code_texts[codes]], axis=1)
         answers = np.ones(len(pairs), dtype=np.float32)
         self.of_texts = _matrix(pairs, answers, (len(known_queries), len(known_codes)))
+
+    @property
+    def key(self) -> list:
+        """The values that the answers are made of."""
+        return [self.of_texts, self.query_texts, self.code_texts]
+
+    def restricted(self, codes: np.ndarray) -> RightAnswers:
+        """Returns the answers among some of the codes, which are numbered anew in the given order."""
+        part = copy.copy(self)
+        part.code_texts = self.code_texts[codes]
+        vars(part).pop("_codes_of_text", None)
+        return part
+
+    def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Returns True where a code answers the query of its row, bool[B, K] for int64[B] and int64[B, K]."""
+        texts = np.repeat(self.query_texts[queries], codes.shape[1])
+        found = self.of_texts[texts, self.code_texts[codes.ravel()]]
+        return np.asarray(found).reshape(codes.shape) > 0
+
+    def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all right answers of B queries: their places in `queries`, and the codes, int64[pairs] each."""
+        order, starts = self._codes_of_text
+        found = self.of_texts[self.query_texts[queries]].tocoo()
+        counts = starts[found.col + 1] - starts[found.col]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(found.row, counts), order[np.repeat(starts[found.col], counts) + within]
+
+    @cached_property
+    def _codes_of_text(self) -> tuple[np.ndarray, np.ndarray]:
+        """The codes sorted by text, and where those of each text start."""
+        counts = np.bincount(self.code_texts, minlength=self.of_texts.shape[1])
+        return np.argsort(self.code_texts, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
         """Returns which of N codes answer which of B queries, BoolTensor[B, N]."""

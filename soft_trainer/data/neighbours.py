@@ -1,4 +1,4 @@
-"""Finds the codes most similar to the query of each training row: exactly, or through an index if there are many.
+"""Finds the codes most similar to each query: exactly, or through an index if there are many.
 
 Memory is linear in the rows, and the same input gives the same neighbours.
 """
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
+from soft_trainer.data.judgments import RightAnswers
 from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main
@@ -33,7 +34,7 @@ SAMPLE = 512
 SAMPLE_K = 10
 RECALL = 0.95  # share of the sample's neighbours that must be found
 FETCHED = 4  # codes for each neighbour that are scored exactly
-MOST_FETCHED = 4096  # codes of a row, where nearly all have its texts
+MOST_FETCHED = 4096  # codes of a query, where nearly all are left out
 SEARCHED_AT_ONCE = 4096  # rows
 ADDED_AT_ONCE = 1 << 16  # rows of an array that are read at once
 MODULES = ("soft_trainer.data.neighbours", "soft_trainer.data.term_neighbours")  # the code that finds neighbours
@@ -41,12 +42,12 @@ MODULES = ("soft_trainer.data.neighbours", "soft_trainer.data.term_neighbours") 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to the query of each of n rows, the row's own code left out.
+    """The k codes most similar to each of n queries, its own code left out.
 
     Args:
-        rows (`int64[n, k]`): numbers of the codes, nearest first; -1 where a row has fewer.
-        scores (`float32[n, k]`): their similarities; -inf where a row has fewer.
-        own (`float32[n]`): the similarity of the row's query to its own code.
+        rows (`int64[n, k]`): numbers of the codes, nearest first; -1 where a query has fewer.
+        scores (`float32[n, k]`): their similarities; -inf where a query has fewer.
+        own (`float32[n]`): the similarity of the query to its own code.
     """
 
     rows: np.ndarray
@@ -64,17 +65,56 @@ class Neighbours:
         return cls(*map(np.concatenate, zip(*found, strict=True)))
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """The codes that are no neighbours of a query.
+
+    Args:
+        own (`int64[n]`): each query's own code.
+        answers: looks up further right answers, which are left out too. None: there are none.
+    """
+
+    own: np.ndarray
+    answers: RightAnswers | None = None
+
+    @property
+    def key(self) -> list:
+        """The values by which neighbours are kept."""
+        return [self.own, None if self.answers is None else self.answers.key]
+
+    def drop_from(self, scores: Tensor, queries: np.ndarray) -> Tensor:
+        """Sets the scores Tensor[B, C] of these codes to -inf; returns those of the own codes before, Tensor[B]."""
+        line = torch.arange(len(queries))
+        own = torch.from_numpy(self.own[queries])
+        own_scores = scores[line, own].float().cpu()
+        scores[line, own] = -torch.inf
+        if self.answers is not None:
+            places, codes = self.answers.everywhere(queries)
+            scores[torch.from_numpy(places), torch.from_numpy(codes)] = -torch.inf
+        return own_scores
+
+    def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Returns True where a code is left out for the query of its row, bool[B, K] for int64[B, K]."""
+        found = codes == self.own[queries][:, None]
+        return found if self.answers is None else found | self.answers.contain(queries, codes)
+
+    def among(self, codes: np.ndarray) -> LeftOut:
+        """Returns the same for a search among some of the codes, sorted; the own codes are among them."""
+        answers = None if self.answers is None else self.answers.restricted(codes)
+        return LeftOut(np.searchsorted(codes, self.own), answers)
+
+
 def nearest_rows(
     queries: np.ndarray,
-    codes: np.ndarray | None = None,
-    k: int = 32,
+    codes: np.ndarray,
+    k: int,
+    left_out: LeftOut,
     *,
-    text_ids: Sequence[np.ndarray] = (),
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
     device: str | torch.device = "cpu",
 ) -> Neighbours:
-    """Returns the nearest codes of each row by dot product of vectors.
+    """Returns the nearest codes of each query by dot product of vectors.
 
     Above `exact_up_to` codes, a CPU finds candidates with a faiss index and scores them exactly. It searches enough
     cells of the index to find 95 % of the nearest ten codes of a sample of queries, and prints that recall. An
@@ -82,19 +122,17 @@ def nearest_rows(
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
-        codes: [m, d], m >= n; the code of row i is code i. Default: `queries`.
-        k: neighbours of each row.
-        text_ids: arrays of n or m numbers, equal for equal texts; a code whose text equals the row's is skipped. An
-            array of n covers no codes beyond the rows.
+        codes: [m, d].
+        k: neighbours of each query.
+        left_out: the codes that are no neighbours.
         progress: the label of a progress bar, None for no bar.
         device: the device that multiplies.
     """
-    codes = queries if codes is None else codes
     # A GPU computes all products of a million rows in minutes.
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
         score = _dot_products(queries, codes, device)
-        return exact_neighbours(score, np.arange(len(queries)), len(codes), k, text_ids, progress)
-    return _through_index(queries, codes, k, text_ids, progress)
+        return exact_neighbours(score, np.arange(len(queries)), len(codes), k, left_out, progress)
+    return _through_index(queries, codes, k, left_out, progress)
 
 
 def cached_neighbours(
@@ -143,40 +181,34 @@ def _vectors(values: np.ndarray, rows, device) -> Tensor:
 
 def exact_neighbours(
     score: Callable[[np.ndarray], Tensor],
-    rows: np.ndarray,
+    queries: np.ndarray,
     codes: int,
     k: int,
-    text_ids: Sequence[np.ndarray] = (),
+    left_out: LeftOut,
     progress: str | None = None,
     *,
     above: float = -np.inf,
     entries: int = ENTRIES,
     threads: int = 1,
 ) -> Neighbours:
-    """Returns the neighbours of some rows among all codes that score more than `above`.
+    """Returns the neighbours of some queries among all codes that score more than `above`.
 
     Args:
-        score: computes the scores of a block of rows, Tensor[block, codes], which may be overwritten.
+        score: computes the scores of a block of queries, Tensor[block, codes], which may be overwritten.
         entries: scores held at once by each thread.
         threads: blocks that are scored at once.
     """
-    equal = [_equal_texts(ids[:codes]) for ids in text_ids]
 
     def nearest(block: np.ndarray) -> Neighbours:
-        """Finds the neighbours of a block of rows."""
+        """Finds the neighbours of a block of queries."""
         scores = score(block)
-        line = torch.arange(len(block))
-        number = torch.from_numpy(block)
-        own = scores[line, number].float().cpu()
-        scores[line, number] = -torch.inf
-        for texts in equal:
-            scores[texts(block)] = -torch.inf
+        own = left_out.drop_from(scores, block)
         values, columns = (part.cpu() for part in _largest(scores, k))
         values = values.float().masked_fill(values <= above, -torch.inf)
         return _padded(columns, values, own, k)
 
     with ThreadPoolExecutor(threads) as pool:
-        return Neighbours.joined(pool.map(nearest, blocks(rows, codes, entries)), progress, len(rows))
+        return Neighbours.joined(pool.map(nearest, blocks(queries, codes, entries)), progress, len(queries))
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
@@ -184,21 +216,6 @@ def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
-
-
-def _equal_texts(ids: np.ndarray) -> Callable[[np.ndarray], tuple[Tensor, Tensor]]:
-    """Returns a function that finds all pairs of a place in a block of rows and a code with an equal text."""
-    order = np.argsort(ids, kind="stable")
-    values = ids[order]
-
-    def pairs(block: np.ndarray) -> tuple[Tensor, Tensor]:
-        first = np.searchsorted(values, ids[block])
-        counts = np.searchsorted(values, ids[block], side="right") - first
-        places = np.repeat(np.arange(len(block)), counts)
-        within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return torch.from_numpy(places), torch.from_numpy(order[first[places] + within])
-
-    return pairs
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -215,13 +232,13 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, places)
 
 
-def _through_index(queries, codes, k, text_ids, progress) -> Neighbours:
+def _through_index(queries, codes, k, left_out, progress) -> Neighbours:
     """Returns the neighbours of all rows, by exactly scoring candidates from an index of compressed codes."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
-    expected = exact_neighbours(_dot_products(queries, codes, "cpu"), sample, len(codes), SAMPLE_K, text_ids).rows
-    search = partial(_search, index, queries, codes, text_ids)
+    expected = exact_neighbours(_dot_products(queries, codes, "cpu"), sample, len(codes), SAMPLE_K, left_out).rows
+    search = partial(_search, index, queries, codes, left_out)
     while True:
         recall = recall_of(search(sample, SAMPLE_K).rows, expected)
         if recall >= RECALL or index.nprobe >= index.nlist:
@@ -252,8 +269,8 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     return index
 
 
-def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
-    """Returns the neighbours of some rows; fetches more codes if too few with other texts are left."""
+def _search(index, queries, codes, left_out, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
+    """Returns the neighbours of some queries; fetches more codes if too many of them are left out."""
     fetched = min(fetched or FETCHED * (k + 1), len(codes))
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
@@ -263,19 +280,16 @@ def _search(index, queries, codes, text_ids, rows: np.ndarray, k: int, fetched: 
         near = found[places]
         vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
         scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
-        excluded = (near < 0) | (near == block[:, None])
-        for ids in text_ids:
-            known = near < len(ids)
-            excluded |= known & (ids[np.where(known, near, 0)] == ids[block][:, None])
+        excluded = (near < 0) | left_out.contain(block, near.clip(0))
         scores, columns = scores.masked_fill(torch.from_numpy(excluded), -torch.inf).topk(min(k, fetched), dim=1)
-        own = (query[places] * _vectors(codes, block, "cpu")).sum(1)
+        own = (query[places] * _vectors(codes, left_out.own[block], "cpu")).sum(1)
         parts.append(_padded(torch.from_numpy(near).gather(1, columns), scores, own, k))
     nearest = Neighbours.joined(parts)
     short = np.flatnonzero(nearest.rows[:, -1] < 0)
     if len(short) and fetched < min(len(codes), MOST_FETCHED):
         cells = index.nprobe
         index.nprobe = min(4 * index.nprobe, index.nlist)
-        more = _search(index, queries, codes, text_ids, rows[short], k, 4 * fetched)
+        more = _search(index, queries, codes, left_out, rows[short], k, 4 * fetched)
         index.nprobe = cells
         nearest.rows[short] = more.rows
         nearest.scores[short] = more.scores

@@ -359,6 +359,13 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
     )
 
 
+def as_split(rows, name: str) -> Split | None:
+    """Converts pairs of a query and a code, in a form that `as_rows` takes, to a `Split`."""
+    if rows is None or isinstance(rows, Split):
+        return rows
+    return Split.from_pairs(as_rows(rows, name))
+
+
 def as_row_sets(rows, name: str) -> Dataset | Split | dict[str, Dataset | Split] | None:
     """Applies `as_rows` to one set of rows, or to every set in a dict; a `Split` stays as it is."""
     if isinstance(rows, Split):

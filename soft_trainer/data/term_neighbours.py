@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.neighbours import Neighbours, blocks, exact_neighbours, recall_of
+from soft_trainer.data.neighbours import LeftOut, Neighbours, blocks, exact_neighbours, recall_of
 from soft_trainer.terminal import print_on_main
 
 EXACT_ROWS = 1 << 17  # documents up to which every query is compared with all of them
@@ -27,41 +26,41 @@ def nearest_by_terms(
     queries: sparse.csr_matrix,
     documents: sparse.csr_matrix,
     k: int,
+    left_out: LeftOut,
     *,
-    text_ids: Sequence[np.ndarray] = (),
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
 ) -> Neighbours:
-    """Returns the nearest documents of each row. A document that scores 0 or less is not a neighbour.
+    """Returns the nearest documents of each query. A document that scores 0 or less is not a neighbour.
 
     Above `exact_up_to` documents, only those that share one of the query's rarest terms are scored. As many terms
     count as it takes to find 90 % of the neighbours of a sample of queries, and the recall is printed.
 
     Args:
         queries: term counts, [n, terms].
-        documents: weights of the terms, [m, terms], m >= n; the document of row i is document i.
-        k, text_ids, progress: as in `nearest_rows`.
+        documents: weights of the terms, [m, terms].
+        k, left_out, progress: as in `nearest_rows`.
     """
     queries, documents = (side.tocsr().astype(np.float32) for side in (queries, documents))
     rows = np.arange(queries.shape[0])
     if documents.shape[0] <= exact_up_to:
-        return _compare_all(queries, documents, rows, k, text_ids, progress)
+        return _compare_all(queries, documents, rows, k, left_out, progress)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(SAMPLE, len(rows)), replace=False))
-    expected = _compare_all(queries, documents, sample, k, text_ids).rows
+    expected = _compare_all(queries, documents, sample, k, left_out).rows
     postings = documents.T.tocsr()
     visited = VISITED
     while True:
         rare = _rarest(queries, postings, visited)
         sides = rare, postings, queries, documents
-        recall = recall_of(_compare_some(*sides, sample, k, text_ids).rows, expected)
+        recall = recall_of(_compare_some(*sides, sample, k, left_out).rows, expected)
         if recall >= RECALL or rare.nnz == queries.nnz:
             break
         visited *= 2
     print_on_main(f"neighbours among {documents.shape[0]:,} texts: recall@{k} {recall:.3f} on {len(sample)} rows")
-    return _compare_some(*sides, rows, k, text_ids, progress)
+    return _compare_some(*sides, rows, k, left_out, progress)
 
 
-def _compare_all(queries, documents, rows: np.ndarray, k: int, text_ids, progress: str | None = None) -> Neighbours:
+def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progress: str | None = None) -> Neighbours:
     """Scores all documents. A few terms have most entries of a product; as dense columns they multiply faster."""
     total = documents.shape[0]
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * total
@@ -77,7 +76,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, text_ids, progres
         return products.addmm_(dense[0][block], dense[1].T)
 
     options = {"above": 0.0, "entries": ENTRIES, "threads": torch.get_num_threads()}
-    return exact_neighbours(score, rows, total, k, text_ids, progress, **options)
+    return exact_neighbours(score, rows, total, k, left_out, progress, **options)
 
 
 def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: int) -> sparse.csr_matrix:
@@ -94,7 +93,7 @@ def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: in
     return sparse.csr_matrix((queries.data[kept], queries.indices[kept], starts), shape=queries.shape)
 
 
-def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progress: str | None = None) -> Neighbours:
+def _compare_some(rare, postings, queries, documents, rows, k, left_out, progress: str | None = None) -> Neighbours:
     """Scores the documents that contain a term of `rare`, by all terms of the query."""
 
     def nearest(block: np.ndarray) -> Neighbours:
@@ -103,15 +102,12 @@ def _compare_some(rare, postings, queries, documents, rows, k, text_ids, progres
         query = np.zeros(queries.shape[1], np.float32)
         near = np.full((len(block), k), -1)
         scores = np.full((len(block), k), -np.inf, np.float32)
-        own = np.asarray(queries[block].multiply(documents[block]).sum(1)).ravel()
+        own = np.asarray(queries[block].multiply(documents[left_out.own[block]]).sum(1)).ravel()
         for place, row in enumerate(block):
             entries = slice(*queries.indptr[row : row + 2])
             query[queries.indices[entries]] = queries.data[entries]
             columns = found.indices[slice(*found.indptr[place : place + 2])]
-            allowed = columns != row
-            for ids in text_ids:
-                allowed &= (columns >= len(ids)) | (ids[columns.clip(max=len(ids) - 1)] != ids[row])
-            columns = columns[allowed]
+            columns = columns[~left_out.contain(block[place : place + 1], columns[None])[0]]
             values = documents[columns] @ query
             best = np.arange(len(values))
             if len(values) > k:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.data.neighbours import Neighbours
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.neighbours import LeftOut, Neighbours
 from soft_trainer.encoders.encoding import Encoder
+from soft_trainer.errors import UserError
 
+NEEDED_FOR_CODES = (
+    "but the estimator compares queries; use an encoder (--estimator initial_model), or "
+    "BM25Estimator(document_column='code_tokens') (--bm25_document_column code_tokens)"
+)
 Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """Computes similarities between queries and codes of the training set, by row number.
+    """Computes similarities between queries and codes of the training split, by row number.
 
-    Subclasses implement `fit` and `similarity`. A row is a position in the training set that `fit` saw. Softmax,
-    temperature, alpha, beta and floor never appear in an estimator: `soft_trainer.weights` applies them.
+    Subclasses implement `fit` and `similarity`. A row is a position in the queries or in the corpus of the split that
+    `fit` saw. Softmax, temperature, alpha, beta and floor never appear in an estimator: `soft_trainer.weights` applies
+    them.
 
     Attributes:
         alpha, beta, temperature: the settings that suit this similarity (Table 7), used unless a run sets others.
@@ -49,7 +57,7 @@ class Estimator:
         changed = [f"{name}={value!r}" for name, value in values.items() if repr(value) != repr(defaults[name])]
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    def check(self, dataset) -> None:
+    def check(self, split: Split) -> None:
         """Raises UserError if `fit` cannot work on these rows; called before a model is loaded."""
 
     def bind(self, encoder: Encoder) -> None:
@@ -61,29 +69,84 @@ class Estimator:
         return type(self).neighbours is not Estimator.neighbours
 
     def neighbours(
-        self,
-        k: int,
-        text_ids: Sequence[np.ndarray] = (),
-        progress: str | None = None,
-        rows: int | None = None,
-        codes: int | None = None,
+        self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes most similar to each row's query. Called after `fit`, on every process.
+        """Finds the k codes most similar to each query, as `nearest_rows` does. Called after `fit`, on every process.
 
         Args:
-            text_ids, progress: as in `nearest_rows`.
-            rows: find neighbours of only the first `rows` rows; of all when None.
-            codes: only the codes of the first `codes` rows may be neighbours; all when None.
+            left_out: the codes that are no neighbours of a query.
+            codes: sorted rows of the corpus, the codes that may be neighbours; all when None.
+            progress: the label of a progress bar, None for no bar.
         """
         raise NotImplementedError
 
-    def fit(self, dataset) -> None:
-        """Prepares for the rows of `dataset` (a `datasets.Dataset` with the training columns). Called once."""
+    def fit(self, split: Split) -> None:
+        """Prepares for the queries and the corpus of a split. Called once."""
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the raw similarity of Q rows' queries to C rows' codes, larger = more similar, Tensor[Q, C]."""
+        """Computes the raw similarity of Q queries to C codes, larger = more similar, Tensor[Q, C]."""
         raise NotImplementedError
+
+
+class CodesByQueries:
+    """Stands each code by the query of its first pair, for estimators that compare queries with queries.
+
+    Args:
+        first: int64[C], the query of each code's first pair, -1 for a code without one.
+    """
+
+    def __init__(self, first: np.ndarray):
+        self.first = first
+
+    def of(self, code_rows: Rows) -> np.ndarray:
+        """Returns the query of each code; a UserError for a code without one."""
+        queries = self.first[as_array(code_rows)]
+        if (queries < 0).any():
+            raise UserError(f"{int((queries < 0).sum())} codes have no query, {NEEDED_FOR_CODES}")
+        return queries
+
+    def neighbours(
+        self, values, codes: np.ndarray | None, left_out: LeftOut, find: Callable[[Any, LeftOut], Neighbours]
+    ) -> Neighbours:
+        """Finds neighbours as `find_among` does, given a row of values for each query."""
+        known = np.flatnonzero(self.first >= 0)
+        if codes is not None:
+            known = np.intersect1d(known, codes)
+        if not np.array_equal(self.first, np.arange(values.shape[0])):
+            values = values[self.first]  # a code without a query gets those of another, and is not among the known
+        return find_among(values, known, left_out, find)
+
+
+def find_among(
+    values, codes: np.ndarray | None, left_out: LeftOut, find: Callable[[Any, LeftOut], Neighbours]
+) -> Neighbours:
+    """Finds neighbours among some of the codes.
+
+    Args:
+        values: a row for each code, such as its embedding.
+        codes: sorted rows of the corpus; all when None.
+        find: (a row for each code that may be found, the codes that are left out) -> neighbours.
+    """
+    if codes is None or len(codes) == values.shape[0]:
+        return find(values, left_out)
+    found = find(values[codes], left_out.among(codes))
+    return Neighbours(np.where(found.rows < 0, -1, codes[found.rows]), found.scores, found.own)
+
+
+def check_codes_have_queries(estimator, split: Split) -> None:
+    """Refuses negatives that no query has if the estimator compares queries with queries.
+
+    Raises:
+        UserError: names the estimators that fit.
+    """
+    wrong = split.judgments.wrong
+    if wrong is None or getattr(estimator, "compares_codes", True):
+        return
+    without = np.unique(wrong.indices[split.judgments.first_queries()[wrong.indices] < 0])
+    if len(without):
+        name = type(estimator).__name__
+        raise UserError(f"negatives: {len(without):,} of the codes have no query, {NEEDED_FOR_CODES} (not {name})")
 
 
 def as_array(rows: Rows) -> np.ndarray:

@@ -15,14 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
-from soft_trainer.data.neighbours import Neighbours, cached_neighbours
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.neighbours import LeftOut, Neighbours, cached_neighbours
 from soft_trainer.data.term_neighbours import nearest_by_terms
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array
+from soft_trainer.estimators.base import CodesByQueries, Estimator, Rows, as_array, find_among
 from soft_trainer.mining.rules import identifier_words
 
 SCOPES = ("batch", "corpus")
@@ -46,10 +48,10 @@ IDFS = {
 
 
 class BM25Estimator(Estimator):
-    """BM25 scores of one row's tokens against another's (Section 3.2, "BM25").
+    """BM25 scores of the tokens of queries against those of codes (Section 3.2, "BM25").
 
-    By default it scores queries against queries: a code is as relevant as its own query. A token that occurs k times
-    in the query counts k times.
+    By default it scores queries against queries: a code is as relevant as the query of its first pair. A token that
+    occurs k times in the query counts k times.
 
     Args:
         column: the tokens of the query side, lists of str or of int ids.
@@ -95,50 +97,64 @@ class BM25Estimator(Estimator):
         self.average_length = average_length
         self.cache_dir = cache_dir
 
-    def check(self, dataset) -> None:
+    def check(self, split: Split) -> None:
         """Raises UserError if a column is missing, lacks values or holds others than tokens or texts."""
-        for name in {self.column, self.document_column}:
-            _column(dataset, name)
+        _column(split.queries, self.column, "query")
+        if self.compares_codes:
+            _column(split.corpus, self.document_column, "code")
 
-    def fit(self, dataset) -> None:
+    def fit(self, split: Split) -> None:
         """Counts the tokens of every row, once. A text column is split at white space."""
-        columns = [_column(dataset, name) for name in dict.fromkeys((self.column, self.document_column))]
+        columns = [_column(split.queries, self.column, "query")]
+        if self.compares_codes:
+            columns.append(_column(split.corpus, self.document_column, "code"))
         counts = count_terms([_token_lists(column) for column in columns])
         self._queries = counts[0]
         self._documents = counts[-1]
+        self._by_queries = None if self.compares_codes else CodesByQueries(split.judgments.first_queries())
         self._average_length = self.average_length
         self._term_idf = None
         if self.scope == "corpus":
+            documents = self._documents
+            if self._by_queries is not None:
+                documents = documents[self._by_queries.first[self._by_queries.first >= 0]]
             if self.average_length is None:
-                self._average_length = self._documents.sum(dtype=np.float64) / len(dataset)
-            having = np.bincount(self._documents.indices, minlength=self._documents.shape[1])
-            self._term_idf = IDFS[self.idf](len(dataset), having)
+                self._average_length = documents.sum(dtype=np.float64) / documents.shape[0]
+            having = np.bincount(documents.indices, minlength=documents.shape[1])
+            self._term_idf = IDFS[self.idf](documents.shape[0], having)
 
     @property
     def compares_codes(self) -> bool:
         """True if queries are scored against codes, False if against the codes' queries."""
         return self.document_column != self.column
 
-    def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
-        """Finds the k rows whose documents score highest for each row's query, with the statistics of all rows."""
-        queries = self._queries[:rows]
-        documents = bm25_weights(self._documents, "lucene", self.k1, self.b)[:codes]
-        build = partial(nearest_by_terms, queries, documents, k, text_ids=text_ids, progress=progress)
-        return cached_neighbours(self.cache_dir, [queries, documents, *text_ids], k, build)
+    def neighbours(
+        self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
+    ) -> Neighbours:
+        """Finds the k codes whose documents score highest for each query, with the statistics of all documents."""
+
+        def find(documents: sparse.csr_matrix, left_out: LeftOut) -> Neighbours:
+            weights = bm25_weights(documents, "lucene", self.k1, self.b)
+            build = partial(nearest_by_terms, self._queries, weights, k, left_out, progress=progress)
+            return cached_neighbours(self.cache_dir, [self._queries, weights, *left_out.key], k, build)
+
+        if self._by_queries is None:
+            return find_among(self._documents, codes, left_out, find)
+        return self._by_queries.neighbours(self._documents, codes, left_out, find)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes BM25 scores, Tensor[Q, C] in float64."""
         queries = self._queries[as_array(query_rows)]
-        documents = self._documents[as_array(code_rows)]
-        weights = bm25_weights(documents, self.idf, self.k1, self.b, self._average_length, self._term_idf)
+        rows = as_array(code_rows) if self._by_queries is None else self._by_queries.of(code_rows)
+        weights = bm25_weights(self._documents[rows], self.idf, self.k1, self.b, self._average_length, self._term_idf)
         return torch.from_numpy((queries @ weights.T).toarray())
 
 
-def _column(dataset, name: str) -> pa.ChunkedArray:
+def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     """Returns a column of token lists, or the column of texts (named without `_tokens`) if there are no tokens."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
-        raise UserError(f"BM25 reads column {name!r}, the training set has: {', '.join(dataset.column_names)}")
+        raise UserError(f"BM25 reads the {side} column {name!r}, the rows have: {', '.join(dataset.column_names)}")
     values = dataset.select_columns(column).with_format("arrow")[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1

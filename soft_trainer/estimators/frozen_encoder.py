@@ -12,14 +12,15 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
-from soft_trainer.data.neighbours import Neighbours, cached_neighbours, nearest_rows
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.neighbours import LeftOut, Neighbours, cached_neighbours, nearest_rows
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, prompt_length
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array
+from soft_trainer.estimators.base import CodesByQueries, Estimator, Rows, as_array, find_among
 from soft_trainer.identity import code_fingerprint, fingerprint
 
 
@@ -35,6 +36,7 @@ class EncodedRowsEstimator(Estimator):
 
     in_workers = True
     _scale = 1.0  # of the dot products of `_queries` and `_codes`, which `fit` sets
+    _by_queries: CodesByQueries | None = None  # if queries are compared with queries
 
     def __init__(
         self,
@@ -99,25 +101,34 @@ class EncodedRowsEstimator(Estimator):
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32."""
-        chosen = self._queries[as_array(query_rows)], self._codes[as_array(code_rows)]
+        rows = as_array(code_rows) if self._by_queries is None else self._by_queries.of(code_rows)
+        chosen = self._queries[as_array(query_rows)], self._codes[rows]
         queries, codes = (torch.from_numpy(np.asarray(vectors, dtype=np.float32)) for vectors in chosen)
         return queries @ codes.T * self._scale
 
-    def neighbours(self, k: int, text_ids=(), progress=None, rows=None, codes=None) -> Neighbours:
-        """Finds the k rows that score highest for each row's query, from the cache if possible."""
-        vectors = (self._queries[:rows], self._codes[:codes])
-        device = distributed.device()
-        build = partial(nearest_rows, *vectors, k, text_ids=text_ids, progress=progress, device=device)
-        nearest = cached_neighbours(self.cache_dir, [*vectors, *text_ids], k, build)
+    def neighbours(
+        self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
+    ) -> Neighbours:
+        """Finds the k codes that score highest for each query, from the cache if possible."""
+
+        def find(vectors: np.ndarray, left_out: LeftOut) -> Neighbours:
+            device = distributed.device()
+            build = partial(nearest_rows, self._queries, vectors, k, left_out, progress=progress, device=device)
+            return cached_neighbours(self.cache_dir, [self._queries, vectors, *left_out.key], k, build)
+
+        if self._by_queries is None:
+            nearest = find_among(self._codes, codes, left_out, find)
+        else:
+            nearest = self._by_queries.neighbours(self._queries, codes, left_out, find)
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
 
 
 class SimCSEEstimator(EncodedRowsEstimator):
     """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
 
-    The similarity of a query to a code is that to the code's own query. The encoder is a folder or Hub name: a
-    sentence-transformers model, with its own pooling, or a plain `AutoModel`, with mean pooling. Embeddings are
-    normalised. The paper uses `registry.PAPER_MODEL`, trained further as `examples/simcse.py` does.
+    The similarity of a query to a code is that to the query of the code's first pair. The encoder is a folder or Hub
+    name: a sentence-transformers model, with its own pooling, or a plain `AutoModel`, with mean pooling. Embeddings
+    are normalised. The paper uses `registry.PAPER_MODEL`, trained further as `examples/simcse.py` does.
     """
 
     alpha = 1.3
@@ -126,11 +137,13 @@ class SimCSEEstimator(EncodedRowsEstimator):
     distill_temperature = 0.07  # the temperature at which SimCSE is trained, as published
     compares_codes = False
 
-    def fit(self, dataset) -> None:
-        """Encodes the queries of every row, or reads them from the cache."""
+    def fit(self, split: Split) -> None:
+        """Encodes every query, or reads them from the cache."""
         encoder = self.load()
         profile = encoder.profile.replace(normalize=True, score_function="dot")
-        self._queries = self._codes = self.encode_rows(dataset, "query", dataclasses.replace(encoder, profile=profile))
+        encoder = dataclasses.replace(encoder, profile=profile)
+        self._queries = self._codes = self.encode_rows(split.queries, "query", encoder)
+        self._by_queries = CodesByQueries(split.judgments.first_queries())
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):
@@ -154,11 +167,12 @@ class TrainedModelEstimator(EncodedRowsEstimator):
         """The factor on the checkpoint's scores."""
         return resolve_profile(self._name, revision=self._revision).score_scale
 
-    def fit(self, dataset) -> None:
-        """Encodes queries and codes of every row, or reads them from the cache."""
+    def fit(self, split: Split) -> None:
+        """Encodes every query and code, or reads them from the cache."""
         encoder = self.load()
         self._scale = encoder.profile.score_scale
-        self._queries, self._codes = (self.encode_rows(dataset, side, encoder) for side in ("query", "code"))
+        self._queries = self.encode_rows(split.queries, "query", encoder)
+        self._codes = self.encode_rows(split.corpus, "code", encoder)
 
 
 class InitialModelEstimator(TrainedModelEstimator):

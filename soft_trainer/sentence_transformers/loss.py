@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from soft_trainer import distributed, losses
 from soft_trainer.callbacks import EstimatorCallback
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array
+from soft_trainer.estimators.base import NEEDED_FOR_CODES, Estimator, Rows, as_array
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
@@ -31,7 +32,6 @@ from soft_trainer.options.removed import refuse_removed
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
-from soft_trainer.training.hard_batches import check_code_only
 
 # Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
 OPTIONS = (*(field.name for field in fields(LossSettings)), "duplicates")
@@ -109,8 +109,12 @@ class SoftInfoNCELoss(nn.Module):
         self.loss_settings = resolve_loss(self.options, self.estimator)
         self.rows = LabelledRows(train_dataset)
         if self.loss_settings.needs_similarity:
-            check_code_only(self.estimator, len(self.rows.rows) - len(self.rows.codes))
-            EstimatorCallback(self.estimator).fit(self.rows.rows)
+            split = self.rows.split
+            if len(split.corpus) > len(split.queries) and not getattr(self.estimator, "compares_codes", True):
+                raise UserError(
+                    f"train_dataset: negatives that no row has as its code have no query, {NEEDED_FOR_CODES}"
+                )
+            EstimatorCallback(self.estimator).fit(split)
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -276,10 +280,10 @@ class SentenceTransformerEstimator(Estimator):
         """0.05 in units of cosines."""
         return 0.05 * self.score_scale
 
-    def fit(self, dataset) -> None:
-        """Encodes queries and codes of every row; each process encodes its share."""
-        self._queries = self._embeddings(self.model.encode_query, dataset["docstring"][:])
-        self._codes = self._embeddings(self.model.encode_document, dataset["code"][:])
+    def fit(self, split: Split) -> None:
+        """Encodes every query and code; each process encodes its share."""
+        self._queries = self._embeddings(self.model.encode_query, split.queries["docstring"][:])
+        self._codes = self._embeddings(self.model.encode_document, split.corpus["code"][:])
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the model's scaled similarities, Tensor[Q, C] in float32."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xxhash
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.data.judgments import Judgments, RightAnswers, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
 
@@ -50,7 +50,7 @@ class LabelledRows:
     """The training rows that labels name, in our columns.
 
     Attributes:
-        rows: `docstring` and `code` of every training row, followed by the codes of negatives that no row holds.
+        split: the queries, and the codes of all rows followed by those of negatives that no row holds.
         codes: int64[n, 1 + k], the rows of each query's own code and of its k negatives.
         answers: looks up the right answers of a batch.
 
@@ -74,11 +74,9 @@ class LabelledRows:
         self.labels, self.first_rows = np.unique(labels, return_index=True)
         queries, codes, *negatives = columns
         self.codes, added = _numbered(codes, negatives)
-        self.rows = Dataset.from_dict({"docstring": queries, "code": codes})
-        if added:
-            further = Dataset.from_dict({"docstring": [""] * len(added), "code": added})
-            self.rows = concatenate_datasets([self.rows, further])
-        right = sparse.eye_array(len(queries), len(self.rows), dtype=np.float32, format="csr")
+        corpus = Dataset.from_dict({"code": codes + added})
+        right = sparse.eye_array(len(queries), len(corpus), dtype=np.float32, format="csr")
+        self.split = Split(Dataset.from_dict({"docstring": queries}), corpus, Judgments(right))
         self.answers = RightAnswers(right, text_ids(queries), text_ids(codes + added))
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:

@@ -31,7 +31,6 @@ from soft_trainer.identity import (
     differences,
     model_fingerprint,
     plain_settings,
-    rows_fingerprint,
     tokenizer_fingerprint,
 )
 from soft_trainer.options.training import step_options
@@ -117,7 +116,7 @@ def training_settings(trainer) -> dict[str, object]:
             "save_only_model": trainer.args.save_only_model,
             "dtype": str(model.dtype),
             "processes": trainer.args.world_size,
-            "the training rows": rows_fingerprint(trainer.train_dataset),
+            "the training rows": trainer.train_split.fingerprint(),
             "the tokenizer": tokenizer_fingerprint(trainer.processing_class),
             "the model's configuration or frozen weights": model_fingerprint(model, frozen),
         }

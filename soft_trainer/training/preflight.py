@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
-from soft_trainer.data.judgments import NEGATIVES
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.run_data import RunData
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
@@ -18,7 +18,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, saved_adapter
 from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.base import Estimator, check_codes_have_queries
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric, shorter_titles
@@ -32,7 +32,6 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
 from soft_trainer.training.building import model_name, pretrained_config
 from soft_trainer.training.checkpoints import identify, training_settings
-from soft_trainer.training.hard_batches import check_code_only, column_negatives
 
 # Arguments of `Trainer.__init__` that are refused, and the alternatives.
 REFUSED_ARGUMENTS = {
@@ -82,13 +81,10 @@ def check_before_loading(
             "and so would the weights; use bm25, simcse or trained_model"
         )
     if args.do_train:
-        check_rows_of(plan, args, estimator, data.tables["train"])
-        negatives = column_negatives(data.tables["train"]) if plan.options.negatives_per_query else None
-        if negatives is not None and plan.loss.needs_similarity:
-            check_code_only(estimator, len(negatives.code_only))
+        check_rows_of(plan, args, estimator, data.splits["train"])
 
 
-def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
+def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     """Refuses rows that do not fill a batch, that the estimator cannot read, or that have no negatives.
 
     Raises:
@@ -96,14 +92,16 @@ def check_rows_of(plan: Plan, args, estimator, train_dataset) -> None:
     """
     strategy = plan.train_sampling_strategy
     size = plan.batch_size * plan.processes
-    languages = languages_of(train_dataset) if strategy == "one_language" else ()
+    languages = languages_of(split.pair_rows()) if strategy == "one_language" else ()
     drop_last = args.dataloader_drop_last
-    GlobalBatchSampler(len(train_dataset), size, strategy=strategy, drop_last=drop_last, languages=languages)
+    GlobalBatchSampler(len(split.judgments.pairs()), size, strategy=strategy, drop_last=drop_last, languages=languages)
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
-        estimator.check(train_dataset)
-    mines = plan.options.negatives_per_query > 0 and NEGATIVES not in train_dataset.column_names
-    if mines and estimator is None:
+        estimator.check(split)
+    adds = plan.options.negatives_per_query > 0
+    if adds and plan.loss.needs_similarity:
+        check_codes_have_queries(estimator, split)
+    if adds and split.judgments.wrong is None and estimator is None:
         raise UserError(
             "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds some"
         )
@@ -166,7 +164,7 @@ def check_trainer(trainer) -> None:
     check_model(trainer.model, trainer.encoder)
     check_dims(plan.dims, trainer.model.config.hidden_size)
     if trainer.train_dataset is not None:
-        check_rows_of(plan, args, trainer.estimator, trainer.train_dataset)
+        check_rows_of(plan, args, trainer.estimator, trainer.train_split)
         check_adapter(trainer.model, args)
 
 
