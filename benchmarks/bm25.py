@@ -23,6 +23,7 @@ from rank_bm25 import BM25Okapi
 
 from soft_trainer import BM25Estimator
 from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.judgments import Split
 from soft_trainer.terminal import table
 
 K1, B = 1.2, 0.75
@@ -106,9 +107,10 @@ def main() -> None:
     arguments = parser.parse_args()
     set_up(arguments.threads)
     rows = load_folder(arguments.data_dir, ("train",))["train"]
+    split = Split.from_pairs(rows)
     estimators = {idf: BM25Estimator(k1=K1, b=B, idf=idf) for idf in ("okapi", "robertson")}
-    fit = seconds(lambda: estimators["okapi"].fit(rows))
-    estimators["robertson"].fit(rows)
+    fit = seconds(lambda: estimators["okapi"].fit(split))
+    estimators["robertson"].fit(split)
     tokens, generator, lines = rows["docstring_tokens"][:], np.random.default_rng(0), []
     for size in numbers(arguments.batch_sizes):
         batches = [[draw(len(rows), size, generator) for _ in range(DRAWS)] for _ in range(arguments.repetitions)]

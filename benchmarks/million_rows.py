@@ -108,24 +108,27 @@ def _library(side: str) -> Callable:
 
 
 def _text_ids(folder: Path) -> Callable:
-    from soft_trainer.data.batches import text_ids_of
+    from soft_trainer.data.batches import right_answers
+    from soft_trainer.data.judgments import Split
     from soft_trainer.encoders.profiles import EncoderProfile
 
     rows = load(folder)
-    return lambda: text_ids_of(rows, EncoderProfile())
+    return lambda: right_answers(Split.from_pairs(rows), EncoderProfile())
 
 
 def _bm25(document_column: str | None = None, neighbours: bool = False) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
+        from soft_trainer.data.judgments import Split
+        from soft_trainer.data.neighbours import LeftOut
         from soft_trainer.estimators.bm25 import BM25Estimator
 
-        rows = load(folder)
+        split = Split.from_pairs(load(folder))
         estimator = BM25Estimator(document_column=document_column, cache_dir=None)
         if not neighbours:
-            return lambda: estimator.fit(rows)
-        estimator.fit(rows)
-        return lambda: estimator.neighbours(NEIGHBOURS)
+            return lambda: estimator.fit(split)
+        estimator.fit(split)
+        return lambda: estimator.neighbours(NEIGHBOURS, LeftOut(split.judgments.first_codes()))
 
     return stage
 
@@ -133,14 +136,17 @@ def _bm25(document_column: str | None = None, neighbours: bool = False) -> Calla
 def _batches(strategy: str) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.batches import text_ids_of
+        from soft_trainer.data.batches import right_answers
         from soft_trainer.data.global_batches import GlobalBatchSampler
+        from soft_trainer.data.judgments import Split
         from soft_trainer.encoders.profiles import EncoderProfile
 
         rows = load(folder)
-        ids = tuple(text_ids_of(rows, EncoderProfile()).values())
+        split = Split.from_pairs(rows)
+        answers = right_answers(split, EncoderProfile())
+        ids = (answers.query_texts, answers.code_texts)
         near = np.random.default_rng(0).integers(0, len(rows), (len(rows), NEIGHBOURS))
-        similar = {"neighbours": near, "text_ids": ids}
+        similar = {"pairs": split.judgments.pairs(), "neighbours": near}
         sampler = GlobalBatchSampler(len(rows), BATCH, strategy, text_ids=ids, similar=similar)
         return lambda: sum(map(len, sampler))
 
@@ -149,7 +155,7 @@ def _batches(strategy: str) -> Callable:
 
 def _vectors(folder: Path) -> Callable:
     """Queries and codes in topics of topics, in about 50 of 384 dimensions, as encoders give them."""
-    from soft_trainer.data.neighbours import nearest_rows
+    from soft_trainer.data.neighbours import LeftOut, nearest_rows
 
     with open(folder / "train.jsonl") as lines:
         rows = sum(1 for _ in lines)
@@ -171,7 +177,7 @@ def _vectors(folder: Path) -> Callable:
             values += 0.1 * normal(*values.shape)
             side[part] = values / np.linalg.norm(values, axis=1, keepdims=True)
         sides.append(side)
-    return lambda: nearest_rows(*sides, NEIGHBOURS, exact_up_to=0)
+    return lambda: nearest_rows(*sides, NEIGHBOURS, LeftOut(np.arange(rows)), exact_up_to=0)
 
 
 # Name -> what prepares the stage and returns the call that is measured. They run in this order; the last two find the

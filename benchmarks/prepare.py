@@ -31,6 +31,7 @@ from measuring import machine, numbers, parser_of, set_up
 from soft_trainer import BM25Estimator
 from soft_trainer.data.codesearchnet import load_folder, load_jsonl
 from soft_trainer.data.filtering import filter_rows
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import SIDES, column_of, column_texts, text_ids, tokenized
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import PROFILES
@@ -89,7 +90,7 @@ def stages(path: Path, num_proc: int | None) -> dict[str, Callable]:
         "tokenise": both_sides,
         "data flow": lambda rows: column_of(rows, "code", GRAPH, tokenizer) and None,
         "equal texts": numbered,
-        "BM25 counts": lambda rows: BM25Estimator().fit(rows),
+        "BM25 counts": lambda rows: BM25Estimator().fit(Split.from_pairs(rows)),
     }
 
 

@@ -37,6 +37,7 @@ from soft_trainer import (
 )
 from soft_trainer.data.batches import Batch
 from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
 from soft_trainer.hub.export import export_encoder
@@ -211,7 +212,7 @@ def main() -> None:
     fits, results = [], []
     for estimator in estimators:
         start = clock()
-        estimator.fit(rows)
+        estimator.fit(Split.from_pairs(rows))
         taken = clock() - start
         fits.append([type(estimator).__name__, len(rows), f"{taken:.1f}", f"{taken / len(rows) * 1e4:.1f}"])
     make = functools.partial(make_trainer, model, rows, tokenizer, profile)
@@ -229,7 +230,7 @@ def main() -> None:
         terms = BM25Estimator(document_column="code_tokens")
         own = make(batch_size, terms, folder, negatives_per_query=1, weighting="positive_aware")
         double = make(2 * batch_size, terms, folder, weighting="positive_aware")
-        terms.fit(rows)
+        terms.fit(Split.from_pairs(rows))
         own_negatives.append(measure_own_negatives(own, double, options.pairs))
         sys.stderr.write(f"{own_negatives[-1]}\n")
     headers = ["estimator", "batch", "InfoNCE step, ms", "added, ms", "of the step", "of 30 ms", "paired ratio (95 %)"]

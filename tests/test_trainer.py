@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from soft_trainer import BM25Estimator, distributed, losses
 from soft_trainer.data.collator import ChunkCost, PairCollator
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.files import mark_complete, newest_complete
@@ -88,7 +89,7 @@ def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(trainer_of, mo
         loss = trainer.compute_loss(model, batch)
         queries, codes = (normalize(trainer.embeddings(model, getattr(batch, side))) for side in SIDES)
     similarity = BM25Estimator()
-    similarity.fit(trainer.train_dataset.select(batch.rows.tolist()))
+    similarity.fit(Split.from_pairs(trainer.train_dataset.select(batch.rows.tolist())))
     n = len(batch.rows)
     weights = trainer.loss_settings.weights(similarity.similarity(range(n), range(n)), torch.arange(n))
     expected = losses.soft_info_nce(20 * queries @ codes.T, weights.float())

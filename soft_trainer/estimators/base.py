@@ -14,11 +14,8 @@ from soft_trainer.data.judgments import Split
 from soft_trainer.data.neighbours import LeftOut, Neighbours
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.errors import UserError
+from soft_trainer.options.resolve import COMPARE_CODES
 
-NEEDED_FOR_CODES = (
-    "but the estimator compares queries; use an encoder (--estimator initial_model), or "
-    "BM25Estimator(document_column='code_tokens') (--bm25_document_column code_tokens)"
-)
 Rows = Sequence[int] | np.ndarray | Tensor
 
 
@@ -103,7 +100,7 @@ class CodesByQueries:
         """Returns the query of each code; a UserError for a code without one."""
         queries = self.first[as_array(code_rows)]
         if (queries < 0).any():
-            raise UserError(f"{int((queries < 0).sum())} codes have no query, {NEEDED_FOR_CODES}")
+            raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
         return queries
 
     def neighbours(
@@ -134,19 +131,20 @@ def find_among(
     return Neighbours(np.where(found.rows < 0, -1, codes[found.rows]), found.scores, found.own)
 
 
-def check_codes_have_queries(estimator, split: Split) -> None:
-    """Refuses negatives that no query has if the estimator compares queries with queries.
+def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None:
+    """Refuses codes that no query has if the estimator compares queries with queries.
 
     Raises:
         UserError: names the estimators that fit.
     """
-    wrong = split.judgments.wrong
-    if wrong is None or getattr(estimator, "compares_codes", True):
+    if getattr(estimator, "compares_codes", True):
         return
-    without = np.unique(wrong.indices[split.judgments.first_queries()[wrong.indices] < 0])
+    without = np.unique(codes[split.judgments.first_queries()[codes] < 0])
     if len(without):
-        name = type(estimator).__name__
-        raise UserError(f"negatives: {len(without):,} of the codes have no query, {NEEDED_FOR_CODES} (not {name})")
+        raise UserError(
+            f"negatives: {len(without):,} of them have no query, but {type(estimator).__name__} compares queries; use "
+            f"{COMPARE_CODES}"
+        )
 
 
 def as_array(rows: Rows) -> np.ndarray:

@@ -154,7 +154,7 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     """Returns a column of token lists, or the column of texts (named without `_tokens`) if there are no tokens."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
-        raise UserError(f"BM25 reads the {side} column {name!r}, the rows have: {', '.join(dataset.column_names)}")
+        raise UserError(f"BM25 reads column {name!r}, the {side} rows have: {', '.join(dataset.column_names)}")
     values = dataset.select_columns(column).with_format("arrow")[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1

@@ -22,7 +22,7 @@ from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import NEEDED_FOR_CODES, Estimator, Rows, as_array
+from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_have_queries
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
@@ -110,10 +110,7 @@ class SoftInfoNCELoss(nn.Module):
         self.rows = LabelledRows(train_dataset)
         if self.loss_settings.needs_similarity:
             split = self.rows.split
-            if len(split.corpus) > len(split.queries) and not getattr(self.estimator, "compares_codes", True):
-                raise UserError(
-                    f"train_dataset: negatives that no row has as its code have no query, {NEEDED_FOR_CODES}"
-                )
+            check_codes_have_queries(self.estimator, split, np.arange(len(split.corpus)))
             EstimatorCallback(self.estimator).fit(split)
         self._batch_checked = False
 

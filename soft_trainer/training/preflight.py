@@ -99,8 +99,8 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     if isinstance(estimator, Estimator):
         estimator.check(split)
     adds = plan.options.negatives_per_query > 0
-    if adds and plan.loss.needs_similarity:
-        check_codes_have_queries(estimator, split)
+    if adds and plan.loss.needs_similarity and split.judgments.wrong is not None:
+        check_codes_have_queries(estimator, split, split.judgments.wrong.indices)
     if adds and split.judgments.wrong is None and estimator is None:
         raise UserError(
             "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds some"

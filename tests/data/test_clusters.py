@@ -22,7 +22,13 @@ def nearest(k: int = K) -> np.ndarray:
 
 def batches(seed: int = 0, **options) -> list[list[int]]:
     options = {"neighbours": nearest(), "batch_size": 32} | options
-    return similar_batches(generator=np.random.default_rng(seed), **options)
+    return one_to_one(generator=np.random.default_rng(seed), **options)
+
+
+def one_to_one(neighbours: np.ndarray, *arguments, **options) -> list[list[int]]:
+    """Makes batches of pairs whose query and code have the number of the pair."""
+    places = np.arange(len(neighbours))
+    return similar_batches(np.stack([places, places], axis=1), neighbours, *arguments, **options)
 
 
 def flat(found: list[list[int]]) -> list[int]:
@@ -60,7 +66,7 @@ def hardest(found: list[list[int]], count: int) -> float:
 
 def test_batches_hold_near_neighbours():
     alike = batches()
-    random = similar_batches(np.full((ROWS, 1), -1), 32, np.random.default_rng(0))
+    random = one_to_one(np.full((ROWS, 1), -1), 32, np.random.default_rng(0))
     # The best possible result: each row with its true nearest seven.
     distances = np.sort(np.linalg.norm(points()[:, None] - points()[None], axis=2), axis=1)
     best = distances[:, 1:8].mean()
@@ -77,6 +83,27 @@ def test_rows_with_few_neighbours_or_none():
     neighbours[::5] = -1
     assert sorted(flat(batches(neighbours=neighbours, drop_last=False))) == list(range(ROWS))
     assert sorted(flat(batches(neighbours=np.full((ROWS, 1), -1), drop_last=False))) == list(range(ROWS))
-    assert similar_batches(nearest()[:20] % 20, 32, np.random.default_rng(0)) == []
-    (short,) = similar_batches(nearest()[:20] % 20, 32, np.random.default_rng(0), drop_last=False)
+    assert one_to_one(nearest()[:20] % 20, 32, np.random.default_rng(0)) == []
+    (short,) = one_to_one(nearest()[:20] % 20, 32, np.random.default_rng(0), drop_last=False)
     assert sorted(short) == list(range(20))
+
+
+def test_a_code_of_several_queries_is_reached_through_its_first_free_pair():
+    # Queries 0 to 3 have code 0, queries 4 to 7 code 1. Query 8 is near code 0, query 9 near code 1.
+    pairs = np.array([*((query, query // 4) for query in range(8)), (8, 2), (9, 3)])
+    neighbours = np.full((10, 1), -1)
+    neighbours[8] = 0
+    neighbours[9] = 1
+    for seed in range(20):
+        found = similar_batches(pairs, neighbours, 2, np.random.default_rng(seed), group_size=2)
+        assert sorted(flat(found)) == list(range(10))
+        batch_of = {row: set(batch) for batch in found for row in batch}
+        reached = [batch_of[8] & {0, 1, 2, 3}, batch_of[9] & {4, 5, 6, 7}]
+        assert any(reached)  # one of the two may come after all pairs of its code have left in other groups
+
+
+def test_several_codes_of_a_query_are_pairs_of_their_own():
+    pairs = np.array([(0, 0), (0, 1), (1, 2), (1, 3)])
+    neighbours = np.array([[2], [0]])
+    found = similar_batches(pairs, neighbours, 2, np.random.default_rng(1), group_size=2)
+    assert sorted(flat(found)) == [0, 1, 2, 3]

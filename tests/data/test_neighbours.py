@@ -6,7 +6,8 @@ import torch
 from scipy import sparse
 
 from soft_trainer.data import neighbours as module
-from soft_trainer.data.neighbours import cached_neighbours, exact_neighbours, nearest_rows, recall_of
+from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.data.neighbours import LeftOut, cached_neighbours, exact_neighbours, recall_of
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +30,23 @@ def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np
     return sides[0], sides[1]
 
 
-def brute_force(scores: np.ndarray, k: int, *ids: np.ndarray) -> np.ndarray:
-    """The nearest codes of each row, of those with other texts."""
+def nearest_rows(queries, codes, k: int, answers: RightAnswers | None = None, **options) -> module.Neighbours:
+    """The neighbours where each query's own code has its number."""
+    return module.nearest_rows(queries, codes, k, LeftOut(np.arange(len(queries)), answers), **options)
+
+
+def answers_of(query_texts: np.ndarray, code_texts: np.ndarray) -> RightAnswers:
+    """The right answers where each query's own code has its number."""
+    own = sparse.eye_array(len(query_texts), len(code_texts), dtype=np.float32, format="csr")
+    return RightAnswers(own, query_texts, code_texts)
+
+
+def brute_force(scores: np.ndarray, k: int, answers: RightAnswers | None = None) -> np.ndarray:
+    """The nearest codes of each query, without its right answers."""
     scores = scores.astype(np.float64).copy()
     np.fill_diagonal(scores, -np.inf)
-    for own in ids:
-        scores[:, : len(own)][own[: len(scores), None] == own[None]] = -np.inf
+    if answers is not None:
+        scores[answers.among(np.arange(len(scores)), np.arange(scores.shape[1])).numpy()] = -np.inf
     return np.argsort(-scores, axis=1, kind="stable")[:, :k]
 
 
@@ -49,23 +61,33 @@ def test_exact_neighbours_are_those_of_brute_force(monkeypatch, rows, group, dty
     np.testing.assert_allclose(found.scores, np.take_along_axis(scores, found.rows, 1), rtol=1e-5)
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
     assert found.rows.dtype == np.int64 and found.scores.dtype == found.own.dtype == np.float32
-    np.testing.assert_array_equal(nearest_rows(queries, k=7).rows, nearest_rows(queries, queries, 7).rows)
-    by_call = exact_neighbours(lambda block: torch.from_numpy(scores[block]), np.arange(rows), rows, 7)
+    everything = np.arange(rows)
+    by_call = exact_neighbours(lambda block: torch.from_numpy(scores[block]), everything, rows, 7, LeftOut(everything))
     np.testing.assert_array_equal(by_call.rows, found.rows)
 
 
 @pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
-def test_equal_texts_are_no_neighbours_and_codes_may_be_more_than_rows(exact_up_to):
+def test_right_answers_are_no_neighbours_and_codes_may_be_more_than_queries(exact_up_to):
     queries, codes = clustered(400)
     queries, generator = queries[:350], np.random.default_rng(0)
-    texts = generator.integers(0, 60, 350).astype(np.uint64), generator.integers(0, 90, 400).astype(np.uint64)
-    found = nearest_rows(queries, codes, 5, text_ids=texts, exact_up_to=exact_up_to)
-    for ids in texts:
-        known = found.rows < len(ids)
-        assert (ids[np.where(known, found.rows, 0)] != ids[:350, None])[known].all()
-    assert found.rows.max() >= 350 and (found.rows != np.arange(350)[:, None]).all()
-    assert recall_of(found.rows, brute_force(queries @ codes.T, 5, *texts)) >= (1 if exact_up_to else 0.9)
+    answers = answers_of(generator.integers(0, 200, 350), generator.integers(0, 200, 400))
+    found = nearest_rows(queries, codes, 5, answers, exact_up_to=exact_up_to)
+    everything = np.arange(350)
+    right = answers.among(everything, np.arange(400)).numpy()
+    assert right.sum() > 1000 and right.sum(1).max() > 5
+    assert not np.take_along_axis(right, found.rows, 1)[found.rows >= 0].any()
+    assert found.rows.max() >= 350 and (found.rows != everything[:, None]).all()
+    assert recall_of(found.rows, brute_force(queries @ codes.T, 5, answers)) >= (1 if exact_up_to else 0.9)
     np.testing.assert_allclose(found.own, (queries * codes[:350]).sum(1), rtol=1e-5)
+
+
+def test_the_own_code_of_a_query_may_be_any():
+    queries, codes = clustered(300)
+    own = np.random.default_rng(0).permutation(300)
+    expected = module.nearest_rows(queries, codes, 5, LeftOut(np.arange(300)))
+    found = module.nearest_rows(queries, codes[own], 5, LeftOut(np.argsort(own)))
+    np.testing.assert_array_equal(own[found.rows], expected.rows)
+    np.testing.assert_allclose(found.own, expected.own, rtol=1e-5)
 
 
 @pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
@@ -111,7 +133,7 @@ def test_more_codes_are_fetched_where_many_have_the_texts_of_the_row():
     queries, codes = clustered(600)
     codes[:400] = codes[0] + 1e-4 * codes[:400]
     texts = np.where(np.arange(600) < 400, 0, np.arange(600)).astype(np.uint64)
-    found = nearest_rows(queries, codes, 5, text_ids=[texts], exact_up_to=0)
+    found = nearest_rows(queries, codes, 5, answers_of(texts, np.arange(600)), exact_up_to=0)
     assert (found.rows[:400] >= 400).all()
 
 
@@ -178,7 +200,7 @@ import sys
 import numpy as np
 from accelerate import PartialState
 from soft_trainer import distributed
-from soft_trainer.data.neighbours import cached_neighbours, nearest_rows
+from soft_trainer.data.neighbours import LeftOut, cached_neighbours, nearest_rows
 from soft_trainer.errors import UserError
 
 state = PartialState(cpu=True)
@@ -186,7 +208,7 @@ vectors = np.load(sys.argv[1] + "/vectors.npy")
 
 def build():
     assert state.process_index == 0
-    return nearest_rows(vectors, k=4)
+    return nearest_rows(vectors, vectors, 4, LeftOut(np.arange(len(vectors))))
 
 def refuse():
     raise UserError("no vectors")
@@ -210,7 +232,7 @@ def test_two_processes_have_the_same_neighbours_and_the_same_refusal(launch, tmp
     (tmp_path / "script.py").write_text(TWO_PROCESSES)
     said = launch([tmp_path / "script.py", tmp_path], 2, 60)
     assert ["refused: no vectors" in words for words in said] == [True, True]
-    expected = nearest_rows(queries, k=4).rows
+    expected = nearest_rows(queries, queries, 4).rows
     kept = sorted(tmp_path.glob("rows-*.npy"))
     assert len(kept) == 4
     for path in kept:

@@ -5,8 +5,15 @@ import pytest
 from scipy import sparse
 
 from soft_trainer.data import term_neighbours
-from soft_trainer.data.neighbours import recall_of
+from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.data.neighbours import LeftOut, recall_of
 from soft_trainer.data.term_neighbours import nearest_by_terms
+
+
+def left_out_of(texts: np.ndarray) -> LeftOut:
+    """The own codes, and those with the same text."""
+    own = sparse.eye_array(len(texts), dtype=np.float32, format="csr")
+    return LeftOut(np.arange(len(texts)), RightAnswers(own, np.arange(len(texts)), texts))
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def test_few_rows_compare_all_products(counts, monkeypatch, common):
     monkeypatch.setattr(term_neighbours, "ENTRIES", 10_000)
     queries, documents, texts = (part[:600] for part in counts)
     scores = (queries @ documents.T).toarray()
-    found = nearest_by_terms(queries, documents, 6, text_ids=[texts])
+    found = nearest_by_terms(queries, documents, 6, left_out_of(texts))
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
     scores[texts[:, None] == texts] = 0
     expected = -np.sort(-scores, axis=1)[:, :6]
@@ -43,8 +50,8 @@ def test_few_rows_compare_all_products(counts, monkeypatch, common):
 def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
     monkeypatch.setattr(term_neighbours, "VISITED", 64)
     queries, documents, texts = counts
-    exact = nearest_by_terms(queries, documents, 10, text_ids=[texts])
-    found = nearest_by_terms(queries, documents, 10, text_ids=[texts], exact_up_to=0)
+    exact = nearest_by_terms(queries, documents, 10, left_out_of(texts))
+    found = nearest_by_terms(queries, documents, 10, left_out_of(texts), exact_up_to=0)
     recall = recall_of(found.rows, exact.rows)
     assert 0.85 < recall < 1
     printed = float(capsys.readouterr().err.split("recall@10 ")[1].split()[0])
@@ -58,8 +65,8 @@ def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
 def test_all_terms_give_the_exact_neighbours(counts, monkeypatch):
     monkeypatch.setattr(term_neighbours, "RECALL", 1.1)
     queries, documents, texts = counts
-    exact = nearest_by_terms(queries[:200], documents, 10)
-    found = nearest_by_terms(queries[:200], documents, 10, text_ids=[np.arange(200)], exact_up_to=0)
+    exact = nearest_by_terms(queries[:200], documents, 10, LeftOut(np.arange(200)))
+    found = nearest_by_terms(queries[:200], documents, 10, LeftOut(np.arange(200)), exact_up_to=0)
     assert np.allclose(found.scores, exact.scores, rtol=1e-5)
     assert recall_of(found.rows, exact.rows) > 0.95  # ties may differ
 
@@ -67,4 +74,4 @@ def test_all_terms_give_the_exact_neighbours(counts, monkeypatch):
 def test_a_row_without_terms_in_common_has_no_neighbours():
     matrix = sparse.csr_matrix(np.eye(4, dtype=np.float32))
     for limit in (100, 0):
-        assert (nearest_by_terms(matrix, matrix, 2, exact_up_to=limit).rows == -1).all()
+        assert (nearest_by_terms(matrix, matrix, 2, LeftOut(np.arange(4)), exact_up_to=limit).rows == -1).all()

@@ -9,6 +9,7 @@ import torch
 from refusals import refused
 from transformers import AutoModel
 
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.adapters import (
     add_lora,
     base_name,
@@ -89,7 +90,7 @@ def test_every_library_loads_the_same_embeddings(adapted, base, tokenizer, profi
     assert trainable if merge else all("lora_" in name for name in trainable)
 
     estimator = TrainedModelEstimator(folder, cache_dir=None)
-    estimator.fit(dataset.select(range(4)))
+    estimator.fit(Split.from_pairs(dataset.select(range(4))))
     assert estimator.similarity([0, 1], [2, 3]).shape == (2, 2)
 
 

@@ -12,6 +12,8 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from rank_bm25 import BM25Okapi
 
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.neighbours import LeftOut
 from soft_trainer.errors import UserError
 from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator
@@ -39,7 +41,7 @@ def fitted(queries=QUERIES, codes=None, **options) -> BM25Estimator:
     if codes is not None:
         rows["code_tokens"] = [text.split() for text in codes]
     estimator = BM25Estimator(**options)
-    estimator.fit(Dataset.from_dict(rows))
+    estimator.fit(Split.from_pairs(Dataset.from_dict(rows)))
     return estimator
 
 
@@ -50,7 +52,7 @@ def close(found: torch.Tensor, wanted) -> None:
 def test_columns_of_tokens_may_differ_in_the_type_of_their_texts():
     tokens = pa.array([text.split() for text in QUERIES], pa.large_list(pa.large_string()))
     estimator = BM25Estimator(document_column="code_tokens")
-    estimator.fit(Dataset(pa.table({"docstring_tokens": tokens, "code": pa.array(CODES)})))
+    estimator.fit(Split.from_pairs(Dataset(pa.table({"docstring_tokens": tokens, "code": pa.array(CODES)}))))
     expected = fitted(codes=CODES, document_column="code_tokens").similarity(range(6), range(6))
     close(estimator.similarity(range(6), range(6)), expected.tolist())
 
@@ -118,7 +120,7 @@ PUBLISHED = [
 
 def test_robertson_is_the_published_bm25_on_token_ids():
     estimator = BM25Estimator(column="ids", idf="robertson", average_length=8.0)
-    estimator.fit(Dataset.from_dict({"ids": PUBLISHED_IDS}))
+    estimator.fit(Split.from_pairs(Dataset.from_dict({"ids": PUBLISHED_IDS})))
     close(estimator.similarity(range(4), range(4)), PUBLISHED)
 
 
@@ -133,7 +135,7 @@ def test_lucene_is_never_negative_where_robertson_is():
 
 def test_a_text_column_is_split_at_white_space():
     estimator = BM25Estimator(column="docstring")
-    estimator.fit(Dataset.from_dict({"docstring": [f" {text}\n" for text in QUERIES]}))
+    estimator.fit(Split.from_pairs(Dataset.from_dict({"docstring": [f" {text}\n" for text in QUERIES]})))
     assert torch.equal(estimator.similarity(range(6), range(6)), fitted().similarity(range(6), range(6)))
 
 
@@ -158,7 +160,7 @@ def test_rows_of_any_kind_repeatedly(rows):
 
 def test_fitting_again_forgets_the_first_rows():
     estimator = fitted()
-    estimator.fit(Dataset.from_dict({"docstring_tokens": [["x"], ["x", "y"], ["z"]]}))
+    estimator.fit(Split.from_pairs(Dataset.from_dict({"docstring_tokens": [["x"], ["x", "y"], ["z"]]})))
     assert torch.equal(
         estimator.similarity(range(3), range(3)), fitted(["x", "x y", "z"]).similarity(range(3), range(3))
     )
@@ -187,11 +189,11 @@ def test_counts_of_arrow_columns_are_those_of_their_lists(view):
     rows = view(rows)
     sides = [list(map(str.split, rows["query"])), rows["code_tokens"][:]]
     estimator = BM25Estimator("query", "code_tokens")
-    estimator.fit(rows)
+    estimator.fit(Split.from_pairs(rows))
     for found, texts in zip((estimator._queries, estimator._documents), sides, strict=True):
         assert found.toarray().tolist() == counts_of(texts, dict.fromkeys(chain(*chain(*sides))))
     estimator = BM25Estimator("ids")
-    estimator.fit(rows)
+    estimator.fit(Split.from_pairs(rows))
     assert estimator._queries.toarray().tolist() == counts_of(rows["ids"], dict.fromkeys(chain(*rows["ids"])))
 
 
@@ -200,9 +202,10 @@ def counts_of(texts, terms):
 
 
 def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
-    first = fitted(cache_dir=tmp_path).neighbours(2)
+    left_out = LeftOut(np.arange(len(QUERIES)))
+    first = fitted(cache_dir=tmp_path).neighbours(2, left_out)
     monkeypatch.setattr(bm25, "nearest_by_terms", lambda *_, **__: pytest.fail("computed again"))
-    np.testing.assert_array_equal(fitted(cache_dir=tmp_path).neighbours(2).rows, first.rows)
+    np.testing.assert_array_equal(fitted(cache_dir=tmp_path).neighbours(2, left_out).rows, first.rows)
 
 
 # ---- What a user can get wrong ----
@@ -214,7 +217,7 @@ def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
         ({"idf": "tfidf"}, "idf='tfidf'.*okapi, robertson, lucene"),
         ({"scope": "epoch"}, "scope='epoch'.*batch, corpus"),
         ({"column": "words"}, "'words'.*docstring_tokens"),
-        ({"document_column": "words"}, "'words'.*docstring_tokens"),
+        ({"document_column": "words"}, "'words', the code rows have: gaps"),
         ({"document_column": "gaps"}, "gaps.*row 2"),
         ({"document_column": "stars"}, "'stars', which holds int64"),
         ({"document_column": "vectors"}, "'vectors', which holds list<.*double>"),
@@ -224,11 +227,12 @@ def test_what_a_user_can_get_wrong(options, words):
     others = {"gaps": [["sort"], None], "stars": [3, 4], "vectors": [[0.5], [1.5]]}
     rows = Dataset.from_dict({"docstring_tokens": [["sort"], ["read"]]} | others)
     with pytest.raises(UserError, match=words):
-        BM25Estimator(**options).fit(rows)
+        BM25Estimator(**options).fit(Split.from_pairs(rows))
 
 
 def test_rows_are_checked_for_missing_values_without_reading_them():
     rows = Dataset.from_dict({"docstring_tokens": [["sort", "a", "list"]] * 200_000})
+    split = Split.from_pairs(rows.select(range(100_000, 200_000)))
     start = time.process_time()
-    BM25Estimator().check(rows.select(range(100_000, 200_000)))
+    BM25Estimator().check(split)
     assert time.process_time() - start < 0.2

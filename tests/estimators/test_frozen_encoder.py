@@ -7,6 +7,7 @@ import torch
 
 from soft_trainer import SimCSEEstimator, TrainedModelEstimator, load_encoder
 from soft_trainer.data import array_cache
+from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 
 
@@ -28,7 +29,7 @@ def count_encodings(monkeypatch):
 
 def test_simcse_is_the_cosine_of_queries(dataset, encoder_dir, tmp_path):
     estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
-    estimator.fit(dataset)
+    estimator.fit(Split.from_pairs(dataset))
     embeddings = load_encoder(encoder_dir).encode_queries([" ".join(t) for t in dataset["docstring_tokens"]])
     embeddings = torch.nn.functional.normalize(embeddings, dim=-1)
     torch.testing.assert_close(estimator.similarity([3, 1], [0, 1, 2]), embeddings[[3, 1]] @ embeddings[:3].T)
@@ -37,7 +38,7 @@ def test_simcse_is_the_cosine_of_queries(dataset, encoder_dir, tmp_path):
 
 def test_a_trained_model_scores_as_it_was_trained_to(dataset, encoder_dir, tmp_path):
     estimator = TrainedModelEstimator(encoder_dir, cache_dir=tmp_path)
-    estimator.fit(dataset)
+    estimator.fit(Split.from_pairs(dataset))
     encoder = load_encoder(encoder_dir)
     queries = encoder.encode_queries([" ".join(t) for t in dataset["docstring_tokens"]])
     codes = encoder.encode_codes([" ".join(t) for t in dataset["code_tokens"]])
@@ -48,9 +49,9 @@ def test_a_trained_model_scores_as_it_was_trained_to(dataset, encoder_dir, tmp_p
 
 def test_a_second_run_takes_the_rows_from_disk(dataset, encoder_dir, tmp_path, count_encodings):
     for _ in range(2):
-        TrainedModelEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+        TrainedModelEstimator(encoder_dir, cache_dir=tmp_path).fit(Split.from_pairs(dataset))
     assert count_encodings == [24, 24]  # queries and codes, once
-    TrainedModelEstimator(encoder_dir, cache_dir=None).fit(dataset)
+    TrainedModelEstimator(encoder_dir, cache_dir=None).fit(Split.from_pairs(dataset))
     assert len(count_encodings) == 4
 
 
@@ -59,14 +60,14 @@ def test_other_rows_and_other_weights_have_rows_of_their_own(dataset, encoder_di
     from soft_trainer.hub.export import export_encoder
 
     first = SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "rows")
-    first.fit(dataset)
+    first.fit(Split.from_pairs(dataset))
     shuffled = SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "rows")
-    shuffled.fit(dataset.select(range(23, -1, -1)))
+    shuffled.fit(Split.from_pairs(dataset.select(range(23, -1, -1))))
     torch.testing.assert_close(shuffled.similarity([23], [22]), first.similarity([0], [1]))
     with torch.no_grad():
         model.embeddings.LayerNorm.weight += 0.1
     other = export_encoder(model, tokenizer, profile, tmp_path / "other")
-    SimCSEEstimator(other, cache_dir=tmp_path / "rows").fit(dataset)
+    SimCSEEstimator(other, cache_dir=tmp_path / "rows").fit(Split.from_pairs(dataset))
     assert len(count_encodings) == 3
 
 
@@ -83,7 +84,7 @@ def test_another_configuration_of_the_same_weights_has_rows_of_its_own(dataset, 
     found = []
     for folder, cache_dir in ((encoder_dir, tmp_path), (other, tmp_path), (other, None)):
         estimator = SimCSEEstimator(folder, cache_dir=cache_dir)
-        estimator.fit(dataset)
+        estimator.fit(Split.from_pairs(dataset))
         found.append(estimator.similarity(range(8), range(8)))
     assert torch.equal(found[1], found[2]) and not torch.equal(found[0], found[1])
 
@@ -91,14 +92,14 @@ def test_another_configuration_of_the_same_weights_has_rows_of_its_own(dataset, 
 @pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:-4] + bytes(4), lambda b: b""])
 def test_a_damaged_cache_is_built_again(dataset, encoder_dir, tmp_path, count_encodings, damage, capsys):
     estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
-    estimator.fit(dataset)
+    estimator.fit(Split.from_pairs(dataset))
     expected = estimator.similarity(range(24), range(24)).clone()
     (file,) = tmp_path.glob("*.npy")
     data = damage(file.read_bytes())
     file.unlink()
     file.write_bytes(data)
     again = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
-    again.fit(dataset)
+    again.fit(Split.from_pairs(dataset))
     torch.testing.assert_close(again.similarity(range(24), range(24)), expected)
     assert len(count_encodings) == 2 and "damaged" in capsys.readouterr().err
 
@@ -110,8 +111,8 @@ def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(array_cache.np, "save", killed)
-        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
-    SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(Split.from_pairs(dataset))
+    SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(Split.from_pairs(dataset))
     assert len([p for p in tmp_path.glob("*.npy") if not p.name.startswith(".")]) == 1
 
 
@@ -119,10 +120,10 @@ def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder
                                                                monkeypatch):  # fmt: skip
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be written.*--no_estimator_cache"):
-        SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "file" / "rows").fit(dataset)
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "file" / "rows").fit(Split.from_pairs(dataset))
     monkeypatch.setattr(array_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10})())
     with pytest.raises(UserError, match="MiB are free"):
-        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(Split.from_pairs(dataset))
     assert count_encodings == []
 
 
@@ -137,20 +138,20 @@ def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(
     monkeypatch.setattr(array_cache.logger, "warning", warned.append)
     monkeypatch.setattr(array_cache.np, "save", full)
     estimator = SimCSEEstimator(encoder_dir, cache_dir=tmp_path)
-    estimator.fit(dataset)
+    estimator.fit(Split.from_pairs(dataset))
     assert estimator.similarity([0], [0]).item() == pytest.approx(1, abs=1e-5)
     assert f"cannot write to {tmp_path} ({error[-1]})" in warned[0]
 
 
 def test_a_missing_model_is_named(dataset, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        SimCSEEstimator(tmp_path / "nowhere").fit(dataset)
+        SimCSEEstimator(tmp_path / "nowhere").fit(Split.from_pairs(dataset))
 
 
 def test_a_fitted_estimator_is_sent_to_workers_by_the_path_of_its_rows(encoder_dir, dataset, tmp_path):
     for estimator_class in (SimCSEEstimator, TrainedModelEstimator):
         estimator = estimator_class(encoder_dir, cache_dir=tmp_path)
-        estimator.fit(dataset)
+        estimator.fit(Split.from_pairs(dataset))
         sent = pickle.dumps(estimator)
         assert len(sent) < 2_000
         assert torch.equal(pickle.loads(sent).similarity([0, 1], [2, 3]), estimator.similarity([0, 1], [2, 3]))
@@ -162,7 +163,7 @@ def test_embeddings_that_are_not_finite_are_refused_and_not_stored(encoder_dir, 
         lambda *_, **__: torch.full((len(dataset), 32), torch.inf),
     )
     with pytest.raises(UserError, match="NaN, infinity"):
-        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(dataset)
+        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(Split.from_pairs(dataset))
     assert not list(tmp_path.glob("*.npy"))
 
 
@@ -183,7 +184,7 @@ found = []
 for places in (("a", "a"), ("a", "b"), ("a", "b"), ("c", "b")):
     built.clear()
     estimator = SimCSEEstimator(encoder, cache_dir=Path(folder, places[rank]))
-    estimator.fit(dataset)
+    estimator.fit(Split.from_pairs(dataset))
     found.append((len(built), estimator.similarity([0, 1], [2, 3]).tolist()))
 Path(folder, f"{rank}.json").write_text(json.dumps(found))
 distributed.close()

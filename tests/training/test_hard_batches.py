@@ -190,7 +190,7 @@ def test_resumed_in_the_second_epoch_to_the_bit(make_trainer, options, tmp_path)
     for name in ("_queries", "_codes"):
         assert np.array_equal(getattr(whole.estimator, name), getattr(resumed.estimator, name))
     trained = whole.estimator.similarity(range(24), range(24))
-    whole.estimator.fit(whole.train_dataset)
+    whole.estimator.fit(whole.train_split)
     assert not torch.allclose(trained, whole.estimator.similarity(range(24), range(24)), atol=0.1)
     with pytest.raises(UserError, match="resume with a new trainer"):
         whole.train(resume_from_checkpoint=checkpoint)

@@ -9,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from trainings import check_weights, still
 
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter, save_adapter
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
@@ -113,7 +114,7 @@ def test_the_initial_model_stays_the_frozen_start(train, adapted, dataset, profi
     estimator = InitialModelEstimator(cache_dir=None)
     train(estimator=estimator)
     untrained = TrainedModelEstimator(base, cache_dir=None)
-    untrained.fit(dataset)
+    untrained.fit(Split.from_pairs(dataset))
     rows = range(8)
     torch.testing.assert_close(estimator.similarity(rows, rows), untrained.similarity(rows, rows), atol=1e-4, rtol=0)
 

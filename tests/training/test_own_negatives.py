@@ -67,10 +67,9 @@ def test_an_estimator_without_vectors_mines_by_comparing_all_pairs_but_makes_no_
     with pytest.raises(UserError, match="SameLength has no vectors"):
         make_trainer(SameLength(), train_sampling_strategy="similar")
     trainer = make_trainer(SameLength(), **OWN)
-    negatives = trainer.prepare_rows().own_negatives.negatives
+    candidates = fitted(trainer)._own_negatives.candidates
     for row in range(24):
-        own = slice(negatives.starts[row], negatives.starts[row + 1])
-        assert set(negatives.codes[own].tolist()) == set(range(24)) - {row}
+        assert set(candidates[[row]].indices.tolist()) == set(range(24)) - {row}
     trainer.train()
 
 
