@@ -1,8 +1,8 @@
 """Scores files and pieces by a query, from the postings of the index.
 
 A file's score is a sum of shares between 0 and 1, each times a round weight. They were chosen on a coarse grid (none,
-half, as they are, double) over 769 judged queries of 39 repositories, leaving some out in turn. docs/search.md
-has the figures, those of eleven repositories that no choice has seen among them.
+half, as they are, double) over 769 judged queries of 39 repositories, leaving some out in turn.
+`benchmarks/search_study.md` has the figures, among them those of eleven repositories that no choice has seen.
 """
 
 from __future__ import annotations
