@@ -94,7 +94,7 @@ class EncodedRowsEstimator(Estimator):
                 )
             return embeddings
 
-        code = code_fingerprint("soft_trainer.encoders.encoding")
+        code = code_fingerprint("soft_trainer.encoders", "soft_trainer.dataflow")
         self.encoder_identity = encoder.identity()
         key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
         return cached_rows(self.cache_dir, key, len(tokens), model.config.hidden_size, dtype, build)

@@ -107,6 +107,7 @@ def training_settings(trainer) -> dict[str, object]:
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     profile = dataclasses.asdict(trainer.encoder)
     del profile["name"]
+    del profile["matryoshka_dims"]  # the option of that name says what is trained
     return (
         step_options(trainer.args)
         | profile

@@ -42,6 +42,7 @@ OTHER = {
     "batch size": ({"per_device_train_batch_size": 12}, "per_device_train_batch_size was 8, is 12"),
     "accumulation": ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1, is 2"),
     "sampling": ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy was random, is sequential"),
+    "dimensions": ({"matryoshka_dims": "32,16"}, "matryoshka_dims was None, is 32,16"),
     "estimator": ({"estimator": BM25Estimator(k1=2.0)}, "estimator was"),
 }
 
