@@ -31,6 +31,7 @@ _NAMED_SETS = {
     "upper": string.ascii_uppercase,
     "xdigit": string.hexdigits,
 }
+_STARS = re.compile(r"\*+")
 _NAMED_SET = re.compile(r"\[:([^\]]*)\]")
 
 
@@ -56,77 +57,70 @@ def path_filter(pattern: str) -> re.Pattern[str]:
     return re.compile(expression(tokens) + "(?s:/.*)?")
 
 
-def git_tokens(pattern: str, has_slash: bool) -> list[str] | None:
-    """Splits a pattern of git, without `!` and slashes at its ends, into tokens; None if it matches nothing."""
+def git_tokens(pattern: str, has_slash: bool) -> list[str]:
+    """Splits a pattern of git, without `!` and slashes at its ends, into tokens.
+
+    Raises:
+        LookupError: it is not well formed, so that it matches nothing.
+    """
     tokens = []
     place = 0
     while place < len(pattern):
-        letter = pattern[place]
-        if letter == "*":
-            start = place
-            place = re.compile(r"\*+").match(pattern, place).end()
-            # git cuts off the part without wildcards first, so `**` counts as the start of a name after that, too.
-            starts_name = pattern[start - 1 : start] in ("", "/") or not re.search(r"[*?[\\]", pattern[:start])
-            wide = has_slash and place - start > 1 and starts_name
-            if wide and pattern.startswith("/", place):
-                tokens.append(FOLDERS)
-                place += 1
-            elif wide and (place == len(pattern) or pattern.startswith("\\/", place)):
-                tokens.append(ANYTHING)
-            else:
-                tokens.append(STAR)
-            continue
-        if letter == "[":
-            found = _set(pattern, place + 1)
-            if found is None:
-                return None
-            token, place = found
-            tokens.append(token)
-            continue
-        if letter == "\\":
+        if pattern[place] == "*":
+            token, place = _git_wildcard(pattern, place, has_slash)
+        elif pattern[place] == "[":
+            token, place = _git_set(pattern, place + 1)
+        elif pattern[place] == "?":
+            token = "[^/]"
             place += 1
-            if place == len(pattern):
-                return None
-        tokens.append("[^/]" if letter == "?" else re.escape(pattern[place]))
-        place += 1
+        else:
+            place += pattern[place] == "\\"
+            token = re.escape(pattern[place])
+            place += 1
+        tokens.append(token)
     return tokens
 
 
-def _set(pattern: str, place: int) -> tuple[str, int] | None:
-    """Reads a set such as `[a-z]` behind its bracket; returns an expression and where it ends, None if it does not."""
-    negated = pattern[place : place + 1] in ("!", "^")
+def _git_wildcard(pattern: str, start: int, has_slash: bool) -> tuple[str, int]:
+    """Reads `*`, `**` or `**/`; returns its token and where it ends."""
+    end = _STARS.match(pattern, start).end()
+    # git cuts off the part without wildcards first, so `**` counts as the start of a name after that, too.
+    starts_name = pattern[start - 1 : start] in ("", "/") or not re.search(r"[*?[\\]", pattern[:start])
+    if not has_slash or end - start == 1 or not starts_name:
+        return STAR, end
+    if pattern.startswith("/", end):
+        return FOLDERS, end + 1
+    if end == len(pattern) or pattern.startswith("\\/", end):
+        return ANYTHING, end
+    return STAR, end
+
+
+def _git_set(pattern: str, place: int) -> tuple[str, int]:
+    """Reads a set such as `[a-z]` behind its bracket; returns its token and where it ends."""
+    negated = pattern[place] in "!^"
     place += negated
     members: set[str] = set()
     first = place
-    lowest = None  # the last single member, with which a range can start
-    while place < len(pattern) and (place == first or pattern[place] != "]"):
-        letter = pattern[place]
+    lowest = ""  # the last single member, with which a range can start
+    while place == first or pattern[place] != "]":
         named = _NAMED_SET.match(pattern, place)
-        if letter == "-" and lowest is not None and pattern[place + 1 : place + 2] not in ("", "]"):
+        if pattern[place] == "-" and lowest and pattern[place + 1] != "]":
             place += 1 + (pattern[place + 1] == "\\")
-            if place == len(pattern):
-                return None
             members.update(map(chr, range(ord(lowest), ord(pattern[place]) + 1)))
-            lowest = None
+            lowest = ""
         elif named and named[1].endswith(":"):
-            if named[1][:-1] not in _NAMED_SETS:
-                return None
             members.update(_NAMED_SETS[named[1][:-1]])
-            lowest = None
+            lowest = ""
             place = named.end() - 1
         else:
-            place += letter == "\\"
-            if place == len(pattern):
-                return None
+            place += pattern[place] == "\\"
             lowest = pattern[place]
             members.add(lowest)
         place += 1
-    if place >= len(pattern):
-        return None
     listed = "".join(map(re.escape, sorted(members - {"/"})))
     if negated:
         return f"[^/{listed}]", place + 1
-    return (f"[{listed}]" if listed else "(?!)"), place + 1
+    return f"[{listed}]" if listed else "(?!)", place + 1
 
 
 def expression(tokens: list[str]) -> str:

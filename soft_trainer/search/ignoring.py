@@ -73,8 +73,9 @@ class IgnoreRules:
             folders_only = pattern.endswith("/")
             pattern = pattern[: len(pattern) - folders_only]
             has_slash = "/" in pattern
-            tokens = git_tokens(pattern.removeprefix("/"), has_slash)
-            if not tokens:
+            try:
+                tokens = git_tokens(pattern.removeprefix("/"), has_slash)
+            except LookupError:
                 continue
             written = expression(tokens)
             written = f"[^/]*//{written}" if has_slash else f"{written}//(?s:.*)"

@@ -154,8 +154,8 @@ def _view(indexes: Mapping[str, CodeIndex], stack: ExitStack) -> View:
     empty = not view.segments.live.any()
     if empty:
         folders = ", ".join(index.folder for index in indexes.values())
-        commands = "; ".join(f"`{index.command()}`" for index in indexes.values())
-        raise UserError(f"nothing is indexed of {folders}; run {commands}")
+        commands = "; ".join(f"`{index.command('--skipped')}`" for index in indexes.values())
+        raise UserError(f"nothing is indexed of {folders}; {commands} indexes it and lists what is left out")
     return view
 
 
