@@ -9,6 +9,7 @@ from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, EvalPrediction
 
 from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
@@ -54,6 +55,31 @@ def test_a_corpus_without_one_url_a_code_is_refused(trainer_of, rows, urls, word
     for use in (trainer.train, trainer.evaluate, lambda: trainer.predict(queries)):
         with pytest.raises(UserError, match=words):
             use()
+
+
+def test_a_split_is_measured_by_its_judgments(trainer_of, dataset):
+    pairs = [(0, 3), (0, 5), (1, 1), (2, 0), (2, 7), (2, 9)]
+    split = Split.from_grades(dataset.select(range(3)), dataset, pairs, [1.0, 2.0, 1.0, 3.0, 1.0, 1.0])
+    trainer = trainer_of(arguments={"eval_dataset": {"a": split}, "codebase": None})
+    found = trainer.evaluate()
+    embedded = [trainer.embed_rows(part, side) for part, side in ((split.queries, "query"), (dataset, "code"))]
+    scores = embedded[0].double() @ embedded[1].double().T
+    places = [min(int((scores[q] >= scores[q, c]).sum()) for q, c in pairs if q == query) for query in range(3)]
+    assert found["eval_a_mrr"] == pytest.approx(np.mean([1 / place for place in places]))
+    assert found["eval_a_pool_size"] == 24 and 0 < found["eval_a_ndcg@10"] <= 1 and "eval_map" in found
+    unanswered = Split.from_grades(dataset.select(range(3)), dataset, pairs[:3], [1.0, 2.0, 1.0])
+    with pytest.raises(UserError, match="query 3 has no right answer in the corpus"):
+        trainer.predict(unanswered)
+
+
+def test_versions_of_a_code_all_answer_its_query(trainer_of, dataset):
+    urls = ["one", "one", *dataset["url"][2:]]
+    rows = dataset.remove_columns("url").add_column("url", urls)
+    output = trainer_of().predict(Split.from_pairs(rows))
+    queries, codes = (trainer_of().embed_rows(rows, side).double() for side in ("query", "code"))
+    scores = queries @ codes.T
+    first = min(int((scores[0] > scores[0, code]).sum()) + 1 for code in (0, 1))
+    assert output.ranks[0] == first and "map" not in output.metrics
 
 
 @pytest.mark.slow
