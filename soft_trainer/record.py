@@ -8,6 +8,7 @@ from pathlib import Path
 
 from datasets import Dataset
 from torch import Tensor
+from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
@@ -116,10 +117,12 @@ class Run:
         self.folder = Path(trainer.args.output_dir)
         self.on_main = distributed.rank_and_world_size()[0] == 0
         self.languages = data_args.languages or languages_in(data.tables)
+        self.evaluation_sets = evaluation_sets
         self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, Ranking] = {}
         self.ranks_before: dict[str, Tensor] = {}
+        trainer.add_callback(FollowOtherQueries(self))
 
     def measure(self, system: str, lexical: bool = False) -> None:
         """Ranks the queries of every set with the encoder as it is now.
@@ -164,6 +167,16 @@ class Run:
             ranking, measured = by_query(of_pairs, split.judgments)
             metrics = retrieval_metrics(ranking.ranks, len(split.corpus)) | means(measured)
             self._add(evaluation_set, system, RetrievalOutput(ranking, metrics, by_query=measured))
+
+    def follow(self) -> None:
+        """Logs the MRR of each evaluation set during training, and its change from before."""
+        for evaluation_set in self.evaluation_sets:
+            name = evaluation_set.name
+            output = self.trainer.predict(evaluation_set.split, metric_key_prefix=f"eval_{name}")
+            metrics = {"mrr": output.metrics[f"eval_{name}_mrr"]}
+            if name in self.ranks_before:
+                metrics |= change_of_mrr(self.ranks_before[name], output.ranks)
+            self.trainer.log({f"eval_{name}_{metric}": value for metric, value in metrics.items()})
 
     def finish(self) -> None:
         """Writes the results and the model card, and prints the comparison and examples."""
@@ -240,6 +253,18 @@ class Run:
             path = self.folder / f"ranks-{name}-{system}.parquet"
             columns = profile.query_columns, ("code", *profile.code_columns)
             save_ranks(path, evaluation_set.split, ranking, *columns, output.by_query)
+
+
+class FollowOtherQueries(TrainerCallback):
+    """Measures the evaluation sets of a run at every evaluation during training."""
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def on_evaluate(self, args, state, control, **kwargs) -> None:
+        """Measures them."""
+        if self.run.trainer.is_in_train:
+            self.run.follow()
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: RunData, languages: list[str]) -> list[EvaluationSet]:

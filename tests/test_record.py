@@ -5,6 +5,7 @@ import math
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from datasets import Dataset
 from refusals import refused
 from torch.nn.functional import normalize
@@ -72,6 +73,22 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
     said = capsys.readouterr().err
     assert "MAP" in said and "nDCG@10, gain relevance" in said
+
+
+def test_other_queries_are_followed_during_training(make_run, graded, dataset):
+    run = make_run({"valid": dataset, "codebase": dataset}, graded)
+    run.measure("untrained")
+    run.trainer.evaluate(dataset, codebase=dataset)
+    assert not any("eval_human_mrr" in entry for entry in run.trainer.state.log_history)
+    run.trainer.is_in_train = True
+    with torch.no_grad():
+        for parameter in run.trainer.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    run.trainer.evaluate(dataset, codebase=dataset)
+    (entry,) = [entry for entry in run.trainer.state.log_history if "eval_human_mrr" in entry]
+    before = run.results["human"]["untrained"]["mrr"]
+    assert entry["eval_human_mrr_change"] == pytest.approx(entry["eval_human_mrr"] - before)
+    assert entry["eval_human_mrr_change_margin"] >= 0 and "eval_valid_mrr" not in entry
 
 
 def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, dataset, tmp_path):
