@@ -76,7 +76,7 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
 
 
 def test_other_queries_are_followed_during_training(make_run, graded, dataset):
-    run = make_run({"valid": dataset, "codebase": dataset}, graded)
+    run = make_run({}, graded)
     run.measure("untrained")
     run.trainer.evaluate(dataset, codebase=dataset)
     assert not any("eval_human_mrr" in entry for entry in run.trainer.state.log_history)
