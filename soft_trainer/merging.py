@@ -1,7 +1,7 @@
 """Merging: encoders between the weights before and after training.
 
 Training on rows of one kind makes an encoder better on queries like them and may make it worse on others. The weighted
-mean of the weights before and after keeps most of the gain and gives most of the loss back (`docs/merging.md`).
+mean of the weights before and after keeps most of the gain and gives most of the loss back (`docs/training.md`).
 """
 
 from __future__ import annotations
