@@ -35,14 +35,20 @@ def distil_static(
     if texts is not None and not Path(texts).exists():
         raise UserError(f"texts={texts}: no such file or folder")
     encoder = load_encoder(model, trust_remote_code=trust_remote_code)
-    lines = None if texts is None else _lines(Path(texts))
+    if texts is None:
+        lines = None
+    else:
+        lines = _lines(Path(texts))
     static = distilled(encoder, dimensions, lines, progress=True)
     return export_encoder(static.model, static.tokenizer, static.profile, output_dir)
 
 
 def _lines(source: Path) -> Iterator[str]:
     """Yields the lines of a file, or of all files below a folder; bytes that are no UTF-8 are replaced."""
-    paths = sorted(source.rglob("*")) if source.is_dir() else [source]
+    if source.is_dir():
+        paths = sorted(source.rglob("*"))
+    else:
+        paths = [source]
     for path in paths:
         if path.is_file():
             with path.open(encoding="utf-8", errors="replace") as file:

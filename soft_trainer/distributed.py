@@ -13,7 +13,9 @@ from torch import Tensor
 
 def rank_and_world_size() -> tuple[int, int]:
     """Returns this process's number and the number of processes."""
-    return (dist.get_rank(), dist.get_world_size()) if _is_distributed() else (0, 1)
+    if _is_distributed():
+        return (dist.get_rank(), dist.get_world_size())
+    return (0, 1)
 
 
 def is_local_main() -> bool:
@@ -66,7 +68,9 @@ def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
     queries and scales it by `processes x B_r / N`; an averaging all-reduce then gives the gradient that one process
     computes on the global batch.
     """
-    return _Gather.apply(local, tuple(sizes)) if _is_distributed() else local
+    if _is_distributed():
+        return _Gather.apply(local, tuple(sizes))
+    return local
 
 
 def gather(local: Tensor) -> Tensor:
@@ -94,7 +98,9 @@ def any_process(flag: bool) -> bool:
 
 def gather_numbers(number: int) -> list[int]:
     """Returns each process's number, in the order of the processes."""
-    return gather(torch.tensor([number], device=device())).tolist() if _is_distributed() else [number]
+    if _is_distributed():
+        return gather(torch.tensor([number], device=device())).tolist()
+    return [number]
 
 
 def largest(numbers: Sequence[int]) -> list[int]:

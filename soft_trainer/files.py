@@ -84,7 +84,9 @@ def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, flo
 def record_path(folder: str | Path) -> Path:
     """Returns the path of a run's record: `run.json`, or `all_results.json` in a folder of version 0.1."""
     folder = Path(folder)
-    return folder / RECORD if (folder / RECORD).is_file() else folder / NUMBERS
+    if (folder / RECORD).is_file():
+        return folder / RECORD
+    return folder / NUMBERS
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
@@ -102,7 +104,10 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
 
 def open_text(path: str | Path, newline: str | None = None) -> TextIO:
     """Opens a text file in UTF-8, plain or gzipped, for reading; UNREADABLE are the errors of reading it."""
-    opener = gzip.open if str(path).endswith(".gz") else open
+    if str(path).endswith(".gz"):
+        opener = gzip.open
+    else:
+        opener = open
     return opener(path, "rt", encoding="utf-8-sig", newline=newline)
 
 
@@ -202,7 +207,9 @@ def _written(folder: Path) -> float | None:
         marker = read_json(folder / MARKER)
         sizes = marker.get("sizes", marker)  # an earlier version wrote the sizes alone
         complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
-        return marker.get("written", 0.0) if complete else None
+        if complete:
+            return marker.get("written", 0.0)
+        return None
     except (OSError, UserError):
         return None
 

@@ -99,7 +99,10 @@ class LossSettings:
     @property
     def smallest_batch(self) -> int:
         """The smallest N whose queries keep enough negatives: for Eq. 4 by alpha and beta, otherwise 2."""
-        cancelled = self.cancel_k if self.cancel == "top_k" else 0
+        if self.cancel == "top_k":
+            cancelled = self.cancel_k
+        else:
+            cancelled = 0
         by_formula = self.uses_weights and self.weighting == "eq4"
         return cancelled + (smallest_batch(self.alpha, self.beta) if by_formula else 2)
 
@@ -124,7 +127,10 @@ class LossSettings:
         """
         negatives = self.valid_negatives(similarity, positives, negatives)
         if self.uses_weights:
-            weights = self.weights(similarity, positives, negatives) if weights is None else weights
+            if weights is None:
+                weights = self.weights(similarity, positives, negatives)
+            else:
+                weights = weights
             loss = losses.soft_info_nce(scores, weights, positives, also=also)
         else:
             reads = (similarity if name == "similarity" else getattr(self, name) for name in LOSSES[self.loss].reads)
@@ -180,7 +186,9 @@ class LossSettings:
             kept = cancel_top_k(similarity, self.cancel_k, positives)
         else:
             kept = cancel_above_ratio(similarity, self.cancel_ratio, positives)
-        return kept if negatives is None else kept & negatives
+        if negatives is None:
+            return kept
+        return kept & negatives
 
     def weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
         """Computes w_ij, Tensor[B, N]; a query with too few negatives for Eq. 4 (a short batch) gets weights of 1."""

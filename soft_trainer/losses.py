@@ -41,7 +41,10 @@ def soft_info_nce(
             positive are Tensor[R, N], a row for each right answer of each query, in the order of the columns.
     """
     rows = _Rows(scores, positives, None, also)
-    weights = weights if len(weights) == len(rows.scores) else rows.of(weights)
+    if len(weights) == len(rows.scores):
+        weights = weights
+    else:
+        weights = rows.of(weights)
     if also is not None:
         weights = weights.masked_fill(rows.other_answers, 0.0)
     log_weights = weights.to(rows.scores.dtype).log().scatter(1, rows.column, 0.0)
@@ -132,14 +135,20 @@ class _Rows:
     """The rows of a loss and what the losses share: a row for each query, with `also` one for each right answer."""
 
     def __init__(self, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None):
-        positives = torch.arange(len(scores), device=scores.device) if positives is None else positives
+        if positives is None:
+            positives = torch.arange(len(scores), device=scores.device)
+        else:
+            positives = positives
         self.queries = None  # with `also`, the query of each row
         if also is not None:
             right = also.scatter(1, positives.unsqueeze(1), True)
             self.queries, positives = right.nonzero(as_tuple=True)
             self.shares = self.of(right.sum(1, dtype=torch.float64).reciprocal())
             self.other_answers = self.of(right).scatter(1, positives.unsqueeze(1), False)
-            negatives = ~self.other_answers if negatives is None else self.of(negatives) & ~self.other_answers
+            if negatives is None:
+                negatives = ~self.other_answers
+            else:
+                negatives = self.of(negatives) & ~self.other_answers
         self.number = len(scores)
         self.positives = positives
         self.negatives = negatives
@@ -148,7 +157,9 @@ class _Rows:
 
     def of(self, values: Tensor) -> Tensor:
         """Returns each row's value, given each query's."""
-        return values if self.queries is None else values[self.queries]
+        if self.queries is None:
+            return values
+        return values[self.queries]
 
     def mean(self, losses: Tensor) -> Tensor:
         """Averages the rows' losses, so that every query counts the same."""
@@ -181,7 +192,10 @@ class _Rows:
 
     def info_nce(self) -> Tensor:
         """Computes the cross-entropy of the positive column."""
-        scores = self.scores if self.negatives is None else self.scores.masked_fill(~self.valid, -torch.inf)
+        if self.negatives is None:
+            scores = self.scores
+        else:
+            scores = self.scores.masked_fill(~self.valid, -torch.inf)
         return F.cross_entropy(scores, self.positives, reduction="none")
 
     def kl_divergence(self, similarity: Tensor, temperature: float) -> Tensor:

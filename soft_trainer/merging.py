@@ -72,7 +72,10 @@ def merge_encoders(
         UserError: a ratio outside its range, a folder that holds something, encoders whose weights or tokenizers do
             not fit together, or an adapter on another base.
     """
-    models = [models] if isinstance(models, str | Path) else list(models)
+    if isinstance(models, str | Path):
+        models = [models]
+    else:
+        models = list(models)
     folder = Path(output_dir)
     ratio = float(ratio)  # a scalar of NumPy or torch cannot be written to the record
     check_ratio(ratio)
@@ -127,7 +130,10 @@ def _merged_model(
     for name in names:
         model = load_model(name, profile, trust_remote_code=trust_remote_code)
         missing = next(iter(getattr(model, MISSING_WEIGHTS, ())), None)
-        model = adapters.merge_adapter(model) if adapters.has_adapter(model) else model
+        if adapters.has_adapter(model):
+            model = adapters.merge_adapter(model)
+        else:
+            model = model
         loaded.append((model, load_tokenizer(name, profile, trust_remote_code=trust_remote_code).get_vocab()))
         difference = _difference(loaded[-1], loaded[0])
         if difference:
@@ -147,14 +153,20 @@ def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel,
     if type(model) is not type(first):
         return f"it is a {type(model).__name__}, not a {type(first).__name__}"
     token = next((token for token, number in vocabulary.items() if expected.get(token) != number), None)
-    other_token = None if token is None else f"its tokenizer numbers {token!r} differently"
+    if token is None:
+        other_token = None
+    else:
+        other_token = f"its tokenizer numbers {token!r} differently"
     return adapters.first_difference(model.state_dict(), first.state_dict()) or other_token
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
     """Returns the record of the first model, if it has one, without results, and with what was merged."""
     path = Path(models[0], RECORD)
-    known = read_json(path) if path.is_file() else {}
+    if path.is_file():
+        known = read_json(path)
+    else:
+        known = {}
     sections = ("encoder", "loss", "training", "estimator", "statistics")
     empty = {"base_model": str(base), "dataset": None, "languages": [], "weights": None}
     merging = {"ratio": ratio, "base": str(base), "models": [str(name) for name in models]}

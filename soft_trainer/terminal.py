@@ -104,20 +104,26 @@ def shortened(text: str, width: int = 100) -> str:
     text = " ".join(text.split())
     if len(text) <= width:
         return text
-    return f"…{text[1 - width :]}" if "://" in text and " " not in text else f"{text[: width - 1].rstrip()}…"
+    if "://" in text and " " not in text:
+        return f"…{text[1 - width :]}"
+    return f"{text[: width - 1].rstrip()}…"
 
 
 def duration(seconds: float) -> str:
     """Formats a duration for people: 8 s, 12 min, 3.5 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all") -> str:
     """Returns the end of a message about an unknown name: suggests the closest known one, or says `otherwise`."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; {otherwise}"
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; {otherwise}"
 
 
 # A file where a folder is expected, a folder where a file is expected, or a place that the user may not write to.

@@ -21,9 +21,15 @@ def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence
     with torch.no_grad():
         similarity = estimator.similarity(query_rows, code_rows)
     expected = (len(query_rows), len(code_rows))
-    shape = tuple(similarity.shape) if isinstance(similarity, Tensor) else None
+    if isinstance(similarity, Tensor):
+        shape = tuple(similarity.shape)
+    else:
+        shape = None
     if shape != expected:
-        found = f"shape {shape}" if shape is not None else type(similarity).__name__
+        if shape is not None:
+            found = f"shape {shape}"
+        else:
+            found = type(similarity).__name__
         raise UserError(
             f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} "
             f"codes: it must return a Tensor of shape {expected}"
@@ -32,7 +38,9 @@ def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence
         query, code = similarity.isnan().nonzero()[0].tolist()
         rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
         raise UserError(f"{name}.similarity returned NaN for the rows {rows}")
-    return similarity if similarity.dtype == torch.float64 else similarity.float()
+    if similarity.dtype == torch.float64:
+        return similarity
+    return similarity.float()
 
 
 def negative_weights(
@@ -73,7 +81,10 @@ def negative_weights(
         ("temperature", temperature, "above 0", temperature > 0),
         ("floor", floor, "from 0 to 1", 0 <= floor <= 1),
     )
-    similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
+    if similarity.dtype == torch.float64:
+        similarity = similarity
+    else:
+        similarity = similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     number = negatives.sum(1, keepdim=True, dtype=similarity.dtype)
     enough = number >= smallest_batch(alpha, beta) - 1
@@ -112,7 +123,10 @@ def positive_aware_weights(
         ValueError: the margin is not finite, or the temperature is below 0.
     """
     _check(("margin", margin, "a finite number", True), ("temperature", temperature, "0 or more", temperature >= 0))
-    similarity = similarity if similarity.dtype == torch.float64 else similarity.float()
+    if similarity.dtype == torch.float64:
+        similarity = similarity
+    else:
+        similarity = similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     own = similarity.gather(1, column)
     # Equal similarities may both be -inf, the logarithm of 0; their difference must still be 0.

@@ -65,7 +65,10 @@ def overview() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     completed = os.environ.get("COMP_LINE", "").split()[1:2]
     for name, line in COMMANDS.items():
-        parents = [command_parser(name)] if [name] == completed else []
+        if [name] == completed:
+            parents = [command_parser(name)]
+        else:
+            parents = []
         commands.add_parser(name, help=line, add_help=False, parents=parents)
     return parser
 

@@ -80,16 +80,25 @@ def run(arguments: argparse.Namespace) -> int | None:
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
     lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
     if counts["model"]:
-        cut = f", {counts['truncate_dim']} dimensions of each embedding" if "truncate_dim" in counts else ""
+        if "truncate_dim" in counts:
+            cut = f", {counts['truncate_dim']} dimensions of each embedding"
+        else:
+            cut = ""
         lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}{cut}")
     if reasons:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
-        number, rank = ("1 file", "ranks") if count == 1 else (f"{count:,} files", "rank")
+        if count == 1:
+            number, rank = ("1 file", "ranks")
+        else:
+            number, rank = (f"{count:,} files", "rank")
         lines.append(f"{number} in a folder such as external/ or deps/ {rank} low")
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
-    place = ("--index_dir", arguments.index_dir) if arguments.index_dir else ("--folder", arguments.folder)
+    if arguments.index_dir:
+        place = ("--index_dir", arguments.index_dir)
+    else:
+        place = ("--folder", arguments.folder)
     command = shlex.join(["soft-trainer", "search", *place])
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: {command} "parse a date"')
     sys.stdout.write("\n".join(lines) + "\n")

@@ -43,7 +43,10 @@ def run(arguments: argparse.Namespace) -> None:
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     history = options.pop("history", None)
     unread = set(options) & set(_OF_TREE if history else _OF_HISTORY)
-    what = "a tree; --history reads no such option" if history else "--history"
+    if history:
+        what = "a tree; --history reads no such option"
+    else:
+        what = "--history"
     if unread:
         raise UserError(f"{', '.join(sorted(unread))}: belongs to {what}")
     if not history and "source_dir" not in options:

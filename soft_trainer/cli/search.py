@@ -76,16 +76,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Searches and prints; returns 1 if nothing is found."""
     query = " ".join(arguments.query)
-    limit = 10 if arguments.limit is None else arguments.limit
+    if arguments.limit is None:
+        limit = 10
+    else:
+        limit = arguments.limit
     mode = next((f"--{name}" for name in ("mcp", "serve", "similar") if getattr(arguments, name)), None)
     check_query("similar" if mode else query, limit)
-    why = f"it does nothing with {mode}" if mode else "it needs --serve"
+    if mode:
+        why = f"it does nothing with {mode}"
+    else:
+        why = "it needs --serve"
     for name in _UNREAD[mode]:
         if getattr(arguments, name) not in (None, False, []):
             raise UserError(f"{name}: {why}; leave it out")
     if arguments.index_dir and arguments.folder:
         raise UserError("folder: it does nothing with --index_dir; leave it out")
-    place = parse_place(arguments.similar) if mode == "--similar" else None
+    if mode == "--similar":
+        place = parse_place(arguments.similar)
+    else:
+        place = None
     index = _opened(arguments)
     if arguments.mcp or arguments.serve:
         return _serve(index, arguments, query)
@@ -103,7 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read all that it wants; Python would flush once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0 if results else 1
+    if results:
+        return 0
+    return 1
 
 
 def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
@@ -127,7 +138,9 @@ def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
             index = CodeIndex.build(folder, progress=True)
         opened[index.folder] = index
     indexes = list(opened.values())
-    return indexes[0] if len(indexes) == 1 else CodeIndexes(indexes)
+    if len(indexes) == 1:
+        return indexes[0]
+    return CodeIndexes(indexes)
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:
@@ -157,7 +170,10 @@ def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query:
             serve_page(served, query, arguments.port or 0, arguments.editor or EDITOR)
         return 0
     except KeyboardInterrupt:
-        place = ["--index_dir", arguments.index_dir] if arguments.index_dir else []
+        if arguments.index_dir:
+            place = ["--index_dir", arguments.index_dir]
+        else:
+            place = []
         for folder in arguments.folder or []:
             place += ["--folder", folder]
         command = shlex.join(["soft-trainer", "search", *place, "--mcp" if arguments.mcp else "--serve"])
@@ -187,7 +203,9 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
             line = safe(line)[:SHOWN_COLUMNS]
             lines.append(f"{number:>6}  {_highlighted(line, wanted) if colour else line}")
         blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n" if blocks else ""
+    if blocks:
+        return "\n\n".join(blocks) + "\n"
+    return ""
 
 
 def _highlighted(line: str, wanted: set[str]) -> str:

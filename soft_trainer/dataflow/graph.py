@@ -95,7 +95,9 @@ class _Flow:
                 self._use(token, source.name[token])
             return None
         rule = source.rules.nodes.get(kind)
-        return _WALKS[type(rule)](self, rule, node) if rule else iter(node.children)
+        if rule:
+            return _WALKS[type(rule)](self, rule, node)
+        return iter(node.children)
 
     def _use(self, token: int, name: bool) -> None:
         """Reads a value. It comes from the tokens that last set its variable. A new name becomes a variable."""
@@ -197,7 +199,10 @@ class _Flow:
         for place, child in enumerate(node.children):
             if child.type == rule.again_after:
                 update = child.child_by_field_name("update")
-                first = [part for part in child.children if part != update] if update else [child]
+                if update:
+                    first = [part for part in child.children if part != update]
+                else:
+                    first = [child]
                 passes[1] = [*([update] if update else []), *node.children[place + 1 :]]
                 passes[0] = [*node.children[:place], *first, *passes[1]]
                 break

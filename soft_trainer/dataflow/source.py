@@ -113,8 +113,13 @@ class Source:
             elif kind != "," and kind not in rules.comments and kind not in rules.dropped:
                 children += [child] * (1 + kind.count(" "))  # `not in` was two leaves
         head = rules.heads.get(node.type, 1)
-        head = head if len(children) > head else 1
-        return [children[:head], *([child] for child in children[head:])] if children else []
+        if len(children) > head:
+            head = head
+        else:
+            head = 1
+        if children:
+            return [children[:head], *([child] for child in children[head:])]
+        return []
 
 
 def read(code: str, language: str) -> Source:

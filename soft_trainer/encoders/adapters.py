@@ -56,7 +56,9 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
 def base_name(model: PreTrainedModel) -> str:
     """Returns the name of an adapter's base: its name on the Hub, or an absolute path, valid from any folder."""
     name = published_name(model.config._name_or_path)
-    return str(Path(name).resolve()) if name and Path(name).is_dir() else name
+    if name and Path(name).is_dir():
+        return str(Path(name).resolve())
+    return name
 
 
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
@@ -121,7 +123,9 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
 
     if wanted is None:
         usual = USUAL.get(model.config.model_type, ALL_LINEAR)
-        return ALL_LINEAR if isinstance(usual, list) and unknown(usual) else usual
+        if isinstance(usual, list) and unknown(usual):
+            return ALL_LINEAR
+        return usual
     names = [name.strip() for name in wanted.split(",")]
     if names == [ALL_LINEAR]:
         return ALL_LINEAR

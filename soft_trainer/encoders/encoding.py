@@ -61,7 +61,9 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
     if profile.include_prompt or not prefix:
         return 0
     ids = tokenizer(prefix)["input_ids"]
-    return len(ids) - (ids[-1] in tokenizer.all_special_ids) if ids else 0
+    if ids:
+        return len(ids) - (ids[-1] in tokenizer.all_special_ids)
+    return 0
 
 
 # ---- Token ids to padded batches ----
@@ -115,9 +117,14 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
         states = outputs.last_hidden_state
         mask = attention_mask.int()
         # `argmax` gives the first of several ones.
-        place = mask.argmax(1) if profile.pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        if profile.pooling == "cls":
+            place = mask.argmax(1)
+        else:
+            place = mask.shape[1] - 1 - mask.flip(1).argmax(1)
         embeddings = at_least_float32(states[torch.arange(len(states), device=states.device), place])
-    return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
+    if profile.normalize:
+        return F.normalize(embeddings, dim=-1)
+    return embeddings
 
 
 def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
@@ -131,19 +138,26 @@ def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
 def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
     """Prepares embeddings so that their dot products are the profile's unscaled scores; float32 or higher."""
     embeddings = at_least_float32(embeddings)
-    return F.normalize(embeddings, dim=-1) if profile.score_function == "cosine" else embeddings
+    if profile.score_function == "cosine":
+        return F.normalize(embeddings, dim=-1)
+    return embeddings
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Converts half precision to float32 and leaves float64 as it is."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    if tensor.dtype == torch.float64:
+        return tensor
+    return tensor.float()
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
     """Computes the embeddings Tensor[B, d] of a batch from `pad`, in float32 or higher whatever the model's dtype."""
     if "node_mask" in inputs:
         # A plain RoBERTa with the nodes' vectors, and a mask of which token sees which.
-        plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            plain = model.module
+        else:
+            plain = model
         vectors = graph_embeddings(plain.get_input_embeddings(), inputs)
         mask = inputs["attention_mask"]
         outputs = model(inputs_embeds=vectors, attention_mask=mask[:, None], position_ids=inputs["position_ids"])
@@ -160,7 +174,12 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
 
 def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
     """Parses numbers, or "768,256,64", largest first, () for None; UserError unless distinct and above 0."""
-    words = [] if value is None else value.split(",") if isinstance(value, str) else value
+    if value is None:
+        words = []
+    elif isinstance(value, str):
+        words = value.split(",")
+    else:
+        words = value
     try:
         dims = [int(word) if isinstance(word, str) else operator.index(word) for word in words]
     except (TypeError, ValueError):
@@ -186,7 +205,9 @@ def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Ten
     if dim is None or dim >= embeddings.shape[-1]:
         return embeddings
     embeddings = embeddings[..., :dim]
-    return F.normalize(embeddings, dim=-1) if profile.normalize else embeddings
+    if profile.normalize:
+        return F.normalize(embeddings, dim=-1)
+    return embeddings
 
 
 # ---- Any number of texts ----
@@ -228,7 +249,10 @@ class Encoder:
         elif language is None:
             raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
         else:
-            languages = [language] * len(codes) if isinstance(language, str) else language
+            if isinstance(language, str):
+                languages = [language] * len(codes)
+            else:
+                languages = language
             lengths = profile.code_length, profile.data_flow_length
             pairs = zip(codes, languages, strict=True)
             items = [graph_features(code, of_code, tokenizer, *lengths) for code, of_code in pairs]
@@ -293,7 +317,10 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     order = np.argsort(-tokens.lengths, kind="stable")
     own = order[rank::processes]
     # A collective inside a forward pass waits for every process, so all of them encode equally many texts.
-    spare = order[-1:] if len(own) < -(-len(order) // processes) else order[:0]
+    if len(own) < -(-len(order) // processes):
+        spare = order[-1:]
+    else:
+        spare = order[:0]
     local = [tokens[int(row)] for row in (*own, *spare)]
     gathered = distributed.gather(embed(encoder, local, side, batch_size, progress)[: len(own)])
     embeddings = torch.empty_like(gathered)

@@ -73,13 +73,18 @@ def load_encoder(
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
     """Returns the number of dimensions that sentence-transformers would keep; None for all."""
     path = repository.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
-    return read_json(path).get("truncate_dim") if path else None
+    if path:
+        return read_json(path).get("truncate_dim")
+    return None
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
     """Returns the local folder of a repository with a profile, downloaded at one commit; None for anything else."""
     local = Path(name_or_path).is_dir()
-    path = None if local else repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
+    if local:
+        path = None
+    else:
+        path = repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None:
         return None
     files = ["*.json", "*.txt", "*.model", "*.safetensors", *(["*.py"] if with_code else [])]
@@ -122,7 +127,10 @@ def load_model(
         if hasattr(config, "use_cache"):
             config.use_cache = False  # keys and values of every layer, which only generation needs
         highest = torch.promote_types(config.dtype or torch.float32, torch.float32)
-        attention = {"attn_implementation": attn_implementation} if attn_implementation else {}
+        if attn_implementation:
+            attention = {"attn_implementation": attn_implementation}
+        else:
+            attention = {}
         model, report = _auto_class(config).from_pretrained(
             name_or_path,
             config=config,
@@ -168,7 +176,9 @@ def _auto_class(config: PretrainedConfig) -> type:
         return StaticModel
     whole = MODEL_MAPPING.get(type(config), None)
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
-    return AutoModelForTextEncoding if whole and encoder and whole is not encoder else transformers.AutoModel
+    if whole and encoder and whole is not encoder:
+        return AutoModelForTextEncoding
+    return transformers.AutoModel
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
@@ -187,7 +197,9 @@ def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -
     An unused pooler has no gradient, which distributed training refuses. Some models have no pooler to leave out.
     """
     name = "add_pooling_layer"
-    return {name: profile.pooling == "pooler"} if name in inspect.signature(model_class).parameters else {}
+    if name in inspect.signature(model_class).parameters:
+        return {name: profile.pooling == "pooler"}
+    return {}
 
 
 # ---- Models that do not fit their profile ----
@@ -254,7 +266,10 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
     vocabulary lacks stays text; UserError if the named profile needs it, if there is no token to pad with, or if a
     prompt fills the length.
     """
-    needed = profiles.PROFILES[profile.name].prefix_tokens if profile.name in profiles.PROFILES else ()
+    if profile.name in profiles.PROFILES:
+        needed = profiles.PROFILES[profile.name].prefix_tokens
+    else:
+        needed = ()
     for token in (token for token in profile.prefix_tokens if token not in tokenizer.all_special_tokens):
         # `<encoder-only>` is an ordinary entry of UniXcoder's vocabulary: byte-level BPE never reaches it from text.
         if tokenizer.convert_tokens_to_ids(token) not in (None, tokenizer.unk_token_id):

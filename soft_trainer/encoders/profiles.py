@@ -66,7 +66,10 @@ class EncoderProfile:
         for name, least in (("query_length", 3), ("code_length", 3), ("data_flow_length", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
-        reader = "data flow is" if self.data_flow_length else "the model's own pooler is"
+        if self.data_flow_length:
+            reader = "data flow is"
+        else:
+            reader = "the model's own pooler is"
         whole = not self.include_prompt and (self.data_flow_length or self.pooling == "pooler")
         if not 0 < self.score_scale < math.inf:
             raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
@@ -179,7 +182,9 @@ _POOLING_NAMES = {
 def profile_of(model) -> EncoderProfile:
     """Returns the profile of a loaded model: that of the place that it was loaded from."""
     name = model.config._name_or_path
-    return resolve_profile(name) if name else PROFILES["auto"]
+    if name:
+        return resolve_profile(name)
+    return PROFILES["auto"]
 
 
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
@@ -216,7 +221,9 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
     def read(file: str, kind: type = dict):
         path = repository_file(name_or_path, file, revision)
-        return read_json(path, kind) if path else {}
+        if path:
+            return read_json(path, kind)
+        return {}
 
     modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in read("modules.json", list)}
     transformer = read("sentence_bert_config.json")
@@ -231,7 +238,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             raise UserError(f"{name_or_path}: modules.json names a pooling module, but {file} is missing or empty")
         used = [key for key, value in pooling_config.items() if key.startswith("pooling_mode") and value]
         modes = pooling_config.get("pooling_mode") or used
-        modes = [modes] if isinstance(modes, str) else modes
+        if isinstance(modes, str):
+            modes = [modes]
+        else:
+            modes = modes
         pooling = "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"
     output = (transformer.get("modality_config") or {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
@@ -247,7 +257,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             f"ignore them, give --profile one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
-    length = int(length) if length and length < NO_LENGTH else None
+    if length and length < NO_LENGTH:
+        length = int(length)
+    else:
+        length = None
     if length and (most := most_tokens(read("config.json"))):
         length = min(length, most)
     # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.

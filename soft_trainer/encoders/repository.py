@@ -27,14 +27,22 @@ def published_name(name_or_path: str | Path) -> str:
 
     Any other folder or name is returned unchanged, except for a trailing slash.
     """
-    name = Path(name_or_path).as_posix() if name_or_path else ""
+    if name_or_path:
+        name = Path(name_or_path).as_posix()
+    else:
+        name = ""
     snapshot = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$", name)
-    return snapshot[1].replace("--", "/") if snapshot else name
+    if snapshot:
+        return snapshot[1].replace("--", "/")
+    return name
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
     """Splits `NAME@REVISION` into name and revision; a folder, whose path may hold an `@`, has no revision."""
-    base, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    if Path(name).is_dir():
+        base, _, revision = (name, "", "")
+    else:
+        base, _, revision = name.partition("@")
     return base, revision or None
 
 
@@ -51,7 +59,9 @@ def repository_file(
     """
     if Path(name_or_path).is_dir():
         path = Path(name_or_path, file)
-        return path if path.is_file() else None
+        if path.is_file():
+            return path
+        return None
     with reading(name_or_path, revision):
         try:
             return Path(hf_hub_download(str(name_or_path), file, revision=revision))

@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 def parse_size(from_scratch: str) -> tuple[int, int]:
     """Reads `"256x4"` as hidden size 256 and 4 layers; UserError unless the size is a multiple of 32, a head's."""
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
-    hidden, layers = map(int, match.groups()) if match else (0, 0)
+    if match:
+        hidden, layers = map(int, match.groups())
+    else:
+        hidden, layers = (0, 0)
     if not hidden or hidden % 32:
         raise UserError(
             f"from_scratch={from_scratch!r}: write HIDDENxLAYERS, for example 256x4, with a multiple of 32 as HIDDEN"

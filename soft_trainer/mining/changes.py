@@ -73,15 +73,24 @@ class ChangeReader:
         self.body = body
         shallow = Path(self.repository.path, "shallow")
         # commits whose parents a shallow clone leaves out; libgit2 shows these as roots
-        self._ends = frozenset(shallow.read_text().split()) if self.repository.is_shallow else frozenset()
-        self._languages = tuple(SOURCE_LANGUAGES) if language is None else (language,)
+        if self.repository.is_shallow:
+            self._ends = frozenset(shallow.read_text().split())
+        else:
+            self._ends = frozenset()
+        if language is None:
+            self._languages = tuple(SOURCE_LANGUAGES)
+        else:
+            self._languages = (language,)
         self._seconds = seconds
         self._functions = lru_cache(_KEPT_FILES)(self._read_file)
 
     def read(self, commit_id: str) -> Change:
         """Returns the change that a commit makes."""
         commit = read_object(self.repository, commit_id)
-        parent = str(commit.parent_ids[0]) if commit.parent_ids else ""
+        if commit.parent_ids:
+            parent = str(commit.parent_ids[0])
+        else:
+            parent = ""
         message = commit.raw_message.decode(errors="replace")
         people = [
             b" ".join(part[:200] for part in (person.raw_name, person.raw_email)).decode(errors="replace")
@@ -147,7 +156,9 @@ class ChangeReader:
             change.functions = functions
             change.patch = digest.hexdigest()
             return "kept"
-        return "tests or syntax errors alone" if touched else "no function changed, or only its layout and comments"
+        if touched:
+            return "tests or syntax errors alone"
+        return "no function changed, or only its layout and comments"
 
     def _changed(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> Iterator[tuple[str, Row, str]]:
         """Yields name and row of each changed function, and the rule that drops it; `update` takes the lines."""
@@ -174,7 +185,10 @@ class ChangeReader:
         """Returns the lines that are removed from the old file and added in the new one."""
         old, new = (read_object(self.repository, side.id) if side.mode else None for side in sides)
         # A diff with nothing can only be asked for from the side that exists.
-        patch = old.diff(new, context_lines=0) if old and new else (old or new).diff(context_lines=0)
+        if old and new:
+            patch = old.diff(new, context_lines=0)
+        else:
+            patch = (old or new).diff(context_lines=0)
         removed = []
         added = []
         for hunk in patch.hunks:
@@ -182,7 +196,9 @@ class ChangeReader:
             added.append(range(hunk.new_start, hunk.new_start + hunk.new_lines))
             for line in hunk.lines:
                 update((line.origin if old else "+").encode() + line.raw_content.strip())
-        return (removed, added) if old else ([], removed)
+        if old:
+            return (removed, added)
+        return ([], removed)
 
 
 def _pairs(versions: Sequence[FileFunctions | None], touched: Sequence[Sequence[str]]) -> list[Names]:
@@ -198,8 +214,13 @@ def read_functions(
 ) -> FileFunctions | None:
     """Returns the functions of a version of a file, None if mining skips it or it cannot be parsed."""
     source = readable(blob(repository, oid), path, strict=True)
-    root = parse(source, language, seconds) if isinstance(source, bytes) else None
-    return None if root is None else FileFunctions(root, source, language)
+    if isinstance(source, bytes):
+        root = parse(source, language, seconds)
+    else:
+        root = None
+    if root is None:
+        return None
+    return FileFunctions(root, source, language)
 
 
 def function_url(path: str, name: str) -> str:

@@ -34,11 +34,15 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
 
     def read(at: int, _) -> bytes:
         # The only way to stop a parser of tree-sitter 0.26 is to tell it that the text ends here.
-        return source[at : at + _READ_BYTES] if time.monotonic() < deadline else b""
+        if time.monotonic() < deadline:
+            return source[at : at + _READ_BYTES]
+        return b""
 
     root = parser(language).parse(read).root_node
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
-    return None if broken or time.monotonic() > deadline else root
+    if broken or time.monotonic() > deadline:
+        return None
+    return root
 
 
 class Definition(NamedTuple):
@@ -98,8 +102,13 @@ def name_node(node: Node) -> Node | None:
 
 def last_child(node: Node, *kinds: str) -> Node | None:
     """Returns the last named child, if it is one of `kinds`."""
-    last = node.named_child(node.named_child_count - 1) if node.named_child_count else None
-    return last if last is not None and last.type in kinds else None
+    if node.named_child_count:
+        last = node.named_child(node.named_child_count - 1)
+    else:
+        last = None
+    if last is not None and last.type in kinds:
+        return last
+    return None
 
 
 def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str | None]) -> str:

@@ -146,7 +146,10 @@ class FileFunctions:
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._comment_above(function.named)).strip()
         first = next(iter(function.body.named_children), None)
-        literal = first.named_children[0] if first is not None and first.type == "expression_statement" else None
+        if first is not None and first.type == "expression_statement":
+            literal = first.named_children[0]
+        else:
+            literal = None
         if literal is None or literal.type != "string":
             return ""
         return self.table.style.strip(_node_text(self.source, literal))
@@ -166,7 +169,9 @@ class FileFunctions:
             if group[0].startswith(("/*", "=begin")):
                 del group[1:]
                 break
-        return "\n".join(group) if group[0].startswith(self.table.doc_prefix) else ""
+        if group[0].startswith(self.table.doc_prefix):
+            return "\n".join(group)
+        return ""
 
 
 def _parameters(source: bytes, node: Node) -> str:
@@ -175,7 +180,9 @@ def _parameters(source: bytes, node: Node) -> str:
     declarator = node
     while parameters is None and (declarator := declarator.child_by_field_name("declarator")):  # in C
         parameters = declarator.child_by_field_name("parameters")
-    return "" if parameters is None else " ".join(_node_text(source, parameters)[1:-1].split())
+    if parameters is None:
+        return ""
+    return " ".join(_node_text(source, parameters)[1:-1].split())
 
 
 def comments(root: Node, language: str) -> list[Node]:

@@ -81,7 +81,10 @@ def mine_history(
     """
     parser(language)  # refuses an unknown language
     opened = git.open_repository(repository)
-    folder = _folder_inside(opened, source_dir) if source_dir is not None else None
+    if source_dir is not None:
+        folder = _folder_inside(opened, source_dir)
+    else:
+        folder = None
     with git.reporting_missing_objects(repository):
         order = git.commits_oldest_first(opened)
         if opened.is_shallow:
@@ -222,8 +225,13 @@ class _Splitter:
         """Returns the split of a commit; empty for one that neither precedes a cut nor follows it."""
         if place >= self.test_start:
             return "test"
-        name, known = ("valid", self.before_test) if place >= self.valid_start else ("train", self.before_valid)
-        return name if self.changes[place].commit in known else ""
+        if place >= self.valid_start:
+            name, known = ("valid", self.before_test)
+        else:
+            name, known = ("train", self.before_valid)
+        if self.changes[place].commit in known:
+            return name
+        return ""
 
     def pairs(self, known: set[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
         """Returns the rows of every split, newest first, each pair of a query and a function once; commits by outcome.
@@ -238,9 +246,18 @@ class _Splitter:
         counts: Counter[str] = Counter()
         for place in reversed(range(len(self.changes))):
             change = self.changes[place]
-            split = self.split(place) if change.functions else ""
-            outcome = change.outcome if not change.functions else split or "on a branch merged after a cut"
-            pairs = list(zip(self.urls[place], change.functions, strict=True)) if split else []
+            if change.functions:
+                split = self.split(place)
+            else:
+                split = ""
+            if not change.functions:
+                outcome = change.outcome
+            else:
+                outcome = split or "on a branch merged after a cut"
+            if split:
+                pairs = list(zip(self.urls[place], change.functions, strict=True))
+            else:
+                pairs = []
             if split in seen:
                 pairs = [(url, function) for url, function in pairs if url in known]
                 if change.query.casefold() in seen[split] or change.patch in seen[split]:

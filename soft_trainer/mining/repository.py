@@ -120,4 +120,6 @@ def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.Path
 def blob(repository: pygit2.Repository, oid: pygit2.Oid) -> bytes | str:
     """Returns the content of a blob, or the reason to skip it."""
     _, size = repository.odb.read_header(oid)
-    return read_object(repository, oid).data if size <= MAX_FILE_BYTES else f"over {MAX_FILE_BYTES:,} bytes"
+    if size <= MAX_FILE_BYTES:
+        return read_object(repository, oid).data
+    return f"over {MAX_FILE_BYTES:,} bytes"

@@ -75,7 +75,10 @@ def tests(path: str, func_name: str, language: str) -> bool:
 
 def is_test_path(path: str, language: str) -> bool:
     """Returns True if the path looks like a test: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
-    words = _TEST_WORDS | {"spec", "specs"} if language in _SPEC_LANGUAGES else _TEST_WORDS
+    if language in _SPEC_LANGUAGES:
+        words = _TEST_WORDS | {"spec", "specs"}
+    else:
+        words = _TEST_WORDS
     return not words.isdisjoint(identifier_words(path))
 
 

@@ -36,10 +36,15 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 return "not a regular file"
-            source = file.read(limit + 1) if status.st_size <= limit else b""
+            if status.st_size <= limit:
+                source = file.read(limit + 1)
+            else:
+                source = b""
     except OSError:
         return "unreadable"
-    return f"over {limit:,} bytes" if status.st_size > limit or len(source) > limit else source
+    if status.st_size > limit or len(source) > limit:
+        return f"over {limit:,} bytes"
+    return source
 
 
 def read_text(
@@ -67,10 +72,15 @@ def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | st
     source = source.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"PRIVATE KEY" in source and _PRIVATE_KEY.search(source):  # a plain search is ten times as fast
         return "secret"
-    limit = _MAX_MEAN_LINE_OF_PROSE if path.lower().endswith(_PROSE) else MAX_MEAN_LINE_BYTES
+    if path.lower().endswith(_PROSE):
+        limit = _MAX_MEAN_LINE_OF_PROSE
+    else:
+        limit = MAX_MEAN_LINE_BYTES
     if len(source) > limit * (source.count(b"\n") + 10):
         return "minified"
-    return "generated" if strict and is_generated(source) else source
+    if strict and is_generated(source):
+        return "generated"
+    return source
 
 
 def is_generated(source: bytes) -> bool:

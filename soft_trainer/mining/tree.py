@@ -132,13 +132,18 @@ def mining_table(counts: Mapping[str, Any]) -> str:
     """Returns the counts of `mine_to` or `mine_history_to` as a Markdown table."""
     kinds = {kind: numbers for kind, numbers in counts.items() if isinstance(numbers, dict)}
     rows = [[kind, name, count] for kind, numbers in kinds.items() for name, count in numbers.items()]
-    cut = f", cut at {counts['cut'][:10]}" if "cut" in counts else ""
+    if "cut" in counts:
+        cut = f", cut at {counts['cut'][:10]}"
+    else:
+        cut = ""
     return table(["", f"mined in {counts['seconds']:.1f} s{cut}", "count"], rows)
 
 
 def explained(counts: Counter[str]) -> str:
     """Returns the most common reasons with their counts, for the end of an error message."""
-    return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4)) if counts else ""
+    if counts:
+        return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
+    return ""
 
 
 def each_in_order(
@@ -152,7 +157,10 @@ def each_in_order(
         chunk: items that a process takes at once.
     """
     workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
-    pools = multiprocessing.Pool(workers) if workers > 1 else nullcontext()
+    if workers > 1:
+        pools = multiprocessing.Pool(workers)
+    else:
+        pools = nullcontext()
     with Progress("Mining", len(items), unit) as bar, pools as pool:
         for result in pool.imap(run, items, chunk) if pool else map(run, items):
             bar.update(1)
@@ -234,7 +242,10 @@ def _mine_file(
 ) -> tuple[str, list[Judged]]:
     """Returns the outcome of a file, and its functions, pairs first."""
     source = read_text(root, path, max_bytes, strict=True)
-    tree = parse(source, language) if isinstance(source, bytes) else None
+    if isinstance(source, bytes):
+        tree = parse(source, language)
+    else:
+        tree = None
     if tree is None:
         return source if isinstance(source, str) else "unparseable", []
     code_rules = [name for name in CODE_RULES if name not in keep]

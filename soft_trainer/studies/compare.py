@@ -75,7 +75,10 @@ class Pairing:
 
     def changes(self, number: int = 10, sign: int = 0) -> list[RankChange]:
         """Returns the queries that changed most, the largest change first; `sign` 1 takes only gains, -1 losses."""
-        sizes = self.differences * sign if sign else np.abs(self.differences)
+        if sign:
+            sizes = self.differences * sign
+        else:
+            sizes = np.abs(self.differences)
         return [self._change(row) for row in np.argsort(-sizes, kind="stable")[:number] if sizes[row] > 0]
 
     def _change(self, row: int) -> RankChange:
@@ -124,7 +127,9 @@ def describe(comparison: Comparison) -> str:
 
 def p_text(p: float, equals: str = "") -> str:
     """Formats p with three digits; 10,000 draws say little more below 0.001."""
-    return "< 0.001" if p < 0.001 else f"{equals}{p:.3f}"
+    if p < 0.001:
+        return "< 0.001"
+    return f"{equals}{p:.3f}"
 
 
 def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:

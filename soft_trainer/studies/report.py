@@ -88,7 +88,10 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
     if len(parts) > 1 and parts[-1] == str(seed):
         parts = parts[:-1]
     state = folder / "trainer_state.json"
-    log = read_json(state)["log_history"] if state.is_file() else []
+    if state.is_file():
+        log = read_json(state)["log_history"]
+    else:
+        log = []
     return ReportedRun(folder, "/".join(parts), seed, record, log)
 
 
@@ -165,7 +168,10 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         compared[name], problems = compare_with(baseline, methods, name)
         left_out += problems
     p_values = [randomisation_test(each.comparison.differences.mean(0)) for part in compared.values() for each in part]
-    corrected = iter(holm(p_values)) if p_values else iter(())
+    if p_values:
+        corrected = iter(holm(p_values))
+    else:
+        corrected = iter(())
     parts = ["# Results", f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}."]
     for name in names:
         p_of = {each.method: next(corrected) for each in compared[name]}

@@ -88,7 +88,10 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
         for name, own in content["runs"].items():
             options = dict(own or {})
             config = options.pop("config", None)
-            recipe = read_recipe(path.parent / config) if config else {}
+            if config:
+                recipe = read_recipe(path.parent / config)
+            else:
+                recipe = {}
             recipe.pop("output_dir", None)
             options = {**recipe, **(content.get("options") or {}), **options, **(changes or {}), "seed": seed}
             known = options | {other: root / other / str(seed) for other in content["runs"]}
@@ -149,7 +152,9 @@ def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
     made_with = _read(folder / STUDIED)
     finished = "training" in (_read(record_path(folder)) or {})
     if made_with is None:
-        return ("changed", ["made without the study"]) if finished else ("new", [])
+        if finished:
+            return ("changed", ["made without the study"])
+        return ("new", [])
     now = settings_of(run)
     changes = differences(made_with, now)
     changes += [f"{name} is new or gone" for name in sorted(made_with.keys() ^ now.keys())]
@@ -253,7 +258,9 @@ def _command(study: Study, folder: Path, resume: bool) -> list[str]:
     if shutil.which(launcher[0]) is None:
         raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
     command = [*launcher, "-m", "soft_trainer.cli", "train", "--config", str(folder / RECIPE)]
-    return [*command, "--resume_from_checkpoint", "last"] if resume else command
+    if resume:
+        return [*command, "--resume_from_checkpoint", "last"]
+    return command
 
 
 def _last_line(log: Path, start: int) -> str:

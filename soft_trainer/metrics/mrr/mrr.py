@@ -88,5 +88,8 @@ class MRR(evaluate.Metric):
                     raise ValueError(f"predictions[{row}] is rank {rank}, but {corpus}")
         ranks = np.asarray(ranks, dtype=np.float64)
         counted = ranks <= (np.inf if max_rank is None else max_rank)
-        size = pools[0] if len(set(pools)) == 1 else float(np.mean(pools))
+        if len(set(pools)) == 1:
+            size = pools[0]
+        else:
+            size = float(np.mean(pools))
         return {"mrr": float((counted / ranks).mean()), "queries": len(ranks), "pool_size": size}
