@@ -129,8 +129,6 @@ class LossSettings:
         if self.uses_weights:
             if weights is None:
                 weights = self.weights(similarity, positives, negatives)
-            else:
-                weights = weights
             loss = losses.soft_info_nce(scores, weights, positives, also=also)
         else:
             reads = (similarity if name == "similarity" else getattr(self, name) for name in LOSSES[self.loss].reads)

@@ -41,9 +41,7 @@ def soft_info_nce(
             positive are Tensor[R, N], a row for each right answer of each query, in the order of the columns.
     """
     rows = _Rows(scores, positives, None, also)
-    if len(weights) == len(rows.scores):
-        weights = weights
-    else:
+    if len(weights) != len(rows.scores):
         weights = rows.of(weights)
     if also is not None:
         weights = weights.masked_fill(rows.other_answers, 0.0)
@@ -137,8 +135,6 @@ class _Rows:
     def __init__(self, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None):
         if positives is None:
             positives = torch.arange(len(scores), device=scores.device)
-        else:
-            positives = positives
         self.queries = None  # with `also`, the query of each row
         if also is not None:
             right = also.scatter(1, positives.unsqueeze(1), True)

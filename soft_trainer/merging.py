@@ -132,8 +132,6 @@ def _merged_model(
         missing = next(iter(getattr(model, MISSING_WEIGHTS, ())), None)
         if adapters.has_adapter(model):
             model = adapters.merge_adapter(model)
-        else:
-            model = model
         loaded.append((model, load_tokenizer(name, profile, trust_remote_code=trust_remote_code).get_vocab()))
         difference = _difference(loaded[-1], loaded[0])
         if difference:

@@ -81,9 +81,7 @@ def negative_weights(
         ("temperature", temperature, "above 0", temperature > 0),
         ("floor", floor, "from 0 to 1", 0 <= floor <= 1),
     )
-    if similarity.dtype == torch.float64:
-        similarity = similarity
-    else:
+    if similarity.dtype != torch.float64:
         similarity = similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     number = negatives.sum(1, keepdim=True, dtype=similarity.dtype)
@@ -123,9 +121,7 @@ def positive_aware_weights(
         ValueError: the margin is not finite, or the temperature is below 0.
     """
     _check(("margin", margin, "a finite number", True), ("temperature", temperature, "0 or more", temperature >= 0))
-    if similarity.dtype == torch.float64:
-        similarity = similarity
-    else:
+    if similarity.dtype != torch.float64:
         similarity = similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
     own = similarity.gather(1, column)

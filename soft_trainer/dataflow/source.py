@@ -113,9 +113,7 @@ class Source:
             elif kind != "," and kind not in rules.comments and kind not in rules.dropped:
                 children += [child] * (1 + kind.count(" "))  # `not in` was two leaves
         head = rules.heads.get(node.type, 1)
-        if len(children) > head:
-            head = head
-        else:
+        if len(children) <= head:
             head = 1
         if children:
             return [children[:head], *([child] for child in children[head:])]

@@ -236,13 +236,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         pooling_config = read(file)
         if not pooling_config:
             raise UserError(f"{name_or_path}: modules.json names a pooling module, but {file} is missing or empty")
-        used = [key for key, value in pooling_config.items() if key.startswith("pooling_mode") and value]
-        modes = pooling_config.get("pooling_mode") or used
-        if isinstance(modes, str):
-            modes = [modes]
-        else:
-            modes = modes
-        pooling = "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"
+        pooling = _pooling_of(pooling_config)
     output = (transformer.get("modality_config") or {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if (
@@ -279,6 +273,15 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         )
     except UserError as error:
         raise UserError(f"{name_or_path}: its files of sentence-transformers: {error}") from error
+
+
+def _pooling_of(config: Mapping) -> str:
+    """Returns our name of the pooling that a pooling module's configuration names; several are joined by `+`."""
+    used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
+    modes = config.get("pooling_mode") or used
+    if isinstance(modes, str):
+        modes = [modes]
+    return "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"
 
 
 # ---- The number of tokens that a model reads ----
