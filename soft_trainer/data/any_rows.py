@@ -26,7 +26,9 @@ from datasets.exceptions import DatasetGenerationError
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.beir import is_beir, load_beir
 from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, blank_rows, corpus_of, load_folder, split_files
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.places import place_of
 from soft_trainer.data.published import load_published
 from soft_trainer.errors import UserError
@@ -59,16 +61,18 @@ def load_rows(
     needed: Sequence[str] = SPLITS,
     split: bool = True,
     check: bool = True,
-) -> DatasetDict:
+) -> DatasetDict | dict[str, Split | Dataset]:
     """Loads pairs of a query and its code as the splits train, valid, test and codebase, in CodeSearchNet's columns.
 
     Column names in `PAIRS` are recognised. Without `valid`, `test` and `codebase`, the rows are split: by repository
     if there is such a column, otherwise at random, with equal queries and equal codes on the same side. Rows without
     `url` get one made from their code, and without `codebase` the corpus is made of valid and test.
 
+    Of a BEIR folder, train, valid and test are a `Split` each, which has its corpus, for `SoftInfoNCETrainer`.
+
     Args:
-        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, a name on the Hub, or a
-            data frame.
+        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, a BEIR folder, a name on
+            the Hub, or a data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
         split: False takes the rows of `test` as they are, or else those of `valid`, or else all rows.
@@ -79,6 +83,9 @@ def load_rows(
             (names the first of them by file and line).
     """
     framed = isinstance(source, pd.DataFrame)
+    if not framed and is_beir(Path(source)):
+        splits = load_beir(source)
+        return splits | {"codebase": splits[list(splits)[-1]].corpus}
     codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
     if codesearchnet:
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
@@ -92,13 +99,9 @@ def load_rows(
         _check_texts(data, columns, source)
     if not codesearchnet:
         data = _renamed(data, columns, name)
-    for name, rows in data.items():
-        # Files of negatives name the codes of own rows by these urls; CodeSearchNet's training rows need none.
-        trained_on = codesearchnet and name == "train" and len(data) > 1
-        if "url" not in rows.column_names and _column(rows, CODES) and not trained_on:
-            # Equal codes are one code of the corpus.
-            urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
-            data[name] = rows.add_column("url", urls)
+    # CodeSearchNet's training rows need no urls.
+    kept = ["train"] if codesearchnet and len(data) > 1 else []
+    data |= _with_urls({name: rows for name, rows in data.items() if name not in kept})
     pairs = {name: rows for name, rows in data.items() if _column(rows, QUERIES) and name != "codebase"}
     if not split:
         parts = list(pairs.values()) or list(data.values())
@@ -304,6 +307,16 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
 def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
     """Returns the texts of one side, for comparison; None for a row without one."""
     return [" ".join(text) if isinstance(text, list) else text for text in rows[_column(rows, columns)]]
+
+
+def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """Gives rows without urls one made of their code, so that equal codes are one code of the corpus."""
+    with_urls = dict(data)
+    for name, rows in data.items():
+        if "url" not in rows.column_names and _column(rows, CODES):
+            urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
+            with_urls[name] = rows.add_column("url", urls)
+    return with_urls
 
 
 # ---- Splits ----

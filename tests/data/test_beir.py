@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
+from soft_trainer import load_rows
 from soft_trainer.data.beir import is_beir, load_beir
 from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -79,6 +80,16 @@ def test_a_folder_is_the_rows_of_a_run(folder):
         load_data(arguments, EncoderProfile(), "unused", needed=("train", "valid"))
     with refused("filters: is for rows with a query and a code each"):
         load_data(DataArguments(data_dir=str(folder), filters="tests"), EncoderProfile(), "unused")
+
+
+def test_python_reads_a_folder_like_any_rows(folder, trainer_of):
+    (folder / "qrels" / "train.tsv").write_text("q0\tc1\t1\nq1\tc3\t1\n")
+    rows = load_rows(folder)
+    assert list(rows) == ["train", "test", "codebase"] and rows["codebase"]["url"][:] == ["c0", "c1", "c2", "c3"]
+    arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": rows["codebase"]}
+    trainer = trainer_of(per_device_train_batch_size=2, estimator=None, arguments=arguments)
+    metrics = trainer.evaluate()
+    assert (metrics["eval_queries"], metrics["eval_pool_size"]) == (2, 4) and "eval_ndcg@10" in metrics
 
 
 @pytest.mark.slow
