@@ -61,12 +61,15 @@ class LoopbackHub:
         return self.request("GET", f"/-/holding/{text}")
 
     def run(self, *arguments: str | Path, token: str | None = None) -> subprocess.CompletedProcess:
-        """Runs Python with these arguments as a client of this Hub: with an empty home and only this token."""
+        """Runs Python with these arguments as a client of this Hub."""
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(command, env=self.environment(token), capture_output=True, text=True, timeout=300)
+
+    def environment(self, token: str | None = None) -> dict[str, str]:
+        """Returns the environment of a client of this Hub: with an empty home and only this token."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         hub = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
-        environment = kept | hub | {"OMP_NUM_THREADS": "1"} | ({"HF_TOKEN": token} if token else {})
-        command = [sys.executable, *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return kept | hub | {"OMP_NUM_THREADS": "1"} | ({"HF_TOKEN": token} if token else {})
 
     def train(self, token: str, **options) -> subprocess.CompletedProcess:
         """Runs the script as a client of this Hub: a tiny training with these options."""
