@@ -88,13 +88,13 @@ class _FreePairs:
         self.pairs = pairs
         self.free = np.zeros(len(pairs), dtype=bool)
         self.free[order] = True
-        # The pairs of a code follow one another, in their own order.
-        self.by_code = np.argsort(pairs[:, 1], kind="stable")
-        self.place = np.empty(len(pairs), dtype=np.int64)
-        self.place[self.by_code] = np.arange(len(pairs))
-        self.first = np.full(codes + 1, -1)  # of each code; the last stands for the neighbour -1
-        kept = self.by_code[self.free[self.by_code]][::-1]
-        self.first[pairs[kept, 1]] = kept
+        by_code = np.argsort(pairs[:, 1], kind="stable")
+        by_code = by_code[self.free[by_code]]
+        of_one_code = pairs[by_code[1:], 1] == pairs[by_code[:-1], 1]
+        self.following = np.full(len(pairs), -1)  # the next pair of the same code
+        self.following[by_code[:-1][of_one_code]] = by_code[1:][of_one_code]
+        self.first = np.full(codes + 1, -1)  # of each code; the last entry stands for the neighbour -1
+        self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
         """Takes a pair; the next free one of its code becomes the first."""
@@ -102,13 +102,10 @@ class _FreePairs:
         code = self.pairs[row, 1]
         if self.first[code] != row:
             return
-        self.first[code] = -1
-        for following in self.by_code[self.place[row] + 1 :]:
-            if self.pairs[following, 1] != code:
-                return
-            if self.free[following]:
-                self.first[code] = following
-                return
+        following = self.following[row]
+        while following >= 0 and not self.free[following]:
+            following = self.following[following]
+        self.first[code] = following
 
     def near(self, codes: np.ndarray) -> list[int]:
         """Returns the first free pair of each of these codes that has one."""

@@ -173,7 +173,7 @@ class RightAnswers:
         """Returns the answers among some of the codes, which are numbered anew in the given order."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
-        vars(part).pop("_codes_of_text", None)
+        vars(part).pop("_order", None)
         return part
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -182,24 +182,30 @@ class RightAnswers:
         found = self.of_texts[texts, self.code_texts[codes.ravel()]]
         return np.asarray(found).reshape(codes.shape) > 0
 
-    def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all right answers of B queries: their places in `queries`, and the codes, int64[pairs] each."""
-        order, starts = self._codes_of_text
-        found = self.of_texts[self.query_texts[queries]].tocoo()
-        counts = starts[found.col + 1] - starts[found.col]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(found.row, counts), order[np.repeat(starts[found.col], counts) + within]
-
-    @cached_property
-    def _codes_of_text(self) -> tuple[np.ndarray, np.ndarray]:
-        """The codes sorted by text, and where those of each text start."""
-        counts = np.bincount(self.code_texts, minlength=self.of_texts.shape[1])
-        return np.argsort(self.code_texts, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
-
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
         """Returns which of N codes answer which of B queries, BoolTensor[B, N]."""
-        answers = self.of_texts[self.query_texts[queries]][:, self.code_texts[codes]]
-        return torch.from_numpy(answers.toarray() > 0)
+        texts = self.code_texts[codes]
+        answers = np.zeros((len(queries), len(codes)), dtype=bool)
+        answers[self._places(queries, texts, np.argsort(texts, kind="stable"))] = True
+        return torch.from_numpy(answers)
+
+    def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all right answers of B queries: their places in `queries`, and the codes, int64[pairs] each."""
+        return self._places(queries, self.code_texts, self._order)
+
+    def _places(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the places of queries and of the texts of codes that answer them; `order` sorts the texts."""
+        right = self.of_texts[self.query_texts[queries]]
+        first = np.searchsorted(texts, right.indices, sorter=order)
+        counts = np.searchsorted(texts, right.indices, side="right", sorter=order) - first
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        of_query = np.repeat(np.arange(len(queries)), np.diff(right.indptr))
+        return np.repeat(of_query, counts), order[np.repeat(first, counts) + within]
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """The codes, sorted by text."""
+        return np.argsort(self.code_texts, kind="stable")
 
 
 def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:
