@@ -23,20 +23,12 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
+from soft_trainer.options.declared import evaluation_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
 
-# The options that training has too, with the same names, help and defaults.
-SHARED = {
-    DataArguments: ("data_dir", "source_dir", "history", "eval_data_dir", "language", "split_urls", "filters")
-    + ("mining_keep", "query_column", "code_column", "drop_unusable", "lexical"),
-    TrainingOptions: ("overwrite", "per_device_eval_batch_size", "bf16", "use_cpu", "disable_tqdm", "matryoshka_dims"),
-    ModelArguments: ("model_revision", "trust_remote_code", "attn_implementation", "dtype", "profile", "pooling")
-    + ("query_prefix", "code_prefix", "query_prompt", "code_prompt", "include_prompt", "query_length", "code_length")
-    + ("data_flow_length", "score_function", "score_scale", "query_columns", "code_columns"),
-}
-
+SHARED = {kind: evaluation_options(kind) for kind in (DataArguments, TrainingOptions, ModelArguments)}
 # The options that are read with --mteb, which has its own rows.
 READ_BY_MTEB = ("model", "mteb", "output_dir", "model_revision", "trust_remote_code", "use_cpu", "disable_tqdm") + (
     "per_device_eval_batch_size",

@@ -53,6 +53,9 @@ class Declared:
     read_if: ReadIf | None = None
     of_estimator: float | None = None
     results: bool = True
+    group: str = ""
+    common: bool = False
+    evaluation: bool = False
 
     @property
     def range(self) -> str:
@@ -102,7 +105,9 @@ def option(default, help: str, *, prefix: str = "", aliases: Sequence[str] = (),
         declared: `choices`, the texts that it takes; `least`, `above`, `most` and `below`, the range of a number;
             `read_if`, a `ReadIf` for an option that only some runs read; `of_estimator`, for an option whose default
             is the estimator's attribute of that name, the value without such an attribute; `results=False` for an
-            option that changes what is printed, kept or how fast, but not the result.
+            option that changes what is printed, kept or how fast, but not the result; `group`, the heading of
+            `--help` ("weights" and "batches" are all that choose these); `common=True` for an option that `--help`
+            shows, while `--help_all` shows all; `evaluation=True` for one that `soft-trainer evaluate` has too.
     """
     text = Help(f"{prefix}{help}{'' if declared.get('of_estimator') is None else DEFAULT_OF_ESTIMATOR}")
     text.declared = Declared(default, **declared)
@@ -119,6 +124,11 @@ def declared_options(kind) -> dict[str, Declared]:
     """Returns the declarations of a dataclass, or of an instance, by option."""
     helps = {field.name: field.metadata.get("help") for field in dataclasses.fields(kind)}
     return {name: text.declared for name, text in helps.items() if isinstance(text, Help)}
+
+
+def evaluation_options(kind) -> tuple[str, ...]:
+    """Returns the options of a dataclass that `soft-trainer evaluate` has too, with the same help and defaults."""
+    return tuple(name for name, declared in declared_options(kind).items() if declared.evaluation)
 
 
 def check_values(options) -> None:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.repository import repository_file
-from soft_trainer.options.declared import changed_options
-from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions
+from soft_trainer.options.declared import changed_options, declared_options
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 RECIPE = "hard_batches.yaml"
-# Whoever names one of these has chosen the batches and the weights.
-CHOICES = {"estimator", "estimator_model", "train_sampling_strategy", "bm25_idf", "bm25_scope", "bm25_document_column"}
-CHOICES |= set(SoftInfoNCEOptions.__dataclass_fields__)
-# These change how a batch is computed, which dimensions are trained or what is added to the loss, and leave the
-# choice open.
-CHOICES -= {"chunk_by_length", "gradient_cache_chunk_size", "gather_negatives", "matryoshka_dims"}
-CHOICES -= {"distill_weight", "distill_temperature"}
 
 
 def take_default_recipe(
@@ -36,7 +29,9 @@ def take_default_recipe(
         model: folder or Hub name of the pretrained encoder; None for one from scratch.
     """
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
-    if not model or not args.do_train or given & CHOICES:
+    declared = declared_options(data_args) | declared_options(args)
+    chosen = any(name in declared and declared[name].group in ("weights", "batches") for name in given)
+    if not model or not args.do_train or chosen:
         return
     if profile.score_function != "cosine" or args.per_device_train_batch_size * args.world_size < 2 * args.group_size:
         return

@@ -47,7 +47,10 @@ class DataArguments(RefusesRemoved):
 
     language: str | None = unset(
         f"Programming languages, comma-separated: {', '.join(LANGUAGES)}. Rows of --data_dir may be in others. "
-        "Default: ruby for CodeSearchNet, else what the rows or the source files are in."
+        "Default: ruby for CodeSearchNet, else what the rows or the source files are in.",
+        group="data",
+        common=True,
+        evaluation=True,
     )
     dataset_name: str = option(
         CODESEARCHNET,
@@ -56,17 +59,32 @@ class DataArguments(RefusesRemoved):
     )
     data_dir: str | None = unset(
         "Rows: a folder or file of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub; {language} in "
-        "it stands for each. Without valid, test and codebase the rows are split."
+        "it stands for each. Without valid, test and codebase the rows are split.",
+        group="data",
+        common=True,
+        evaluation=True,
     )
-    query_column: str | None = unset("Column of --data_dir that holds the query.", read_if=OWN_ROWS)
-    code_column: str | None = unset("Column of --data_dir that holds the code.", read_if=OWN_ROWS)
-    drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.")
+    query_column: str | None = unset(
+        "Column of --data_dir that holds the query.", read_if=OWN_ROWS, group="data", common=True, evaluation=True
+    )
+    code_column: str | None = unset(
+        "Column of --data_dir that holds the code.", read_if=OWN_ROWS, group="data", common=True, evaluation=True
+    )
+    drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.", evaluation=True)
     eval_data_dir: str | None = unset(
         "Further evaluation sets, comma-separated folders: files of CoSQA or CoSQA+, annotationStore.csv, "
         "relevance.jsonl, or rows as --data_dir takes them, all of which are measured "
-        "(soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone."
+        "(soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone.",
+        group="data",
+        common=True,
+        evaluation=True,
     )
-    source_dir: str | None = unset("Source tree to mine documented functions from; 'stdlib' is Python's own.")
+    source_dir: str | None = unset(
+        "Source tree to mine documented functions from; 'stdlib' is Python's own.",
+        group="data",
+        common=True,
+        evaluation=True,
+    )
     extra_source_dir: str | None = unset(
         "Another tree, whose functions are only trained on, without copies of those in valid, test and codebase; "
         "'installed' is the packages of this Python.",
@@ -74,20 +92,28 @@ class DataArguments(RefusesRemoved):
     )
     history: str | None = unset(
         "Git repository whose commits are rows: what one says, and a function that it changed. With --source_dir, a "
-        "folder of its working tree, documented functions are rows too."
+        "folder of its working tree, documented functions are rows too.",
+        evaluation=True,
     )
     max_functions: int = option(5, "Leave out commits that change more functions.", least=1, read_if=HISTORY)
     body: bool = option(False, "Add the first paragraph of a commit's body to the query.", read_if=HISTORY)
-    mining_keep: str | None = unset("Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED)
-    filters: str | None = unset(
-        "Rules that drop rows, comma-separated: of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet."
+    mining_keep: str | None = unset(
+        "Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED, evaluation=True
     )
-    split_urls: str | None = unset("Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.")
+    filters: str | None = unset(
+        "Rules that drop rows, comma-separated: of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet.",
+        evaluation=True,
+    )
+    split_urls: str | None = unset(
+        "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.", evaluation=True
+    )
     push_data_to_hub: str | None = not_in_results(
         None, "USER/NAME: push the rows of --source_dir, --history or --data_dir, as trained on, as a data set."
     )
-    max_train_rows: int | None = unset("Train on the first rows only, this many.", least=1)
-    lexical: bool = not_in_results(True, "Also rank by lexical BM25, a baseline that needs no training.")
+    max_train_rows: int | None = unset("Train on the first rows only, this many.", least=1, group="data", common=True)
+    lexical: bool = not_in_results(
+        True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
+    )
     model_card: bool = not_in_results(True, "Write README.md, the model card, into the output folder.")
     examples: int = not_in_results(5, "Test queries to show with their top functions at the end.", least=0)
     early_stopping_patience: int | None = unset("Stop after this many evaluations without a better metric.", least=1)
@@ -96,17 +122,25 @@ class DataArguments(RefusesRemoved):
         "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, or "
         "module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
         read_if=ESTIMATOR,
+        group="weights",
+        common=True,
     )
     estimator_model: str | None = unset(
-        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model."
+        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model.", group="weights"
     )
     estimator_cache_dir: str | None = not_in_results(
         None, "Where to keep row embeddings. Default: in the Hugging Face home."
     )
     no_estimator_cache: bool = not_in_results(False, "Compute row embeddings in every run and keep none of them.")
-    bm25_idf: str = option("okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25)
-    bm25_scope: str = option("batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25)
-    bm25_document_column: str | None = unset("Score queries against this column, not other queries.", read_if=BM25)
+    bm25_idf: str = option(
+        "okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25, group="weights"
+    )
+    bm25_scope: str = option(
+        "batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25, group="weights"
+    )
+    bm25_document_column: str | None = unset(
+        "Score queries against this column, not other queries.", read_if=BM25, group="weights"
+    )
 
     def __post_init__(self):
         check_values(self)
@@ -161,23 +195,36 @@ class LossOptions(RefusesRemoved):
     """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
 
     loss: str | None = unset(
-        f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.", choices=LOSSES
+        f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.",
+        choices=LOSSES,
+        group="weights",
+        common=True,
     )
-    alpha: float | None = estimator_default("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
-    beta: float | None = estimator_default("Constant of Eq. 4.", above=0, read_if=EQ4)
+    alpha: float | None = estimator_default(
+        "Weight of the similarity in Eq. 4.", least=0, read_if=EQ4, group="weights"
+    )
+    beta: float | None = estimator_default("Constant of Eq. 4.", above=0, read_if=EQ4, group="weights")
     temperature: float | None = estimator_default(
-        "Temperature of the softmax of similarities, or of positive_aware weights.", least=0, read_if=WEIGHTS
+        "Temperature of the softmax of similarities, or of positive_aware weights.",
+        least=0,
+        read_if=WEIGHTS,
+        group="weights",
     )
-    floor: float = option(0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4)
+    floor: float = option(
+        0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4, group="weights"
+    )
     weighting: str = option(
         "eq4",
         "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive.",
         choices=WEIGHTINGS,
+        group="weights",
+        common=True,
     )
     margin: float | None = estimator_default(
         "positive_aware: a negative counts fully if it is less similar than the positive by this much.",
         of_estimator=0.0,
         read_if=POSITIVE_AWARE,
+        group="weights",
     )
     distill_weight: float = option(
         0.0,
@@ -187,12 +234,24 @@ class LossOptions(RefusesRemoved):
     distill_temperature: float | None = estimator_default(
         "Temperature of the estimator's softmax in that loss.", above=0, read_if=DISTILLED
     )
-    infonce_weight: float = option(1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL)
-    kl_weight: float = option(0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=KL)
-    cancel: str = option("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
-    cancel_k: int = option(3, "How many of the most similar negatives top_k cancels.", least=0, read_if=TOP_K)
+    infonce_weight: float = option(
+        1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL, group="weights"
+    )
+    kl_weight: float = option(
+        0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=KL, group="weights"
+    )
+    cancel: str = option(
+        "none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS, group="weights"
+    )
+    cancel_k: int = option(
+        3, "How many of the most similar negatives top_k cancels.", least=0, read_if=TOP_K, group="weights"
+    )
     cancel_ratio: float = option(
-        0.5, "ratio cancels negatives above this share of the positive's similarity.", least=0, read_if=RATIO
+        0.5,
+        "ratio cancels negatives above this share of the positive's similarity.",
+        least=0,
+        read_if=RATIO,
+        group="weights",
     )
 
 
@@ -210,65 +269,76 @@ class SoftInfoNCEOptions(LossOptions):
         "A negative with the query's or the code's text: mask leaves it out, positives counts it as a right answer, "
         "ignore counts it as a negative.",
         choices=("mask", "positives", "ignore"),
+        group="batches",
     )
-    group_size: int = similar(8, "rows in a group of similar rows.", least=1)
-    neighbours: int = similar(32, "the number of nearest rows that are found for each row.", least=1)
+    group_size: int = similar(8, "rows in a group of similar rows.", least=1, group="batches")
+    neighbours: int = similar(32, "the number of nearest rows that are found for each row.", least=1, group="batches")
     negatives_per_query: int = option(
         0,
         "Negatives of each query, in addition to those of the batch: of the rows' column `negatives`, or else codes "
         "that the estimator finds similar to it.",
         least=0,
+        group="batches",
     )
     negative_ratio: float = option(
         0.95,
         "Largest similarity of a negative that the estimator found, as a share of that of the query's own code.",
         read_if=OWN_NEGATIVES,
+        group="batches",
     )
     gather_negatives: bool | None = unset("Take the codes of all processes as negatives. Default: yes.")
     gradient_cache_chunk_size: int | None = unset(
         "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
         least=1,
+        group="training",
+        common=True,
     )
     chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
-    matryoshka_dims: str | None = unset("Use these leading dimensions as embeddings too, such as 768,256,64.")
+    matryoshka_dims: str | None = unset(
+        "Use these leading dimensions as embeddings too, such as 768,256,64.", evaluation=True
+    )
 
 
 @dataclass
 class TrainingOptions(SoftInfoNCEOptions):
-    """The options of a training that this package declares, apart from those that only `transformers` has.
+    """The options of a training that `--help` shows or other commands share, without importing `transformers`.
 
-    `SoftInfoNCETrainingArguments` joins both; printing this part in `--help` does not import `transformers`.
+    `SoftInfoNCETrainingArguments` joins them with those of `transformers`.
     """
 
     FULL = "SoftInfoNCETrainingArguments"
 
-    output_dir: str | None = not_in_results(None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.")
-    overwrite: bool = not_in_results(False, "Write into an output folder that holds the results of another run.")
-    per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.")
-    per_device_eval_batch_size: int = not_in_results(64, "Texts encoded at once in evaluation, per process.")
-    seed: int = option(42, "Seed of everything random: rows, batches, dropout, new weights.")
-    bf16: bool = option(False, "Train and encode in bfloat16.")
-    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.")
-    push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.")
-    disable_tqdm: bool | None = not_in_results(None, "Print lines in place of progress bars, as without a terminal.")
-    learning_rate: float = option(2e-5, "Peak learning rate of AdamW.")
-    num_train_epochs: float = option(10.0, "Passes over the training rows.", aliases=("epochs",))
-    logging_steps: float = not_in_results(50, "Steps between two lines of the log.")
-    logging_nan_inf_filter: bool = not_in_results(False, "Hide NaN and infinite losses from the log.")
-    save_strategy: str = not_in_results("epoch", "When to save a checkpoint: no, steps, epoch or best.")
-    save_total_limit: int | None = not_in_results(2, "How many checkpoints to keep.")
-    dataloader_drop_last: bool = option(True, "Leave out the last batch of an epoch if it is not full.")
-    dataloader_num_workers: int = not_in_results(-1, "Processes for batches. -1: none on a CPU, up to 4 on a GPU.")
-    remove_unused_columns: bool = not_in_results(False, "Not used: the columns of a pair are always kept.")
-    ddp_broadcast_buffers: bool | None = not_in_results(False, "Broadcast buffers before every forward pass.")
+    output_dir: str | None = not_in_results(
+        None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.", group="output", common=True
+    )
+    overwrite: bool = not_in_results(
+        False, "Write into an output folder that holds the results of another run.", evaluation=True
+    )
+    per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.", group="training", common=True)
+    per_device_eval_batch_size: int = not_in_results(
+        64, "Texts encoded at once in evaluation, per process.", evaluation=True
+    )
+    seed: int = option(
+        42, "Seed of everything random: rows, batches, dropout, new weights.", group="training", common=True
+    )
+    bf16: bool = option(False, "Train and encode in bfloat16.", group="training", common=True, evaluation=True)
+    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
+    push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.", group="output", common=True)
+    disable_tqdm: bool | None = not_in_results(
+        None, "Print lines in place of progress bars, as without a terminal.", evaluation=True
+    )
+    learning_rate: float = option(2e-5, "Peak learning rate of AdamW.", group="training", common=True)
+    num_train_epochs: float = option(
+        10.0, "Passes over the training rows.", aliases=("epochs",), group="training", common=True
+    )
     train_sampling_strategy: str = option(
         "random",
         "How rows are put into batches: random, sequential, no_duplicates (no repeated query or code), "
         "group_by_length, one_language, or similar (groups of rows that an estimator finds similar).",
         choices=STRATEGIES,
+        group="batches",
+        common=True,
     )
-    restore_callback_states_from_checkpoint: bool = not_in_results(True, "Resume early stopping where it was.")
-    metric_for_best_model: str | None = not_in_results("mrr", "Metric that tells the best model.")
     merge_lora: bool = not_in_results(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(
         "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1. "

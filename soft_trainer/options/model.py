@@ -20,11 +20,17 @@ class PretrainedOptions:
         UserError: a value that an option does not take.
     """
 
-    trust_remote_code: bool = option(False, "Run an encoder's own code, --estimator_model's too.", results=False)
-    attn_implementation: str | None = unset(
-        "Attention of the encoder: eager, sdpa or flash_attention_2. Default: transformers chooses.", results=False
+    trust_remote_code: bool = option(
+        False, "Run an encoder's own code, --estimator_model's too.", results=False, evaluation=True
     )
-    dtype: str | None = unset(f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.", choices=DTYPES)
+    attn_implementation: str | None = unset(
+        "Attention of the encoder: eager, sdpa or flash_attention_2. Default: transformers chooses.",
+        results=False,
+        evaluation=True,
+    )
+    dtype: str | None = unset(
+        f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.", choices=DTYPES, evaluation=True
+    )
 
     def __post_init__(self):
         check_values(self)
@@ -42,6 +48,8 @@ class LoraOptions:
         "Train a LoRA adapter of this rank, 16 for example, instead of all weights. It needs a larger learning rate, "
         "about 1e-4.",
         least=1,
+        group="model",
+        common=True,
     )
     lora_alpha: int | None = unset("LoRA's factor alpha / r. Default: 2 x lora_r.", least=1)
     lora_dropout: float | None = unset("Dropout before LoRA. Default: 0.05.", least=0, below=1)
@@ -63,11 +71,18 @@ class ModelArguments(LoraOptions, PretrainedOptions):
     """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
 
     model_name_or_path: str | None = unset(
-        "Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.", aliases=("model",)
+        "Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.",
+        aliases=("model",),
+        group="model",
+        common=True,
     )
-    model_revision: str | None = unset("Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED)
+    model_revision: str | None = unset(
+        "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED, evaluation=True
+    )
     from_scratch: str | None = unset(
-        "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows."
+        "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows.",
+        group="model",
+        common=True,
     )
     vocabulary_size: int = option(
         16384,
@@ -75,20 +90,34 @@ class ModelArguments(LoraOptions, PretrainedOptions):
         least=300,  # the 256 bytes and the special tokens
         read_if=FROM_SCRATCH,
     )
-    profile: str | None = unset(f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.")
-    pooling: str | None = unset(f"One embedding from token vectors: {', '.join(POOLINGS)}.")
-    query_prefix: str | None = unset("Text before every query, special tokens included.")
-    code_prefix: str | None = unset("Text before every code, special tokens included.")
-    query_prompt: str | None = unset("Text before every query, after special tokens that the encoder needs.")
-    code_prompt: str | None = unset("Text before every code, after special tokens that the encoder needs.")
-    include_prompt: bool | None = unset("Pool the tokens of prompts and prefixes too. Default: yes.")
-    query_length: int | None = unset("Maximum tokens of a query, special tokens included.")
-    code_length: int | None = unset("Maximum tokens of a code, special tokens included.")
-    data_flow_length: int | None = unset("Data-flow nodes after the code tokens (GraphCodeBERT).")
-    score_function: str | None = unset(f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
-    score_scale: float | None = unset("Factor on every score; 20 is usual with cosine.")
-    query_columns: str | None = unset("Columns that may hold the query, comma-separated; the first there is read.")
-    code_columns: str | None = unset("Columns that may hold the code, comma-separated; the first there is read.")
+    profile: str | None = unset(
+        f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.", evaluation=True
+    )
+    pooling: str | None = unset(f"One embedding from token vectors: {', '.join(POOLINGS)}.", evaluation=True)
+    query_prefix: str | None = unset("Text before every query, special tokens included.", evaluation=True)
+    code_prefix: str | None = unset("Text before every code, special tokens included.", evaluation=True)
+    query_prompt: str | None = unset(
+        "Text before every query, after special tokens that the encoder needs.", evaluation=True
+    )
+    code_prompt: str | None = unset(
+        "Text before every code, after special tokens that the encoder needs.", evaluation=True
+    )
+    include_prompt: bool | None = unset("Pool the tokens of prompts and prefixes too. Default: yes.", evaluation=True)
+    query_length: int | None = unset(
+        "Maximum tokens of a query, special tokens included.", group="model", common=True, evaluation=True
+    )
+    code_length: int | None = unset(
+        "Maximum tokens of a code, special tokens included.", group="model", common=True, evaluation=True
+    )
+    data_flow_length: int | None = unset("Data-flow nodes after the code tokens (GraphCodeBERT).", evaluation=True)
+    score_function: str | None = unset(f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.", evaluation=True)
+    score_scale: float | None = unset("Factor on every score; 20 is usual with cosine.", evaluation=True)
+    query_columns: str | None = unset(
+        "Columns that may hold the query, comma-separated; the first there is read.", evaluation=True
+    )
+    code_columns: str | None = unset(
+        "Columns that may hold the code, comma-separated; the first there is read.", evaluation=True
+    )
 
     def __post_init__(self):
         LoraOptions.__post_init__(self)  # checks the values of all options

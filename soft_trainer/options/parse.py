@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from soft_trainer.errors import UserError
+from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
@@ -92,32 +93,26 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
         return action.help if action.default is None else super()._get_help_string(action)
 
 
-# The options of a run that people set, in the groups of `train --help`; `--help_all` shows the others too.
-COMMON = {
-    "model": ("model_name_or_path", "from_scratch", "query_length", "code_length", "lora_r"),
-    "data": ("data_dir", "source_dir", "language", "query_column", "code_column", "eval_data_dir", "max_train_rows"),
-    "weights": ("estimator", "loss", "weighting"),
-    "batches": ("per_device_train_batch_size", "train_sampling_strategy", "gradient_cache_chunk_size"),
-    "training": ("learning_rate", "num_train_epochs", "seed", "bf16"),
-    "output": ("output_dir", "push_to_hub", "config"),
-}
 OF_A_RUN = (ModelArguments, DataArguments, TrainingOptions)
 CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe; options on the command line win."}
 
 
 def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
-    """Returns a parser whose help fits a screen: the options of a command, but of those of a run `COMMON` alone.
+    """Returns a parser whose help fits a screen: the options of a command, but only the common ones of a run.
 
     It is for printing alone, and does not import `transformers`, which takes seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
-    own = {}
-    of_a_run = {}
+    groups: dict[str, list] = {}
     for kind in dataclass_types:
-        (of_a_run if kind in OF_A_RUN else own).update({field.name: field for field in dataclasses.fields(kind)})
-    common = {title: [of_a_run[name] for name in names if name in of_a_run] for title, names in COMMON.items()}
-    for title, fields in {"options": own.values(), **common}.items():
+        for field in dataclasses.fields(kind):
+            declared = declared_options(kind).get(field.name)
+            if kind not in OF_A_RUN:
+                groups.setdefault("options", []).append(field)
+            elif declared is not None and declared.common:
+                groups.setdefault(declared.group, []).append(field)
+    for title, fields in groups.items():
         group = parser.add_argument_group(title)
         for field in fields:
             text = field.metadata["help"].replace("%", "%%")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
@@ -13,12 +13,18 @@ from soft_trainer.options.fields import PARTS, TrainingOptions
 
 # Options that change results and are declared by `transformers` alone; the declarations of ours say which do.
 OF_TRANSFORMERS = (
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "data_seed", "do_train", "fp16", "gradient_accumulation_steps"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "data_seed", "dataloader_drop_last", "do_train", "fp16"),
+    "gradient_accumulation_steps",
     *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
     *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
 )
 # A resumed training may have another end, may save other checkpoints and may take another one as the best.
 OF_SCHEDULE = {"num_train_epochs", "max_steps", "do_train", "load_best_model_at_end"}
+
+
+def _default(name: str, value):
+    """Declares an option of `transformers` with another default."""
+    return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
 
 
 @dataclass
@@ -34,6 +40,17 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """
 
     named = frozenset()
+
+    logging_steps: float = _default("logging_steps", 50)
+    logging_nan_inf_filter: bool = _default("logging_nan_inf_filter", False)
+    save_strategy: str = _default("save_strategy", "epoch")
+    save_total_limit: int | None = _default("save_total_limit", 2)
+    dataloader_drop_last: bool = _default("dataloader_drop_last", True)
+    dataloader_num_workers: int = _default("dataloader_num_workers", -1)  # none on a CPU, up to 4 on a GPU
+    remove_unused_columns: bool = _default("remove_unused_columns", False)
+    ddp_broadcast_buffers: bool | None = _default("ddp_broadcast_buffers", False)
+    restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
+    metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")
 
     def __new__(cls, *args, **given):
         arguments = super().__new__(cls, *args, **given)
