@@ -63,7 +63,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
 
     # ---- Push ----
     if args.push_to_hub:
-        trainer.push_to_hub()
+        print_on_main(f"Pushed: {trainer.push_to_hub()}")
     distributed.close()
 
 

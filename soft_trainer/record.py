@@ -186,7 +186,8 @@ class Run:
         record = self.record()
         write_results(self.folder, record, train=training_numbers(self.trainer), eval=flat_results(self.results))
         has_encoder = (self.folder / PROFILE_FILE).is_file()
-        if self.data_args.model_card and has_encoder:
+        # A run that only measures may find the encoder of an earlier training there, whose card stays.
+        if self.data_args.model_card and has_encoder and self.trainer.args.do_train:
             write_model_card(self.folder, record)
         if self.results:
             print_on_main(f"\n{metrics_table(self.results)}\n")

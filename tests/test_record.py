@@ -111,6 +111,15 @@ def test_the_epochs_of_a_record_are_those_that_were_trained(make_run, capsys):
     assert run.record()["training"]["epochs"] == 0.64
 
 
+def test_a_run_that_only_measures_leaves_the_card_of_the_training(make_run, tmp_path):
+    make_run({}).trainer.save_model()
+    (tmp_path / "README.md").write_text("trained")
+    make_run({}, do_predict=True).finish()
+    assert (tmp_path / "README.md").read_text() == "trained"
+    make_run({}, do_train=True).finish()
+    assert (tmp_path / "README.md").read_text() != "trained"
+
+
 def test_the_size_of_checkpoints_that_stay_is_printed(make_run, tmp_path, capsys):
     run = make_run({})
     run.finish()

@@ -22,7 +22,7 @@ TEST_NOTE = (
     "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows of this page."
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
-TRAINING = ("learning rate", "epochs", "codes that each query meets", "seconds a step")
+TRAINING = ("learning rate", "epochs", "codes that each query meets", "seconds a step, evaluations included")
 
 
 @dataclass(frozen=True, eq=False)

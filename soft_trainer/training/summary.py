@@ -71,7 +71,7 @@ def training_settings(trainer) -> dict:
     time = training_numbers(trainer).get("train_runtime")
     if time is not None and args.resume_from_checkpoint is None:
         settings["train runtime, s"] = round(time, 1)
-        settings["seconds a step"] = round(time / max(state.global_step, 1), 4)
+        settings["seconds a step, evaluations included"] = round(time / max(state.global_step, 1), 4)
     return settings
 
 

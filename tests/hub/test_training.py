@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -273,6 +274,17 @@ def test_an_adapter_then_the_merged_encoder_are_pushed_and_load_by_name(train, b
     card = ModelCard.load(train.folder / "README.md")
     assert card.data.to_dict()["base_model_relation"] == "finetune"
     assert "peft" not in card.data.tags and "with a merged LoRA adapter" in card.text
+
+
+def test_no_path_of_this_machine_is_pushed(train, base, data_dir, tmp_path):
+    private = tmp_path / "kanarien"
+    options = {"model_name_or_path": private / "base", "data_dir": private / "rows", "eval_data_dir": private / "rows"}
+    shutil.copytree(base, options["model_name_or_path"])
+    shutil.copytree(data_dir, options["data_dir"])
+    assert train(**(PUSH | LORA | options), merge_lora=True, hub_strategy="all_checkpoints", max_steps=2) == (0, "")
+    assert {"config.json", "tokenizer_config.json", "run.json", "adapter/adapter_config.json"} <= pushed()
+    assert train.hub.holding("kanarien") == []
+    assert "kanarien" in (train.folder / "run.json").read_text()
 
 
 def test_an_adapter_of_a_folder_is_not_pushed(train, base):
