@@ -105,7 +105,8 @@ def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dic
     queries, mined = evaluation.history_queries(arguments.history, arguments.language, f"{scratch}/tree")
     names = {"words": True} | ({f"words and {arguments.model}": False} if arguments.model else {})
     with _index(arguments, f"{scratch}/tree", arguments.index_dir or f"{scratch}/index") as index:
-        found = {name: evaluation.measure(index, queries, mined, lexical) for name, lexical in names.items()}
+        searches = {name: evaluation.search_of(index, lexical, True) for name, lexical in names.items()}
+        found = {name: evaluation.measure(queries, mined, search) for name, search in searches.items()}
     rows = []
     for level in ("files", "functions"):
         rows += [[level, name, len(queries), *np.mean(own[level], axis=0)] for name, own in found.items()]

@@ -9,8 +9,8 @@ import math
 import os
 import random
 import time
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,14 @@ from soft_trainer.search.pieces import language_of
 
 CUT = 10
 DEPTH = 100  # pieces that are looked at for the first files or functions
+
+
+class Place(NamedTuple):
+    """The lines of a file that a search gives as a result."""
+
+    path: str
+    start: int
+    end: int
 
 
 class Measures(NamedTuple):
@@ -173,10 +181,27 @@ def history_queries(
     return [JudgedQuery("", query, frozenset(urls)) for query, urls in targets.items()], mined
 
 
+def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Callable[[str], list[Place]]:
+    """Returns a search of an index as `measure` asks it."""
+
+    def search(query: str) -> list[Place]:
+        results = index.search(query, DEPTH, lexical=lexical, commits=commits)
+        return [Place(result.path, result.start_line, result.end_line) for result in results]
+
+    return search
+
+
+def popular(mined: MinedHistory) -> Callable[[str], list[Place]]:
+    """Returns a search that gives the functions by the number of commits that changed them, whatever the query."""
+    earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
+    ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
+    return lambda query: ranked[:DEPTH]
+
+
 def measure(
-    index: CodeIndex, queries: Sequence[JudgedQuery], mined: MinedHistory, lexical: bool
+    queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
-    """Puts the queries to an index of the tree, and returns the measures of each, by files and by functions.
+    """Puts the queries to a search of the tree, and returns the measures of each, by files and by functions.
 
     A result shows the functions whose lines it has; one that shows none is a place that is lost. Repeats fill none.
     """
@@ -187,12 +212,10 @@ def measure(
     for query in queries:
         files = []
         named = []
-        for result in index.search(query.query, DEPTH, lexical=lexical):
-            start = result.start_line
-            end = result.end_line
-            shown = [url for first, last, url in places[result.path] if first <= end and last >= start]
-            named += shown or [(result.path, start)]
-            files.append(result.path)
+        for path, start, end in search(query.query):
+            shown = [url for first, last, url in places[path] if first <= end and last >= start]
+            named += shown or [(path, start)]
+            files.append(path)
         right = frozenset(mined.places[url][0] for url in query.targets)
         found["files"].append(measures(dict.fromkeys(files), right))
         found["functions"].append(measures(dict.fromkeys(named), query.targets))

@@ -223,6 +223,7 @@ class CodeIndex(AbstractContextManager):
         language: str | None = None,
         name: str | None = None,
         lexical: bool = False,
+        commits: bool = True,
     ) -> list[SearchResult]:
         """Finds the pieces that answer a query, best first. An empty query finds nothing.
 
@@ -233,8 +234,9 @@ class CodeIndex(AbstractContextManager):
             language: only files in this language.
             name: only functions and classes of this name; `*` stands for anything.
             lexical: leave the embeddings out, if there are any.
+            commits: let the commits vote, if there are any.
         """
-        return search({"": self}, query, limit, lexical, path=path, language=language, name=name)
+        return search({"": self}, query, limit, lexical, commits, path=path, language=language, name=name)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds pieces like the one that holds a line of a file, such as that of a result; best first.

@@ -108,7 +108,12 @@ class CodeIndexes(AbstractContextManager):
 
 
 def search(
-    indexes: Mapping[str, CodeIndex], query: str, limit: int, lexical: bool, **filters: str | None
+    indexes: Mapping[str, CodeIndex],
+    query: str,
+    limit: int,
+    lexical: bool,
+    commits: bool = True,
+    **filters: str | None,
 ) -> list[SearchResult]:
     """Finds the pieces that answer a query, best first. An empty query finds nothing.
 
@@ -127,7 +132,7 @@ def search(
         if allowed is not None and not allowed.any():
             return []
         similarity = None if lexical else _similarity(indexes, view, query)
-        results, matched = view.search(parsed, similarity, allowed, limit, view.votes(parsed))
+        results, matched = view.search(parsed, similarity, allowed, limit, view.votes(parsed) if commits else ())
         return results if matched or _stands_out(indexes, view, similarity) else []
 
 

@@ -8,7 +8,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.mining.history import history_language
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.evaluation import Measures, history_queries, measure, measures
+from soft_trainer.search.evaluation import Measures, history_queries, measure, measures, search_of
 
 LOG3, LOG5 = math.log2(3), math.log2(5)
 WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
@@ -42,7 +42,7 @@ def test_the_newest_commits_are_queries_to_the_tree_before_them(tmp_path):
     text = (tmp_path / "tree/kit/one.py").read_text()
     assert "lantern = 1016" in text and "harbour = 1015" in text
     index = CodeIndex.build(tmp_path / "tree", tmp_path / "index")
-    found = measure(index, queries, mined, lexical=True)
+    found = measure(queries, mined, search_of(index, lexical=True, commits=False))
     index.close()
     assert found["files"] == [Measures(1.0, 1.0, 1.0)] * 3
     assert found["functions"] == [Measures(1.0, 1.0, 1.0)] * 3
