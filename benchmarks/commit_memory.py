@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.files import write_json
-from soft_trainer.search import evaluation
+from soft_trainer.search import evaluation, verdict
 from soft_trainer.search.index import CodeIndex
+from soft_trainer.search.verdict import MEMORY, POPULARITY, WORDS
 from soft_trainer.studies.significance import paired_bootstrap
 from soft_trainer.terminal import table
 
@@ -57,8 +58,6 @@ REPORTED = {
     "sharkdp+bat": "rust",
 }
 LANGUAGES = CHOSEN_ON | REPORTED
-WORDS = "words"
-MEMORY = "words + memory"
 
 
 def run(repository: Path, work: Path, model: str | None) -> None:
@@ -75,14 +74,14 @@ def run(repository: Path, work: Path, model: str | None) -> None:
             index.remember(repository=str(repository), tip=mined.cut)
             commits = index.statistics()["commits"]
             searches = {
-                system: evaluation.search_of(index, lexical=not model, commits=bool(place))
+                system: verdict.search_of(index, lexical=not model, commits=bool(place))
                 for place, system in enumerate(wanted)
             }
             if not model:
                 searches = {
-                    WORDS: evaluation.search_of(index, lexical=True, commits=False),
-                    MEMORY: evaluation.search_of(index, lexical=True, commits=True),
-                    "popularity": evaluation.popular(mined),
+                    WORDS: verdict.search_of(index, lexical=True, commits=False),
+                    MEMORY: verdict.search_of(index, lexical=True, commits=True),
+                    POPULARITY: verdict.popular(mined),
                 }
             measured = {system: evaluation.measure(queries, mined, search) for system, search in searches.items()}
             pieces = index.statistics()["pieces"]

@@ -2,11 +2,13 @@
 
 The queries are judged ones over several trees (--queries, --trees); or the documentation of one tree's functions,
 which should find them in a copy of the tree without comments (--folder); or the subjects of a repository's newest
-commits, which should find the functions that the commits changed, in the tree before them (--history).
+commits, which should find the functions that the commits changed, in the tree before them (--history): by words, by
+words and the memory of earlier commits, by each model with both, and by how often functions changed.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
-soft-trainer evaluate-search --history REPOSITORY --model outputs/history
+soft-trainer evaluate-search --history REPOSITORY --model outputs/history,outputs/other
+soft-trainer evaluate-search --history REPOSITORY --external 'rg --files-with-matches -e {query} .'
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
+from soft_trainer.cli.search import safe
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_text
 from soft_trainer.search import evaluation
 from soft_trainer.search.index import CodeIndex
+from soft_trainer.search.verdict import WORDS, Verdict, compare_searches
+from soft_trainer.studies.significance import Interval, paired_bootstrap
 from soft_trainer.terminal import print_on_main, table
 
 
@@ -38,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
     add("--history", metavar="REPOSITORY", help="git repository, whose newest commits give the queries")
     add("--language", help="language of --history's functions (default: the one with the most files)")
-    add("--model", help="folder or Hub name of an encoder (default: words alone)")
+    add("--model", help="folder or Hub name of an encoder; --history takes several by comma (default: words alone)")
+    add(
+        "--external",
+        metavar="COMMAND",
+        help="--history: compare another program, such as 'rg -l -e {query} .'; it prints path[:line], best first",
+    )
     add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of every embedding")
     add("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
     add("--max_queries", type=int, default=200, help="maximum number of queries of --folder (default: 200)")
@@ -53,14 +63,15 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("give --queries and --trees, or --folder, or --history")
     if arguments.language and not arguments.history:
         raise UserError("language: has no meaning without --history")
+    if arguments.external and not arguments.history:
+        raise UserError("external: has no meaning without --history")
     if arguments.truncate_dim is not None and not arguments.model:
         raise UserError("truncate_dim: has no meaning without --model")
     if arguments.max_queries < 1:
         raise UserError(f"max_queries={arguments.max_queries}: 1 or more is expected")
     if arguments.output:
         check_writable(Path(arguments.output).parent, f"output={arguments.output}")
-    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
-        text, answers = (_history if arguments.history else _files)(arguments, scratch)
+    text, answers = (_history if arguments.history else _files)(arguments)
     sys.stdout.write(text + "\n")
     if arguments.output:
         Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +88,12 @@ def _index(arguments: argparse.Namespace, tree: str, place: str | Path) -> Itera
             print_on_main(notice)
 
 
-def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
+def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
+    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
+        return _measured_files(arguments, scratch)
+
+
+def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Puts queries to the indexes of trees; returns the table, and what was found for each query."""
     if arguments.folder:
         queries = evaluation.documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
@@ -100,19 +116,49 @@ def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]
     return text, [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
 
 
-def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
-    """Puts the newest commits of a repository to the tree before them, by words and with the model."""
-    queries, mined = evaluation.history_queries(arguments.history, arguments.language, f"{scratch}/tree")
-    names = {"words": True} | ({f"words and {arguments.model}": False} if arguments.model else {})
-    with _index(arguments, f"{scratch}/tree", arguments.index_dir or f"{scratch}/index") as index:
-        searches = {name: evaluation.search_of(index, lexical, True) for name, lexical in names.items()}
-        found = {name: evaluation.measure(queries, mined, search) for name, search in searches.items()}
+def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
+    """Puts the newest commits of a repository to the tree before them; returns a table and what it says."""
+    verdict = compare_searches(
+        arguments.history,
+        arguments.language,
+        arguments.model.split(",") if arguments.model else (),
+        arguments.truncate_dim,
+        arguments.external,
+        arguments.index_dir,
+    )
+    for notice in verdict.notices:
+        print_on_main(safe(notice))
     rows = []
     for level in ("files", "functions"):
-        rows += [[level, name, len(queries), *np.mean(own[level], axis=0)] for name, own in found.items()]
-    headers = ["answers", "search by", "queries", "MRR", "nDCG@10", "recall@10"]
+        for name, own in verdict.measured.items():
+            means = np.mean(own[level], axis=0)
+            against = "" if name == WORDS else _against_words(verdict, name, level)[1]
+            rows.append([level, safe(name), len(verdict.queries), means[0], means[2], against])
+    headers = ["answers", "search by", "queries", "MRR", "recall@10", "MRR against words (95 %)"]
     answers = []
-    for place, query in enumerate(queries):
-        ranks = {name: own["functions"][place].mrr for name, own in found.items()}
+    for place, query in enumerate(verdict.queries):
+        ranks = {name: own["functions"][place].mrr for name, own in verdict.measured.items()}
         answers.append({"query": query.query, "functions": sorted(query.targets), "reciprocal_ranks": ranks})
-    return f"{table(headers, rows, floats='.3f')}\n\ntree at {mined.cut[:10]}", answers
+    text = f"{table(headers, rows, floats='.3f')}\n\ntree at {verdict.cut[:10]}\n{_in_words(verdict)}"
+    return text, answers
+
+
+def _against_words(verdict: Verdict, name: str, level: str) -> tuple[Interval, str]:
+    """Returns the paired interval of a system's difference from words, and the difference in words."""
+    ranks = [[one.mrr for one in verdict.measured[system][level]] for system in (name, WORDS)]
+    differences = np.subtract(*ranks)
+    interval = paired_bootstrap(differences)
+    return interval, f"{differences.mean():+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
+def _in_words(verdict: Verdict) -> str:
+    """Says which search finds functions best, or that the queries are too few to say."""
+    means = {name: np.mean([one.mrr for one in own["functions"]]) for name, own in verdict.measured.items()}
+    best = max(means, key=means.get)
+    if best == WORDS:
+        return f"Nothing here finds functions better than {WORDS} on these {len(verdict.queries)} queries."
+    interval, text = _against_words(verdict, best, "functions")
+    if interval.low > 0:
+        return f"{safe(best)} finds functions better than {WORDS}: MRR {text}."
+    number = len(verdict.queries)
+    return f"{number} queries are too few to say that {safe(best)} finds functions better than {WORDS}: MRR {text}."

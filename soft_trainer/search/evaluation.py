@@ -9,7 +9,7 @@ import math
 import os
 import random
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -179,23 +179,6 @@ def history_queries(
     for judged in mined.relevance:
         targets[judged["query"]].add(judged["url"])
     return [JudgedQuery("", query, frozenset(urls)) for query, urls in targets.items()], mined
-
-
-def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Callable[[str], list[Place]]:
-    """Returns a search of an index as `measure` asks it."""
-
-    def search(query: str) -> list[Place]:
-        results = index.search(query, DEPTH, lexical=lexical, commits=commits)
-        return [Place(result.path, result.start_line, result.end_line) for result in results]
-
-    return search
-
-
-def popular(mined: MinedHistory) -> Callable[[str], list[Place]]:
-    """Returns a search that gives the functions by the number of commits that changed them, whatever the query."""
-    earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
-    ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
-    return lambda query: ranked[:DEPTH]
 
 
 def measure(

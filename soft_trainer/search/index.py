@@ -187,8 +187,7 @@ class CodeIndex(AbstractContextManager):
             wait: until another process has read them; else it is left to that one.
             history: `repository` and `tip`, where the folder is the tree of a commit.
         """
-        known = store.get_meta(self.database, "memory") is not None
-        if not (known or history or repository_of(self.folder)):
+        if not (history or repository_of(self.folder)):
             return
         from soft_trainer.search.remembering import remember  # imports pygit2, which a search does not need
 

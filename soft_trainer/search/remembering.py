@@ -78,7 +78,7 @@ def remember(
 ) -> list[str]:
     """Reads the new commits of a folder's repository, and weighs their votes where there are many more.
 
-    What an index has is forgotten if it is to have none, or if the folder is in no repository any more.
+    An index that is to have none forgets what it has.
 
     Args:
         repository: another than the folder's own, and `tip` the commit whose tree the folder is.
@@ -87,7 +87,7 @@ def remember(
         What went wrong.
     """
     place = (repository, "") if repository else repository_of(folder)
-    if place is None or not store.get_meta(database, "history", True):
+    if not store.get_meta(database, "history", True):
         forget(database)
         return []
     problems = []

@@ -1,0 +1,179 @@
+"""Compares ways to search a repository, by its later commits: words, commits, encoders, and programs of others."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from soft_trainer.errors import UserError
+from soft_trainer.mining.history import MinedHistory
+from soft_trainer.search import vectors
+from soft_trainer.search.evaluation import DEPTH, JudgedQuery, Measures, Place, history_queries, measure
+from soft_trainer.search.index import CodeIndex
+
+WORDS = "words"
+MEMORY = "words + memory"
+POPULARITY = "popularity"
+SECONDS = 10.0  # for one query of an external program
+MAX_OUTPUT = 1 << 20  # bytes of its answer that are read
+_QUERY = "{query}"
+_PLACE = re.compile(r"(.*?)(?::(\d+)(?::.*)?)?")
+Search = Callable[[str], Sequence[Place]]
+
+
+class Verdict(NamedTuple):
+    """The measures of every query by system and level ("files", "functions"), and what there is to say about them."""
+
+    queries: list[JudgedQuery]
+    cut: str
+    measured: dict[str, dict[str, list[Measures]]]
+    notices: list[str]
+
+
+def compare_searches(
+    repository: str | os.PathLike[str],
+    language: str | None = None,
+    models: Sequence[str] = (),
+    truncate_dim: int | None = None,
+    external: str | None = None,
+    index_dir: str | os.PathLike[str] | None = None,
+) -> Verdict:
+    """Puts the subjects of the newest commits to the tree before them; they should find the functions they changed.
+
+    Args:
+        language: of the functions; by default the one with most files.
+        models: encoders, each searched together with the words.
+        external: a command with `{query}`, which prints paths, best first.
+        index_dir: the place of the index; by default a temporary one.
+
+    Raises:
+        UserError: as `history_queries`, a model that cannot be loaded, or a command that cannot be started.
+    """
+    program = ExternalSearch(external) if external else None
+    for model in models:
+        vectors.SearchEncoder(model, truncate_dim)  # an error in the last one would cost hours
+    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
+        tree = f"{scratch}/tree"
+        queries, mined = history_queries(repository, language, tree)
+        measured = {}
+        with CodeIndex.build(tree, index_dir or f"{scratch}/index", progress=True) as index:
+            index.remember(progress=True, repository=os.fspath(repository), tip=mined.cut)
+            for name, search in _systems(index, mined, models, truncate_dim):
+                measured[name] = measure(queries, mined, search)
+            notices = list(dict.fromkeys(index.notices))
+        if program:
+            measured[program.name] = measure(queries, mined, program.bound_to(tree))
+            if program.failures:
+                failed = f"{program.failures} of {len(queries)} queries failed or took over {SECONDS:g} s"
+                notices.append(f"{program.name}: {failed}; they score 0")
+    return Verdict(queries, mined.cut, measured, notices)
+
+
+def _systems(
+    index: CodeIndex, mined: MinedHistory, models: Sequence[str], truncate_dim: int | None
+) -> Iterator[tuple[str, Search]]:
+    """Yields the name of each system and its search, which works until the next is asked for."""
+    yield WORDS, search_of(index, lexical=True, commits=False)
+    yield MEMORY, search_of(index, lexical=True, commits=True)
+    yield POPULARITY, popular(mined)
+    for model in models:
+        index.encode(model, progress=True, truncate_dim=truncate_dim)
+        yield model, search_of(index, lexical=False, commits=False)
+        yield f"{model} + memory", search_of(index, lexical=False, commits=True)
+
+
+def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
+    """Returns a search of an index, with or without its embeddings and the votes of its commits."""
+
+    def search(query: str) -> list[Place]:
+        results = index.search(query, DEPTH, lexical=lexical, commits=commits)
+        return [Place(result.path, result.start_line, result.end_line) for result in results]
+
+    return search
+
+
+def popular(mined: MinedHistory) -> Search:
+    """Returns a search that gives the functions by the number of commits that changed them, whatever the query."""
+    earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
+    ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
+    return lambda query: ranked[:DEPTH]
+
+
+class ExternalSearch:
+    """Another program as a search. It prints a result a line, best first: a path, and perhaps `:` and a line.
+
+    No shell sees the query, which is a single argument, since anybody can write the subject of a commit.
+
+    Args:
+        command: as for a shell, with `{query}` in it.
+
+    Attributes:
+        failures: queries that took over ten seconds, or for which the program failed.
+
+    Raises:
+        UserError: the command has no `{query}`, or there is no such program.
+    """
+
+    def __init__(self, command: str):
+        try:
+            self.words = shlex.split(command)
+        except ValueError as error:
+            raise UserError(f"external={command!r}: {error}") from error
+        if not any(_QUERY in word for word in self.words[1:]):
+            raise UserError(f"external={command!r}: has no {_QUERY}, such as 'rg --files-with-matches -e {_QUERY} .'")
+        program = shutil.which(self.words[0])
+        if program is None:
+            raise UserError(f"external={command!r}: there is no program {self.words[0]!r}")
+        self.words[0] = os.path.abspath(program)
+        self.name = Path(program).name
+        self.failures = 0
+
+    def bound_to(self, tree: str) -> Search:
+        """Returns the search of a tree, in which the program is started."""
+        return lambda query: self._search(query, tree)
+
+    def _search(self, query: str, tree: str) -> list[Place]:
+        words = [word.replace(_QUERY, query.replace("\0", " ")) for word in self.words]
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                words, cwd=tree, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, process_group=0
+            )
+            try:
+                code = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                code = -1
+            finally:  # whatever it started, too
+                _kill_group(process)
+            output.seek(0)
+            answer = output.read(MAX_OUTPUT).decode(errors="replace")
+        if code not in (0, 1) or (code == 1 and answer):  # a search that finds nothing often returns 1
+            self.failures += 1
+            return []
+        lines = filter(None, map(str.strip, answer.splitlines()))
+        return [_place(line, tree) for line in islice(lines, DEPTH)]
+
+
+def _kill_group(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # all have ended
+        pass
+    process.wait()
+
+
+def _place(line: str, tree: str) -> Place:
+    """Reads `path[:line]`. Without a line the file is found, but none of its functions."""
+    path, number = _PLACE.fullmatch(line).groups()
+    path = os.path.relpath(os.path.join(tree, path), tree)
+    at = int(number) if number else 0
+    return Place(path, at, at)
