@@ -1,11 +1,13 @@
 """Measures what the memory of commits adds to a search, by the commits that came later (docs/commit_memory.md).
 
+    python benchmarks/commit_memory.py prepare DIR REPOSITORY...
     python benchmarks/commit_memory.py run DIR REPOSITORY... [--model MODEL]
     python benchmarks/commit_memory.py collect DIR
     python benchmarks/commit_memory.py table
 
-`run` takes bare clones whose folders have the names of the list below (`owner+name`), and writes what was found for
-every query to DIR/NAME.json; what is there already is not run again. `collect` writes all of them to
+REPOSITORY is a bare clone whose folder has a name of the list below (`owner+name`). `prepare` mines and indexes it in
+DIR/NAME; `run` does so too, and writes what was found for every query to DIR/NAME/found.json. What is there already is
+not run again. `collect` writes all of them to
 benchmarks/commit_memory.json: names, commit ids, weights and reciprocal ranks. `table` prints the tables of the page.
 """
 
@@ -15,12 +17,13 @@ import argparse
 import json
 import resource
 import sys
-import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from soft_trainer.files import write_json
+from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search import evaluation, verdict
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.verdict import MEMORY, POPULARITY, WORDS
@@ -60,39 +63,46 @@ REPORTED = {
 LANGUAGES = CHOSEN_ON | REPORTED
 
 
-def run(repository: Path, work: Path, model: str | None) -> None:
+def prepare(repository: Path, folder: Path) -> tuple[list[evaluation.JudgedQuery], MinedHistory]:
+    """Mines the repository, indexes the tree at the cut, and reads the commits before it; puts no query."""
+    kept = folder / "mined.json"
+    if not kept.exists():
+        queries, mined = evaluation.history_queries(repository, LANGUAGES[folder.name], folder / "tree")
+        earlier = {split: [{"url": row["url"]} for row in mined.rows[split]] for split in ("train", "valid")}
+        asked = [[query.query, sorted(query.targets)] for query in queries]
+        write_json(kept, {"queries": asked, "earlier": earlier, "cut": mined.cut, "places": mined.places})
+    known = json.loads(kept.read_text())
+    with CodeIndex.build(folder / "tree", folder / "index") as index:
+        index.remember(repository=str(repository), tip=known["cut"])
+    queries = [evaluation.JudgedQuery("", query, frozenset(urls)) for query, urls in known["queries"]]
+    return queries, MinedHistory(known["earlier"], [], known["cut"], known["places"], Counter())
+
+
+def run(repository: Path, folder: Path, model: str | None) -> None:
     """Measures one repository, and adds what is not measured yet to its file."""
-    name = repository.parent.name if repository.name == "repo" else repository.name
-    place = work / f"{name}.json"
+    place = folder / "found.json"
     found = json.loads(place.read_text()) if place.exists() else {}
-    wanted = [f"{model.rsplit('/', 1)[-1]}{more}" for more in ("", " + memory")] if model else [WORDS]
-    if all(system in found.get("functions", {}) for system in wanted):
+    name = Path(model).name if model else WORDS
+    if name in found.get("functions", {}):
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        queries, mined = evaluation.history_queries(repository, LANGUAGES[name], f"{scratch}/tree")
-        with CodeIndex.build(f"{scratch}/tree", f"{scratch}/index", model) as index:
-            index.remember(repository=str(repository), tip=mined.cut)
-            commits = index.statistics()["commits"]
-            searches = {
-                system: verdict.search_of(index, lexical=not model, commits=bool(place))
-                for place, system in enumerate(wanted)
-            }
-            if not model:
-                searches = {
-                    WORDS: verdict.search_of(index, lexical=True, commits=False),
-                    MEMORY: verdict.search_of(index, lexical=True, commits=True),
-                    POPULARITY: verdict.popular(mined),
-                }
-            measured = {system: evaluation.measure(queries, mined, search) for system, search in searches.items()}
-            pieces = index.statistics()["pieces"]
-    found |= {"queries": len(queries), "cut": mined.cut, "pieces": pieces, "commits": commits}
+    queries, mined = prepare(repository, folder)
+    with CodeIndex.open(folder / "index") as index:
+        if model:
+            index.encode(model)
+        searches = {
+            name: verdict.search_of(index, lexical=not model, commits=False),
+            f"{name} + memory": verdict.search_of(index, lexical=not model, commits=True),
+        }
+        if not model:
+            searches[POPULARITY] = verdict.popular(mined)
+        measured = {system: evaluation.measure(queries, mined, search) for system, search in searches.items()}
+        counts = index.statistics()
+    found |= {"queries": len(queries), "cut": mined.cut, "pieces": counts["pieces"], "commits": counts["commits"]}
     for level in ("files", "functions"):
-        kept = found.setdefault(level, {})
         for system, levels in measured.items():
             ranks = [round(one.mrr, 6) for one in levels[level]]
             recall = [round(one.recall, 6) for one in levels[level]]
-            kept[system] = {"reciprocal_ranks": ranks, "recall@10": recall}
-    found["cpu seconds"] = sum(resource.getrusage(who)[0] for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            found.setdefault(level, {})[system] = {"reciprocal_ranks": ranks, "recall@10": recall}
     write_json(place, found)
 
 
@@ -129,23 +139,30 @@ def main() -> None:
     """Runs, collects, or prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    runs = commands.add_parser("run")
-    runs.add_argument("work", type=Path)
-    runs.add_argument("repositories", nargs="+", type=Path)
+    for name in ("prepare", "run"):
+        runs = commands.add_parser(name)
+        runs.add_argument("work", type=Path)
+        runs.add_argument("repositories", nargs="+", type=Path)
     runs.add_argument("--model")
     collects = commands.add_parser("collect")
     collects.add_argument("work", type=Path)
     commands.add_parser("table")
     arguments = parser.parse_args()
-    if arguments.command == "run":
-        arguments.work.mkdir(parents=True, exist_ok=True)
+    if arguments.command in ("prepare", "run"):
         for repository in arguments.repositories:
-            run(repository, arguments.work, arguments.model)
-            sys.stdout.write(f"{repository}: done\n")
+            name = repository.parent.name if repository.name == "repo" else repository.name
+            folder = arguments.work / name
+            folder.mkdir(parents=True, exist_ok=True)
+            if arguments.command == "prepare":
+                prepare(repository, folder)
+            else:
+                run(repository, folder, arguments.model)
+            used = sum(resource.getrusage(who)[0] for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            sys.stdout.write(f"{name}: done, {used:.0f} CPU s so far\n")
             sys.stdout.flush()
     elif arguments.command == "collect":
-        names = [name for name in LANGUAGES if (arguments.work / f"{name}.json").exists()]
-        write_json(RESULTS, {name: json.loads((arguments.work / f"{name}.json").read_text()) for name in names})
+        names = [name for name in LANGUAGES if (arguments.work / name / "found.json").exists()]
+        write_json(RESULTS, {name: json.loads((arguments.work / name / "found.json").read_text()) for name in names})
     else:
         results = json.loads(RESULTS.read_text())
         for title, part in (("chosen on", CHOSEN_ON), ("reported", REPORTED)):
