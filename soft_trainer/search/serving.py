@@ -68,7 +68,7 @@ class ServedIndex:
 
 
 class _Keeper:
-    """Keeps one index up to date: reads changed files when asked, and encodes in the background."""
+    """Keeps one index up to date: reads changed files when asked; encodes and reads commits in the background."""
 
     def __init__(self, index: CodeIndex, update: bool, lexical: bool):
         self.index = index
@@ -81,6 +81,7 @@ class _Keeper:
         self.commits_read = -1
         if update:
             index.remedy = "the others are being encoded"
+            self._remember()
         self._start_encoder()
 
     def ready(self) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from git_repositories import FOLDER, LINK, SUBMODULE, Repository, function
 
-from soft_trainer.search import CodeIndex, memory_weight, remembering, serving, store
+from soft_trainer.search import CodeIndex, memory_weight, remembering, serving, store, tools
 from soft_trainer.search.memory import CommitMemory
 from soft_trainer.search.memory_weight import Choice, choose_weight
 from soft_trainer.search.ranking import parse_query
@@ -308,3 +308,9 @@ def test_the_weight_comes_from_the_newest_commits_that_say_something_new(tree, m
         "5 for boats", "5 for ships", "4 for boats", "4 for ships",
     ]  # fmt: skip
     assert choose_weight(index.database).queries == 4
+
+
+def test_agents_see_the_subjects_inside_the_fence(tree):
+    tree.change(2, "Light the lantern before the harbour opens")
+    answer = tools._fenced("\n\n".join(tools._within(CodeIndex.build(tree.path).search("lantern"), 500)))
+    assert answer.splitlines()[-2] == "changed by: Light the lantern before the harbour opens"
