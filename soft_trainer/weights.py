@@ -157,7 +157,7 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
     """Cancels negatives too similar in relation to the positive (Section 4.4); returns the rest, BoolTensor[B, N].
 
     A negative is cancelled if its similarity is above `ratio` times that of the query's own code. If the latter, s, is
-    below 0, the threshold is s - (1 - ratio) |s|. The positive is False too.
+    below 0, the threshold is s - (1 - ratio) abs(s). The positive is False too.
     """
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
