@@ -173,6 +173,7 @@ from pathlib import Path
 from accelerate import PartialState
 from datasets import Dataset
 from soft_trainer import SimCSEEstimator, distributed
+from soft_trainer.data.judgments import Split
 from soft_trainer.estimators import frozen_encoder
 PartialState(cpu=True)
 folder, rows, encoder = sys.argv[1:]

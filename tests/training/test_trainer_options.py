@@ -6,6 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 import torch
@@ -14,6 +15,7 @@ from trainings import batches_of, check_weights, losses_of, still
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
@@ -348,3 +350,56 @@ def test_early_stopping_resumes_where_it_was(trainer_of):
         trainer.train(checkpoint and str(Path(trainer.args.output_dir, checkpoint)))
         # With a learning rate of 0 the first evaluation stays the best, and three without improvement stop the run.
         assert trainer.state.global_step == 4
+
+
+# ---- Estimators of one's own ----
+
+
+class OwnSplit:
+    """An estimator that reads queries and corpus."""
+
+    def fit(self, split):
+        self.sides = split.queries["docstring"][:], split.corpus["code"][:]
+
+    def similarity(self, query_rows, code_rows):
+        queries, codes = self.sides
+        rows = [[float(len(queries[q]) - len(codes[c])) for c in code_rows.tolist()] for q in query_rows.tolist()]
+        return torch.tensor(rows)
+
+
+class OwnPairs(OwnSplit):
+    """The same as it was written for rows of pairs."""
+
+    def fit(self, dataset):
+        self.sides = dataset["docstring"][:], dataset["code"][:]
+
+
+def test_an_estimator_of_pairs_gets_them_with_a_warning_and_weighs_the_same(trainer_of, capsys):
+    losses = []
+    for estimator, warns in ((OwnSplit(), False), (OwnPairs(), True)):
+        trainer = trainer_of(estimator=estimator, max_steps=1)
+        trainer.prepare_rows()
+        assert ("warning: OwnPairs.fit does not take a Split" in capsys.readouterr().err) == warns
+        batch = trainer._train_batches().__getitems__(range(8))
+        trainer.model.eval()
+        with torch.no_grad():
+            losses.append(float(trainer.compute_loss(trainer.model, batch)))
+    assert losses[0] == losses[1]
+
+
+def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
+    queries = dataset.remove_columns(["code", "code_tokens", "original_string"]).select(range(12))
+    corpus = dataset.remove_columns(["docstring", "docstring_tokens"])
+    pairs = np.array([*((row, row) for row in range(12)), (0, 12), (1, 0), (2, 13)])
+    split = Split.from_grades(queries, corpus, pairs, np.ones(len(pairs)))
+    trainer = trainer_of(arguments={"train_dataset": split}, per_device_train_batch_size=15, duplicates="positives")
+    assert trainer.train_split is split and len(trainer.train_dataset) == 15
+    (batch,) = trainer.get_train_dataloader()
+    right = {(query, code) for query, code in pairs.tolist()}
+    for place, query in enumerate(batch.query_rows.tolist()):
+        answers = batch.also[place].clone()
+        answers[batch.positives[place]] = True
+        expected = [(query, code) in right for code in batch.code_rows.tolist()]
+        assert answers.tolist() == expected
+    trainer.train()
+    assert trainer.state.global_step > 0
