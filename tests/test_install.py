@@ -50,7 +50,7 @@ def test_workflows_run_what_is_there():
         for job in yaml.safe_load(path.read_text())["jobs"].values():
             assert job["steps"] and job["runs-on"]
             commands += [step["run"] for step in job["steps"] if "run" in step]
-    assert {".ci/lowest", ".ci/run", "sphinx-build -W docs site"} <= {*commands}
+    assert {".ci/lowest", ".ci/run"} <= {*commands} and any("sphinx-build -W" in command for command in commands)
     named = [word for command in commands for word in re.findall(r"(?:\.ci|tests|docs)/[\w./]*\w", command)]
     assert named and all((ROOT / name).exists() for name in named)
 
