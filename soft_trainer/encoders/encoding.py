@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -313,17 +314,44 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
         tokens: token ids (or features with data flow) by row, and `lengths`, int64[n], each row's number of tokens.
     """
     rank, processes = distributed.rank_and_world_size()
+    # Equal texts are encoded once: in other batches their embeddings would differ by rounding, and not tie.
+    firsts, places = distinct_rows(tokens)
     # Rows are dealt out by length, so that every process has about as many tokens to encode.
-    order = np.argsort(-tokens.lengths, kind="stable")
+    order = np.argsort(-tokens.lengths[firsts], kind="stable")
     own = order[rank::processes]
     # A collective inside a forward pass waits for every process, so all of them encode equally many texts.
     if len(own) < -(-len(order) // processes):
         spare = order[-1:]
     else:
         spare = order[:0]
-    local = [tokens[int(row)] for row in (*own, *spare)]
+    local = [tokens[int(firsts[number])] for number in (*own, *spare)]
     gathered = distributed.gather(embed(encoder, local, side, batch_size, progress)[: len(own)])
     embeddings = torch.empty_like(gathered)
-    rows = np.concatenate([order[process::processes] for process in range(processes)])
-    embeddings[torch.from_numpy(rows).to(gathered.device)] = gathered
-    return embeddings
+    numbers = np.concatenate([order[process::processes] for process in range(processes)])
+    embeddings[torch.from_numpy(numbers).to(gathered.device)] = gathered
+    if len(firsts) == len(places):
+        return embeddings
+    return embeddings[torch.from_numpy(places).to(gathered.device)]
+
+
+def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
+    """Finds rows of equal token ids (or features).
+
+    Returns:
+        The first row of each kind, int64[D], and the kind of every row, int64[n], a place in the former.
+    """
+    known: dict[bytes, int] = {}
+    firsts = []
+    places = np.empty(len(tokens), dtype=np.int64)
+    for row in range(len(tokens)):
+        item = tokens[row]
+        digest = xxhash.xxh3_128()
+        for part in item.values() if isinstance(item, dict) else [item]:
+            values = np.asarray(part)
+            digest.update(f"{values.shape} ".encode())
+            digest.update(values.tobytes())
+        place = known.setdefault(digest.digest(), len(firsts))
+        if place == len(firsts):
+            firsts.append(row)
+        places[row] = place
+    return np.array(firsts, dtype=np.int64), places

@@ -1,11 +1,22 @@
 """Texts to ids, token vectors to embeddings, embeddings to scores; pooling and prompts as in sentence-transformers."""
 
+import numpy as np
 import pytest
 import torch
 from refusals import refused
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
-from soft_trainer.encoders.encoding import Encoder, embed, encode, pad, pool, prompt_length, score, tokenize
+from soft_trainer.encoders.encoding import (
+    Encoder,
+    distinct_rows,
+    embed,
+    encode,
+    pad,
+    pool,
+    prompt_length,
+    score,
+    tokenize,
+)
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 
@@ -197,3 +208,12 @@ def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, 
 def test_prompts_that_cannot_be_left_out_are_refused(prompted, trainer_of):
     with refused("data_collator: does not know which tokens are the prompt's"):
         trainer_of(arguments={"encoder": prompted[2], "data_collator": lambda features: {}})
+
+
+def test_rows_of_equal_tokens_are_found():
+    items = [np.array([1, 2]), np.array([1]), np.array([1, 2]), np.array([], dtype=np.int64), np.array([1])]
+    firsts, places = distinct_rows(items)
+    assert firsts.tolist() == [0, 1, 3]
+    assert places.tolist() == [0, 1, 0, 2, 1]
+    graphs = [{"a": np.array([1]), "b": np.array([2, 3])}, {"a": np.array([1, 2]), "b": np.array([3])}]
+    assert distinct_rows(graphs)[0].tolist() == [0, 1]
