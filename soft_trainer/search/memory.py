@@ -21,6 +21,7 @@ from soft_trainer.search.results import Commit
 from soft_trainer.search.store import Segments
 
 NEAREST = 20  # commits that vote
+SYMBOL = 0.1  # the part of the votes for a query that is a name: it asks where that is defined
 SHOWN_COMMITS = 3  # of a result
 
 
@@ -72,7 +73,7 @@ class CommitMemory:
                 commits[piece].append(number)
         if commits:
             # Between the share of the best piece's votes and the share of a commit that says all of the query.
-            shares /= math.sqrt(shares.max() * perfect)
+            shares *= (SYMBOL if query.kind == "symbol" else 1.0) / math.sqrt(shares.max() * perfect)
         return Votes(shares, commits)
 
     def functions(self, number: int) -> list[list[int]]:

@@ -314,3 +314,11 @@ def test_agents_see_the_subjects_inside_the_fence(tree):
     tree.change(2, "Light the lantern before the harbour opens")
     answer = tools._fenced("\n\n".join(tools._within(CodeIndex.build(tree.path).search("lantern"), 500)))
     assert answer.splitlines()[-2] == "changed by: Light the lantern before the harbour opens"
+
+
+def test_commits_say_little_where_a_name_is_defined(tree):
+    tree.change(2, "Light the lantern before the harbour opens")
+    index = CodeIndex.build(tree.path)
+    with index.snapshot() as snapshot:
+        shares = [snapshot.memory.votes(parse_query(text)).shares.max() for text in ("lantern", "lantern harbour")]
+    assert 0 < shares[0] < 0.1 < shares[1]
