@@ -23,14 +23,14 @@ BASE = {
 EVALUATED = {"eval_strategy": "epoch"}
 # Values that these options do not take; the line names the option.
 VALUES = {
-    "nan": "learning_rate num_train_epochs weight_decay warmup_steps alpha score_scale",
+    "nan": "num_train_epochs alpha score_scale",
     -1: """
-        learning_rate num_train_epochs max_grad_norm warmup_steps seed data_seed temperature examples
+        num_train_epochs temperature examples
         data_flow_length distill_weight negatives_per_query
     """,
     0: """
-        per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps
-        gradient_cache_chunk_size max_steps lora_r save_total_limit logging_steps beta max_train_rows
+        per_device_train_batch_size per_device_eval_batch_size
+        gradient_cache_chunk_size lora_r logging_steps beta max_train_rows
         vocabulary_size query_length
     """,
     "true": "merge_lora fp16 tf32 use_liger_kernel bf16_full_eval load_best_model_at_end",
@@ -45,7 +45,6 @@ BAD = [
     ({"per_device_train_batch_size": 17}, "dataloader_drop_last"),
     ({"per_device_train_batch_size": 3}, "the smallest N that works is 5"),
     ({"per_device_train_batch_size": 8, "alpha": 6.0}, "the smallest N that works is 14"),
-    ({"max_steps": -2}, "max_steps"),
     ({"lora_r": 4, "lora_dropout": 1}, "lora_dropout"),
     ({"lora_r": 4}, "from scratch"),
     ({"lora_alpha": 8}, "lora_r"),
@@ -56,11 +55,6 @@ BAD = [
     ({"matryoshka_dims": "16,0"}, "matryoshka_dims"),
     ({"matryoshka_dims": "16,16"}, "different"),
     (EVALUATED | {"matryoshka_dims": "32,16", "metric_for_best_model": "mrr_32"}, "mrr_16"),
-    ({"adam_beta1": 1.5}, "optim"),
-    ({"adam_epsilon": -1}, "optim"),
-    ({"save_strategy": "steps", "save_steps": 0}, "save_steps"),
-    ({"logging_steps": -5}, "logging_steps"),
-    ({"eval_strategy": "steps", "eval_steps": -1}, "eval_steps"),
     (EVALUATED | {"early_stopping_patience": 0}, "early_stopping_patience"),
     ({"early_stopping_patience": 2}, "eval_strategy"),
     ({"save_strategy": "best"}, "eval_strategy"),
@@ -74,19 +68,12 @@ BAD = [
     ({"from_scratch": "33x2"}, "from_scratch"),
     # Words.
     ({"learning_rat": 1}, "'learning_rate'"),
-    ({"report_to": "tensorboard"}, "not installed"),
-    ({"report_to": "tensorbord"}, "'tensorboard'"),
     (EVALUATED | {"metric_for_best_model": "eval_mrrr"}, "'mrr'"),
     (EVALUATED | {"greater_is_better": "false"}, "greater_is_better"),
     (EVALUATED | {"load_best_model_at_end": "true", "metric_for_best_model": "loss"}, "use 'mrr'"),
     ({"optim": "adam"}, "optim"),
-    ({"optim": "adamw_bnb_8bit"}, "optim"),
-    ({"optim_args": "fast"}, "optim"),
     ({"lr_scheduler_type": "sine"}, "lr_scheduler_type"),
-    ({"lr_scheduler_kwargs": '{"num_cycle": 2}', "lr_scheduler_type": "cosine"}, "lr_scheduler_kwargs"),
-    ({"lr_scheduler_kwargs": "two"}, "lr_scheduler_kwargs"),
     ({"lr_scheduler_kwargs": "{two"}, "lr_scheduler_kwargs"),
-    ({"lr_scheduler_type": "cosine_with_min_lr"}, "min_lr"),
     (EVALUATED | {"lr_scheduler_type": "reduce_lr_on_plateau"}, '"mode": "max"'),
     ({"train_sampling_strategy": "batch_rebalance"}, "one_language"),
     ({"loss": "hinge"}, "info_nce"),

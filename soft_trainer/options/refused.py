@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
-from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.training_args import OptimizerNames, ParallelMode
+from transformers import SchedulerType, TrainingArguments
+from transformers.training_args import ParallelMode
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
 from soft_trainer.options.declared import Declared
-from soft_trainer.terminal import nearest
 
 # Option -> the value that is accepted without a word, and why it has no meaning, or the alternative.
 # Refused, because the result would not be the one that the option promises.
@@ -51,18 +44,12 @@ IGNORED = {
 SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
 FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that watch a metric, which falls unless told otherwise
 
-# Ranges of options that `TrainingArguments` does not check, or not in time.
-ANY = Declared(least=0)
-COUNT = Declared(least=1)
+# Values that training would silently take for another, or stumble over when the rows are prepared.
 RANGES = {
-    **dict.fromkeys(("learning_rate", "num_train_epochs", "weight_decay"), ANY),
-    **dict.fromkeys(("max_grad_norm", "warmup_steps", "eval_delay", "dataloader_num_workers"), ANY),
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), COUNT),
-    **dict.fromkeys(("gradient_accumulation_steps", "dataloader_prefetch_factor"), COUNT),
-    "save_total_limit": COUNT,  # --save_strategy no keeps none
-    **dict.fromkeys(("seed", "data_seed"), Declared(least=0, below=2**32)),
-    "dataloader_multiprocessing_context": Declared(choices=tuple(multiprocessing.get_all_start_methods())),
-    "include_num_input_tokens_seen": Declared(choices=("no", "all", "non_padding")),
+    "dataloader_num_workers": Declared(least=0),
+    "num_train_epochs": Declared(least=0),
+    "per_device_train_batch_size": Declared(least=1),
+    "per_device_eval_batch_size": Declared(least=1),
 }
 
 
@@ -74,11 +61,6 @@ def check_options(args: TrainingArguments) -> None:
     """
     for name, declared in RANGES.items():
         declared.check(name, getattr(args, name, None))
-    if args.max_steps != -1:
-        COUNT.check("max_steps", args.max_steps)
-    for kind in ("logging", "eval", "save"):
-        if getattr(args, f"{kind}_strategy") == "steps":
-            Declared(above=0).check(f"{kind}_steps", getattr(args, f"{kind}_steps"))
     accelerator = getattr(args, "accelerator_config", None)
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
         for name, (default, reason) in options.items():
@@ -87,8 +69,7 @@ def check_options(args: TrainingArguments) -> None:
             if wrong:
                 raise UserError(f"{prefix}{name}={value}: has no meaning for this training; {reason}")
     _check_together(args)
-    _check_loggers(args)
-    _check_optimizer(args)
+    _check_schedule(args)
 
 
 def ignored_options(args: TrainingArguments) -> list[str]:
@@ -136,44 +117,19 @@ def _check_together(args) -> None:
         raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
 
 
-def _check_loggers(args) -> None:
-    """Refuses a logger that is unknown or not installed."""
-    installed = ("flyte", *get_available_reporting_integrations())  # the one that transformers does not list
-    for name in args.report_to or ():
-        if name not in INTEGRATION_TO_CALLBACK:
-            all_loggers = f"use {', '.join(INTEGRATION_TO_CALLBACK)} or none"
-            raise UserError(f"report_to={name!r}: unknown{nearest(name, INTEGRATION_TO_CALLBACK, all_loggers)}")
-        if name not in installed:
-            raise UserError(f"report_to={name!r}: its package is not installed; install it, or use --report_to none")
-
-
-def _check_optimizer(args) -> None:
-    """Refuses an optimizer or a schedule that cannot be made from its options, by making it for one parameter."""
-    parameters = [torch.nn.Parameter(torch.zeros(1))]
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    with _naming(f"optim={OptimizerNames(args.optim).value}"):
-        if args.optim_target_modules is None:  # such an optimizer looks for them in the model
-            kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
-            if kind.__module__.startswith("torch.optim"):
-                optimizer = kind(parameters, **settings)
+def _check_schedule(args) -> None:
+    """Refuses a schedule that would lower the learning rate as the encoder gets better."""
     name = SchedulerType(args.lr_scheduler_type).value
-    settings = args.lr_scheduler_kwargs
-    mode, better = ("max", "larger") if args.greater_is_better else ("min", "smaller")
-    if not isinstance(settings, dict | None):
-        raise UserError(f"lr_scheduler_kwargs={settings!r}: a mapping is expected, such as '{{\"num_cycles\": 2}}'")
-    if name in FALLING and (settings or {}).get("mode", "min") != mode:
+    if name not in FALLING:
+        return
+    if args.greater_is_better:
+        mode = "max"
+        better = "larger"
+    else:
+        mode = "min"
+        better = "smaller"
+    if (args.lr_scheduler_kwargs or {}).get("mode", "min") != mode:
         raise UserError(
             f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when {better}; set "
             f'--lr_scheduler_kwargs \'{{"mode": "{mode}"}}\''
         )
-    with _naming(f"lr_scheduler_type={name}, lr_scheduler_kwargs={settings}"):
-        get_scheduler(args.lr_scheduler_type, optimizer, args.get_warmup_steps(10), 10, settings)
-
-
-@contextmanager
-def _naming(options: str) -> Iterator[None]:
-    """Names the options that an error comes from."""
-    try:
-        yield
-    except (ImportError, ValueError, TypeError) as error:
-        raise UserError(f"{options}: {' '.join(str(error).split())}") from error
