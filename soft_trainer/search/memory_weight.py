@@ -13,7 +13,7 @@ import numpy as np
 from soft_trainer.search import ranking, store
 from soft_trainer.search.memory import CommitMemory
 
-WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
+WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 MIN_QUERIES = 50  # fewer say too little
 MAX_QUERIES = 200
 DEPTH = 100  # pieces that are looked at

@@ -278,11 +278,11 @@ def test_before_a_commit_its_words_are_not_known(tree):
 @pytest.mark.parametrize(
     ("ranks", "weight"),
     [
-        (np.tile([0.5, 0.5, 0.5, 0.5, 0.5], (60, 1)), 0.0),
-        (np.tile([0.2, 0.3, 0.5, 0.5, 0.4], (60, 1)), 0.5),
-        # the best is 2, but 0.25 differs from it by less than chance does
-        (np.array([[0.1, 0.5, 0.1, 0.1, 0.6], [0.1, 0.5, 0.1, 0.1, 0.42]] * 30), 0.25),
-        (np.tile([0.2, 0.3, 0.5, 0.5, 0.4], (49, 1)), 0.0),
+        (np.tile([0.5, 0.5, 0.5, 0.5], (60, 1)), 0.0),
+        (np.tile([0.2, 0.3, 0.5, 0.4], (60, 1)), 1.0),
+        # the best is 2, but 0.5 differs from it by less than chance does
+        (np.array([[0.1, 0.5, 0.1, 0.6], [0.1, 0.5, 0.1, 0.42]] * 30), 0.5),
+        (np.tile([0.2, 0.3, 0.5, 0.4], (49, 1)), 0.0),
     ],
 )
 def test_the_weight_is_the_smallest_within_an_error_of_the_best(tree, monkeypatch, ranks, weight):
