@@ -7,8 +7,8 @@
 
 REPOSITORY is a bare clone whose folder has a name of the list below (`owner+name`). `prepare` mines and indexes it in
 DIR/NAME; `run` does so too, and writes what was found for every query to DIR/NAME/found.json. What is there already is
-not run again. `collect` writes all of them to
-benchmarks/commit_memory.json: names, commit ids, weights and reciprocal ranks. `table` prints the tables of the page.
+not run again. `collect` writes names, commit ids, weights and ranks (0: not found) to benchmarks/commit_memory.jsonl,
+and `table` prints the tables of the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.files import write_json
+from soft_trainer.files import write_json, write_text
 from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search import evaluation, verdict
 from soft_trainer.search.index import CodeIndex
@@ -30,7 +30,7 @@ from soft_trainer.search.verdict import MEMORY, POPULARITY, WORDS
 from soft_trainer.studies.significance import paired_bootstrap
 from soft_trainer.terminal import table
 
-RESULTS = Path(__file__).with_suffix(".json")
+RESULTS = Path(__file__).with_suffix(".jsonl")
 # listed before any run
 CHOSEN_ON = {
     "huggingface+trl": "python",
@@ -100,15 +100,21 @@ def run(repository: Path, folder: Path, model: str | None) -> None:
     found |= {"queries": len(queries), "cut": mined.cut, "pieces": counts["pieces"], "commits": counts["commits"]}
     for level in ("files", "functions"):
         for system, levels in measured.items():
-            ranks = [round(one.mrr, 6) for one in levels[level]]
-            recall = [round(one.recall, 6) for one in levels[level]]
-            found.setdefault(level, {})[system] = {"reciprocal_ranks": ranks, "recall@10": recall}
+            ranks = [round(1 / one.mrr) if one.mrr else 0 for one in levels[level]]
+            recall = [round(one.recall, 3) for one in levels[level]]
+            found.setdefault(level, {})[system] = {"ranks": ranks, "recall@10": recall}
     write_json(place, found)
 
 
 def differences(found: dict, level: str, system: str, other: str) -> np.ndarray:
     """Returns the difference of two systems' reciprocal ranks for each query."""
-    return np.subtract(found[level][system]["reciprocal_ranks"], found[level][other]["reciprocal_ranks"])
+    return reciprocal_ranks(found, level, system) - reciprocal_ranks(found, level, other)
+
+
+def reciprocal_ranks(found: dict, level: str, system: str) -> np.ndarray:
+    """Returns a system's reciprocal rank for each query, 0 where nothing right was found."""
+    ranks = np.array(found[level][system]["ranks"], float)
+    return np.divide(1, ranks, out=np.zeros(len(ranks)), where=ranks > 0)
 
 
 def show(results: dict[str, dict], names: list[str], level: str, system: str, other: str) -> str:
@@ -120,7 +126,7 @@ def show(results: dict[str, dict], names: list[str], level: str, system: str, ot
         delta = differences(found, level, system, other)
         strata.append([delta])
         interval = paired_bootstrap(delta)
-        means = [np.mean(found[level][one]["reciprocal_ranks"]) for one in (other, system)]
+        means = [reciprocal_ranks(found, level, one).mean() for one in (other, system)]
         kept = found["commits"]["kept"]
         weight = found["commits"]["measured"]["weight"]
         span = f"{interval.low:+.3f} to {interval.high:+.3f}"
@@ -162,9 +168,12 @@ def main() -> None:
             sys.stdout.flush()
     elif arguments.command == "collect":
         names = [name for name in LANGUAGES if (arguments.work / name / "found.json").exists()]
-        write_json(RESULTS, {name: json.loads((arguments.work / name / "found.json").read_text()) for name in names})
+        rows = [json.dumps({name: json.loads((arguments.work / name / "found.json").read_text())}) for name in names]
+        write_text(RESULTS, "".join(f"{row}\n" for row in rows))
     else:
-        results = json.loads(RESULTS.read_text())
+        results: dict[str, dict] = {}
+        for line in RESULTS.read_text().splitlines():
+            results |= json.loads(line)
         for title, part in (("chosen on", CHOSEN_ON), ("reported", REPORTED)):
             names = [name for name in part if name in results]
             for level in ("functions", "files"):
