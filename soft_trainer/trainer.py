@@ -24,7 +24,7 @@ from transformers.trainer_utils import speed_metrics
 from soft_trainer import distributed
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.data.batches import Batch, TrainBatches, right_answers
-from soft_trainer.data.codesearchnet import target_rows
+from soft_trainer.data.codesearchnet import check_targets
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.data.judgments import Judgments, Split
@@ -538,7 +538,7 @@ class SoftInfoNCETrainer(Trainer):
             check_answers(queries, name)
             return queries
         corpus = self.corpus_of(key, codebase)
-        target_rows(queries, corpus, name)
+        check_targets(queries, corpus, name)
         return Split.from_urls(queries, corpus)
 
     def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:

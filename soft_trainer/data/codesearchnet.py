@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets
@@ -187,7 +188,8 @@ def _pushed_folder(dataset_name: str) -> Path | None:
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
     """Returns the codes of some rows, each url once."""
     rows = concatenate_datasets(list(parts))
-    return rows.select(sorted(row_of_url(rows["url"][:]).values()))
+    repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
+    return rows.select(np.flatnonzero(~repeated))
 
 
 def rows_in(rows: Dataset, language: str) -> Dataset:
@@ -214,11 +216,6 @@ def languages_in(data: Mapping[str, Dataset]) -> list[str]:
     return [name for name, _ in counts.most_common()]
 
 
-def row_of_url(urls: Sequence[str]) -> dict[str, int]:
-    """Maps each url to the first row that has it."""
-    return {url: row for row, url in zip(range(len(urls) - 1, -1, -1), reversed(urls), strict=True)}
-
-
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     """Makes splits from lists of urls: `folder/SPLIT.txt` names the rows of `data` that belong to SPLIT.
 
@@ -230,7 +227,9 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
     if "url" not in rows.column_names:
         raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
-    first = row_of_url(rows["url"][:])
+    first: dict[str, int] = {}
+    for row, url in enumerate(rows["url"][:]):
+        first.setdefault(url, row)
     chosen = {}
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
@@ -248,7 +247,7 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
     """Checks that training and evaluation can use the rows. Training rows need no url.
 
     Raises:
-        UserError: a split is empty, a column is missing or empty (names the rows), or `target_rows` refuses queries.
+        UserError: a split is empty, a column is missing or empty (names the rows), or `check_targets` refuses queries.
     """
     for split, rows in data.items():
         check_texts(rows, split, profile)
@@ -272,13 +271,13 @@ def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
 
 
 def check_urls(data: DatasetDict) -> None:
-    """Checks that each query's code is in the corpus; a UserError if `target_rows` refuses queries."""
+    """Checks that each query's code is in the corpus; a UserError if `check_targets` refuses queries."""
     for split in [split for split in ("valid", "test") if split in data]:
-        target_rows(data[split], data.get("codebase"), split)
+        check_targets(data[split], data.get("codebase"), split)
 
 
-def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> np.ndarray:
-    """Returns the row of each query's own code in the corpus, int64[Q]: the one with the query's url.
+def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> None:
+    """Checks that exactly one code of the corpus has the url of each query.
 
     Args:
         queries: rows with `url`.
@@ -300,17 +299,17 @@ def target_rows(queries: Dataset, corpus: Dataset | None, name: str = "eval_data
         )
     for part, rows in ((name, queries), ("codebase", corpus)):
         _check_filled(rows, "url", part)
-    urls = corpus["url"][:]
-    own = queries["url"][:]
-    first = row_of_url(urls)
-    repeated = next((row for row, url in enumerate(urls) if first[url] != row), None)
-    if repeated is not None:
-        url = urls[repeated]
-        raise UserError(f"codebase: row {repeated + 1} repeats the url of row {first[url] + 1}: {url}")
-    if missing := [row for row, url in enumerate(own) if url not in first]:
+    urls = pd.Series(corpus["url"][:], dtype=object)
+    own = pd.Series(queries["url"][:], dtype=object)
+    repeated = np.flatnonzero(urls.duplicated())
+    if len(repeated):
+        row = int(repeated[0])
+        first = int(np.flatnonzero(urls == urls[row])[0])
+        raise UserError(f"codebase: row {row + 1} repeats the url of row {first + 1}: {urls[row]}")
+    missing = np.flatnonzero(~own.isin(urls)).tolist()
+    if missing:
         verb = "has" if len(missing) == 1 else "have"
         raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({own[missing[0]]})")
-    return np.fromiter((first[url] for url in own), np.int64, len(own))
 
 
 def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:

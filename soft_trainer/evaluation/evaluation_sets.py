@@ -39,11 +39,11 @@ from soft_trainer.data.any_rows import is_codesearchnet, load_rows
 from soft_trainer.data.beir import is_beir, load_beir
 from soft_trainer.data.codesearchnet import (
     SPLITS,
+    check_targets,
     check_texts,
     drop_unusable_rows,
     languages_in,
     load_folder,
-    target_rows,
 )
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -130,7 +130,7 @@ def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -
 def _by_url(source: Path, queries: Dataset, corpus: Dataset) -> Split:
     """Returns a split in which the code with a query's url answers it; UserError if that is not exactly one code."""
     try:
-        target_rows(queries, corpus, "test")
+        check_targets(queries, corpus, "test")
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return Split.from_urls(queries, corpus)

@@ -14,11 +14,12 @@ from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
     check_rows,
+    check_targets,
     load_folder,
     load_hub,
     select_by_urls,
-    target_rows,
 )
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 
 COLUMNS = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
@@ -306,8 +307,10 @@ def test_values_that_are_no_text_are_refused(data, column, profile):
 
 
 def test_queries_are_matched_with_the_corpus(data):
-    assert target_rows(data["valid"], data["codebase"]).tolist() == [0, 1]
-    assert target_rows(data["test"], data["codebase"].select([3, 1, 2])).tolist() == [2, 0]
+    check_targets(data["valid"], data["codebase"])
+    check_targets(data["test"], data["codebase"].select([3, 1, 2]))
+    right = Split.from_urls(data["test"], data["codebase"].select([3, 1, 2])).judgments.right
+    assert right.nonzero()[1].tolist() == [2, 0]
     with refused("eval_dataset: no queries"):
-        target_rows(None, data["codebase"])
+        check_targets(None, data["codebase"])
     check_rows(data, EncoderProfile(**GRAPHS))
