@@ -13,7 +13,6 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
-from transformers.dynamic_module_utils import get_relative_import_files
 
 from soft_trainer.encoders.profiles import PROFILE_FILE
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -190,6 +189,8 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
 
 def _encoder_files(folder: Path) -> set[Path]:
     """Returns the files of an encoder's folder that others need, and no file that may show rows."""
+    from transformers.dynamic_module_utils import get_relative_import_files  # takes seconds, and --help need not wait
+
     found = {path for pattern in ENCODER_FILES for path in folder.glob(pattern)}
     for name in ("config.json", "tokenizer_config.json"):
         known = read_json(folder / name).get("auto_map") if (folder / name).is_file() else None

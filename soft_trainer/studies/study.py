@@ -72,6 +72,10 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     """
     path = Path(path)
     content = read_recipe(path)
+    if "runs" not in content:
+        raise UserError(
+            f"{path}: no runs, so it is not a study; `soft-trainer train --config` takes a recipe of one run"
+        )
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; a study has {', '.join(KEYS)}")
