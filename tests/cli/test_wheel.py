@@ -115,15 +115,15 @@ def test_an_encoder_is_measured_and_reported(quickstart, installed):
     trained = json.loads((quickstart / "all_results.json").read_text())
     assert numbers["test_mrr"] == trained["test_mrr"] and f"{trained['test_mrr']:.3f}" in printed
     reported = installed.run("soft-trainer", "report", "outputs", "--output_dir", "report")
-    assert "Soft-InfoNCE" in reported.stdout and (installed.folder / "report/report.html").is_file()
+    assert "loss soft_info_nce" in reported.stdout and (installed.folder / "report/report.md").is_file()
     words = ["compare", "outputs/quickstart", "measured"]
     assert "delta MRR +0.0000" in installed.run("soft-trainer", *words).stdout
 
 
 def test_commands_know_recipes_and_studies_by_name(installed):
-    only = ["--only", "language=ruby,seed=1234"]
+    only = ["--only", "codebert-infonce,codebert-bm25"]
     printed = installed.run("soft-trainer", "study", "--config", "paper/overall", "--dry_run", *only).stdout
-    assert "0 of them done" in printed and "codebert" in printed
+    assert "6 runs; output in outputs/paper/ruby" in printed and "| codebert-bm25/12345 | new" in printed
     wrong = installed.run("soft-trainer", "train", "--config", "quikstart", code=2).stderr
     assert wrong == "error: quikstart: neither a file nor the name of a recipe; did you mean quickstart?\n"
 
@@ -131,12 +131,13 @@ def test_commands_know_recipes_and_studies_by_name(installed):
 def test_a_study_runs_its_cells_without_a_checkout(installed, data_dir):
     study = {
         "output_dir": "outputs/study",
-        "grid": {"loss": ["info_nce", "soft_info_nce"]},
+        "seeds": [1],
+        "runs": {"info_nce": {"loss": "info_nce"}, "soft_info_nce": {"loss": "soft_info_nce"}},
         "options": SMALL | HERE | {"language": "python", "data_dir": str(data_dir), "lexical": False},
     }
     (installed.folder / "study.yaml").write_text(yaml.safe_dump(study))
     printed = installed.run("soft-trainer", "study", "--config", "study.yaml").stderr
     assert printed.count("| done") == 2
     for loss in ("info_nce", "soft_info_nce"):
-        record = json.loads((installed.folder / "outputs/study" / loss / "run.json").read_text())
+        record = json.loads((installed.folder / "outputs/study" / loss / "1" / "run.json").read_text())
         assert record["loss"]["loss"] == loss and record["training"]["steps"] == 2
