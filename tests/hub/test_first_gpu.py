@@ -71,7 +71,7 @@ def there(here, encoder_of, tmp_path):
     return here
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_every_step_runs_and_the_page_has_its_figures(there, tmp_path):
     options = [f"{name}={value}" for name, value in OPTIONS.items()]
     environment = there.environment(WRITE_TOKEN) | {"SIMCSE_STEPS": "2", "SIMCSE_BATCH": "16"}
