@@ -34,6 +34,7 @@ def pairs_of(rows: Dataset) -> Dataset:
 
 
 def main() -> None:
+    """Trains, saves and measures the encoder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("data_dir")

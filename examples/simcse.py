@@ -24,6 +24,7 @@ TEMPERATURE = 0.07
 
 
 def main() -> None:
+    """Trains the encoder on the queries of the rows and saves it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows")
     parser.add_argument("output_dir")

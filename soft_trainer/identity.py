@@ -47,7 +47,7 @@ def fingerprint(*parts) -> str:
 
 
 def _add(digest, value) -> None:
-    """Adds a value to a hash, after its type and its length, so that no two values are added alike."""
+    """Adds a value to a hash, after its type and its length, so that different values add different bytes."""
     if isinstance(value, np.ndarray):
         digest.update(f"array {value.dtype} {value.shape} ".encode())
         for start in range(0, len(value), AT_ONCE):

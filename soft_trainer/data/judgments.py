@@ -170,7 +170,7 @@ class RightAnswers:
         return [self.of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RightAnswers:
-        """Returns the answers among some of the codes, which are numbered anew in the given order."""
+        """Returns the answers among some of the codes, numbered in the given order."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)

@@ -114,7 +114,7 @@ class RankedQueries:
 
     @property
     def queries(self) -> list[str]:
-        """The fingerprint of each query with its right answers; the url of its own code where the file has none."""
+        """The fingerprint of each query and its right answers, or its code's url in files without fingerprints."""
         return self.rows["key"].to_pylist() if "key" in self.rows.column_names else self.urls
 
     def query(self, row: int) -> str:
