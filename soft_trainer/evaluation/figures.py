@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import written_aside
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the colour-blind can tell them apart
-MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def new_figure(width: float, height: float):
@@ -32,10 +29,3 @@ def save_png(figure, path: str | Path) -> Path:
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
     return path
-
-
-def data_uri(figure) -> str:
-    """Returns the figure as a PNG in a `data:` URI, for a self-contained page."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -20,7 +20,6 @@ from soft_trainer.files import written_aside
 from soft_trainer.identity import fingerprint
 from soft_trainer.terminal import shortened, table
 
-SYSTEMS = ("untrained", "lexical", "trained")  # that a report compares
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # from before training
 MARGIN = "mrr_change_margin"

@@ -88,15 +88,9 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
         raise UserError(f"{path}: name an output_dir, where every run has its folder")
     root = Path(_filled(str(root), shared))
     runs = []
+    own = {name: _with_recipe(options, path.parent) for name, options in content["runs"].items()}
     for seed in content["seeds"]:
-        for name, own in content["runs"].items():
-            options = dict(own or {})
-            config = options.pop("config", None)
-            if config:
-                recipe = read_recipe(path.parent / config)
-            else:
-                recipe = {}
-            recipe.pop("output_dir", None)
+        for name, (recipe, options) in own.items():
             options = {**recipe, **(content.get("options") or {}), **options, **(changes or {}), "seed": seed}
             known = options | {other: root / other / str(seed) for other in content["runs"]}
             try:
@@ -105,6 +99,17 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
                 raise UserError(f"{path}: {name}: {error}") from error
             runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(root / name / str(seed))}))
     return Study(root, content.get("launcher") or "accelerate launch", runs)
+
+
+def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
+    """Returns the options of the recipe that a run starts from, and those of the run itself."""
+    options = dict(options or {})
+    config = options.pop("config", None)
+    if config is None:
+        return {}, options
+    recipe = read_recipe(folder / config)
+    recipe.pop("output_dir", None)
+    return recipe, options
 
 
 def _filled(value, known: Mapping):
@@ -180,12 +185,11 @@ def _read(path: Path) -> dict | None:
 
 def plan(study: Study) -> str:
     """Returns the runs in order, each with the state of its folder, as a table."""
-    rows = [[run.name, *_shown(*state_of(study, run))] for run in study.runs]
+    rows = []
+    for run in study.runs:
+        state, changes = state_of(study, run)
+        rows.append([run.name, state, "; ".join(changes)])
     return table(("run", "state", "differs in"), rows)
-
-
-def _shown(state: str, changes: list[str]) -> tuple[str, str]:
-    return state, "; ".join(changes)
 
 
 def run_all(study: Study, redo: bool = False) -> int:
@@ -198,7 +202,7 @@ def run_all(study: Study, redo: bool = False) -> int:
         0 if all are done, 1 if one failed, 130 after Ctrl-C.
 
     Raises:
-        UserError: a run was made with other settings.
+        UserError: a run was made with other settings, or `redo` would delete one that goes on.
     """
     for run in study.runs:
         state, changes = state_of(study, run)
@@ -209,7 +213,12 @@ def run_all(study: Study, redo: bool = False) -> int:
                 f"{study.folder(run)}: was made with other settings: {'; '.join(changes)}. Write to another "
                 "--output_dir, or delete and repeat such runs with --redo"
             )
-        shutil.rmtree(study.folder(run))
+        with (study.folder(run) / LOG).open("ab") as log:
+            if not _lock(log):
+                raise UserError(
+                    f"{study.folder(run)}: its run goes on, started by another study; stop it before --redo"
+                )
+            shutil.rmtree(study.folder(run))
     outcomes = []
     code = 0
     try:
@@ -233,12 +242,8 @@ def _make(study: Study, run: PlannedRun, title: str) -> str:
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("ab") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run inherits it, and may outlive a killed study
-        except BlockingIOError:
+        if not _lock(log):
             return "held by another study, or by a run that one left over"
-        except OSError:  # a file system without locks
-            pass
         write_json(folder / STUDIED, settings_of(run))
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
         print_on_main(f"{title}: {'resumes' if state == 'stopped' else 'starts'}; output in {folder / LOG}")
@@ -252,6 +257,20 @@ def _make(study: Study, run: PlannedRun, title: str) -> str:
     if code:
         return f"failed: {_last_line(folder / LOG, start)}"
     return "done"
+
+
+def _lock(log) -> bool:
+    """Locks a run's log, and with it its folder, until the file is closed; returns False if somebody else holds it.
+
+    A run inherits the lock, and may outlive a killed study.
+    """
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def _command(study: Study, folder: Path, resume: bool) -> list[str]:

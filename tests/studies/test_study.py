@@ -1,5 +1,6 @@
 """A study makes a list of runs under several seeds, skips what is done, and notices what changed."""
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -121,6 +122,17 @@ def test_changed_runs_are_refused_before_anything_starts(study_file, capsys):
     finish(study, study.runs[3])
     with refused("was made with other settings: learning_rate is new or gone"):
         run_command(["study", "--config", str(study_file()), "--set", "learning_rate=1"])
+
+
+def test_redo_leaves_a_run_alone_that_goes_on(study_file):
+    study = read_study(study_file())
+    finish(study, study.runs[0])
+    words = ["study", "--config", str(study_file()), "--set", "learning_rate=1", "--redo"]
+    with (study.folder(study.runs[0]) / "log.txt").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with refused("its run goes on, started by another study"):
+            run_command(words)
+    assert (study.folder(study.runs[0]) / "run.json").is_file()
 
 
 def test_the_plan_and_a_choice_of_runs(study_file, capsys):
