@@ -113,21 +113,6 @@ def mine_to(
     }
 
 
-def source_functions(source_dir: str | os.PathLike[str], language: str) -> list[Row]:
-    """Returns the distinct functions of a tree, documented or not, as rows. Tests and generated files are left out.
-
-    Raises:
-        UserError: no such folder, an unknown language, or no function.
-    """
-    paths, _ = _source_files(source_dir, language)
-    mined = [_mine_file(source_dir, language, frozenset(), MAX_FILE_BYTES, path) for path in paths]
-    candidates = [candidate for _, judged in mined for _, candidate in judged if candidate]
-    rows = [row for row, _ in _distinct(candidates, Counter())]
-    if not rows:
-        raise UserError(f"{source_dir}: no function")
-    return rows
-
-
 def mining_table(counts: Mapping[str, Any]) -> str:
     """Returns the counts of `mine_to` or `mine_history_to` as a Markdown table."""
     kinds = {kind: numbers for kind, numbers in counts.items() if isinstance(numbers, dict)}
