@@ -100,7 +100,7 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
     """Measures the encoder, trains it unless only measuring was asked for, measures it again, and reports."""
     from soft_trainer.training.checkpoints import explaining_interruption
 
-    with explaining_interruption(trainer):
+    with explaining_interruption(trainer.args):
         run.measure("untrained", data_args.lexical and not trainer.args.do_train)
         if trainer.args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -113,14 +113,10 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
 def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):
     """Returns the trainer with its model, its rows and its callbacks."""
     # Imported here for the same reason.
-    from transformers import EarlyStoppingCallback
-
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
     from soft_trainer.training.building import build_model
 
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
-    if data_args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(data_args.early_stopping_patience))
     return SoftInfoNCETrainer(
         model=build_model(model_args, profile, tokenizer),
         args=args,

@@ -99,7 +99,6 @@ def settings(arguments: argparse.Namespace) -> dict[str, dict]:
     cached = {"gradient_cache_chunk_size": arguments.chunk}
     checkpointed = {"gradient_checkpointing": True}
     return {
-        f"{arguments.small} in one chunk": small | {"chunk_by_length": False},
         f"{arguments.small}": small,
         f"{arguments.large} in chunks of {arguments.chunk}": large | cached,
         f"{arguments.small}, checkpointing": small | checkpointed,

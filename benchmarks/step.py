@@ -40,6 +40,7 @@ from transformers import Trainer
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.batches import Batch
+from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.loading import load_encoder, load_tokenizer
 from soft_trainer.terminal import table
@@ -100,7 +101,7 @@ def ours(start: StartingPoint, dtype: str, collator=None, **options) -> Way:
 
 def in_one_piece(start: StartingPoint, dtype: str) -> Way:
     """Our trainer with each side padded to the longest text of the batch."""
-    return ours(start, dtype, chunk_by_length=False)
+    return ours(start, dtype, PairCollator(load_tokenizer(start.folder, start.profile).pad_token_id))
 
 
 def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:

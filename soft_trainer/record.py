@@ -34,13 +34,7 @@ from soft_trainer.options.training import OF_TRANSFORMERS, SoftInfoNCETrainingAr
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.building import model_label, model_name
-from soft_trainer.training.summary import settings, training_numbers
-
-# The settings that an embedding depends on, apart from the weights.
-ENCODER_SETTINGS = (
-    *("pooling", "query_prefix", "code_prefix", "include_prompt", "query_length", "code_length", "data_flow_length"),
-    *("score_function", "score_scale"),
-)
+from soft_trainer.training.summary import training_numbers
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
@@ -184,7 +178,7 @@ class Run:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
-        write_results(self.folder, record, train=training_numbers(self.trainer), eval=flat_results(self.results))
+        write_results(self.folder, record, train=training_numbers(self.trainer.state), eval=flat_results(self.results))
         has_encoder = (self.folder / PROFILE_FILE).is_file()
         # A run that only measures may find the encoder of an earlier training there, whose card stays.
         if self.data_args.model_card and has_encoder and self.trainer.args.do_train:
@@ -218,18 +212,18 @@ class Run:
         model = self.model_args
         data = self.data_args
         callback = trainer.estimator_callback
-        encoder = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
+        named = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
         estimator = {"name": "none"}
         if callback and trainer.plan.loss.needs_similarity:
             changed = changed_options(data).items()  # named are those that are not the default
             estimator = {"name": data.estimator, "estimator_model": data.estimator_model}
             estimator |= {name: value for name, value in changed if name.startswith("bm25_")}
-        return settings(trainer) | {
+        return trainer.describe() | {
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
             "languages": self.languages,
             "options": settings_of(model, data, args),
-            "encoder": encoder | {name: getattr(trainer.encoder, name) for name in ENCODER_SETTINGS},
+            "encoder": dataclasses.asdict(trainer.encoder) | named,
             "estimator": estimator,
             "results": self.results,
             "statistics": self.statistics,

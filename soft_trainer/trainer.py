@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -18,55 +19,66 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import EvalPrediction, Trainer, TrainingArguments
-from transformers.trainer_utils import speed_metrics
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.data.batches import Batch, TrainBatches, right_answers
-from soft_trainer.data.codesearchnet import check_targets
+from soft_trainer.data.batches import Batch, TrainBatches
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
-from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
+from soft_trainer.data.global_batches import EpochDataLoader, data_seed
 from soft_trainer.data.judgments import Judgments, Split
-from soft_trainer.data.negatives import OwnNegatives
-from soft_trainer.data.sources import as_row_sets, as_rows, as_split
+from soft_trainer.data.sources import as_row_sets, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
+from soft_trainer.encoders.encoding import (
+    Encoder,
+    comparable,
+    embed_sharded,
+    encode,
+    prompt_length,
+    score,
+    shorten,
+)
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
 from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import default_estimator
-from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.retrieval import (
     RetrievalOutput,
-    answer_pairs,
     best_answers,
     by_query,
-    check_answers,
     mean_over_sets,
     means,
     mrr_by_dims,
 )
-from soft_trainer.files import last_checkpoint
-from soft_trainer.hub.model_card import write_model_card
+from soft_trainer.files import (
+    MARKER,
+    last_checkpoint,
+    mark_complete,
+    reporting_disk_errors,
+    saving_checkpoint,
+    write_text,
+)
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.hub.publishing import Publisher
 from soft_trainer.hub.push import UNMERGED
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.terminal import print_on_main
-from soft_trainer.training import checkpoints, preflight
+from soft_trainer.terminal import print_on_main, shows_bars
+from soft_trainer.training import checkpoints, preflight, summary
+from soft_trainer.training.evaluation import Corpora, check_evaluations, evaluation_split, rank_answers
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.hard_batches import similar_codes, similar_pairs
+from soft_trainer.training.hard_batches import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.merging import merge, weights_to_merge
-from soft_trainer.training.messages import banner, use_lines, warnings_of
-from soft_trainer.training.summary import describe
+from soft_trainer.training.messages import ProgressLines, banner, warnings_of
 
-Corpora = Dataset | dict[str, Dataset] | None
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
 
@@ -120,12 +132,12 @@ class SoftInfoNCETrainer(Trainer):
         callbacks = with_estimators(callbacks, trains and functools.partial(default_estimator, args, encoder, model))
         callback = find_estimator_callback(callbacks)
         split = as_split(train_dataset, "train_dataset")
-        resolve(args, None if callback is None else callback.estimator)  # refuses before anything is set up
+        resolve(args, callback and callback.estimator)  # refuses before anything is set up
         super().__init__(
             model,
             args,
             data_collator=data_collator or PairCollator(processing_class.pad_token_id),
-            train_dataset=None if split is None else split.pair_rows(),
+            train_dataset=split and split.pair_rows(),
             eval_dataset=as_row_sets(eval_dataset, "eval_dataset"),
             processing_class=processing_class,
             callbacks=callbacks,
@@ -136,17 +148,21 @@ class SoftInfoNCETrainer(Trainer):
         self.estimator_callback = callback
         self.encoder = encoder
         prepare_tokenizer(processing_class, self.encoder)
-        self._own_collator = data_collator is None
-        self._is_prepared = False
+        self._collates = data_collator is None
+        self._rows: PreparedRows | None = None
         self._duplicates_masked = 0
-        self._guard = None
+        self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self._weights_before: dict[str, Tensor] | None = None
         self.merging: dict | None = None  # of the last training: ratio, base and unmerged encoder; None: not merged
-        self._overflows = OverflowCounter(lambda: self.accelerator.scaler) if self.accelerator.scaler else None
-        if self._overflows is not None:
+        self._overflows: OverflowCounter | None = None
+        if self.accelerator.scaler:
+            self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
             self.add_callback(self._overflows)
-        use_lines(self, lambda: self._guard.mean_loss())
+        if args.disable_tqdm or not shows_bars():
+            for bar in (PrinterCallback, ProgressCallback):
+                self.remove_callback(bar)
+            self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
         self._bind_estimator()
         self.resolve()
 
@@ -174,7 +190,21 @@ class SoftInfoNCETrainer(Trainer):
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
         self.weigher = functools.partial(self.plan.loss.weigh, self.estimator)
-        preflight.check_trainer(self)
+        prompts = self.prompt_lengths
+        if self._collates:
+            cost = ChunkCost.of(self.model.config.hidden_size, self.args.device.type)
+            largest = self.plan.options.gradient_cache_chunk_size
+            self.data_collator = PairCollator(self.processing_class.pad_token_id, cost, largest, prompts)
+        elif isinstance(self.data_collator, PairCollator):
+            self.data_collator.prompt_lengths = prompts
+        else:
+            preflight.check_own_collator(self.plan, prompts)
+        if self.compute_metrics is None:
+            preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
+        preflight.check_encoder(self.plan, self.args, self.model, self.encoder)
+        if self.train_split is not None:
+            preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
+            preflight.check_adapter(self.model, self.args)
 
     @property
     def loss_settings(self) -> LossSettings:
@@ -203,72 +233,31 @@ class SoftInfoNCETrainer(Trainer):
     def get_train_dataloader(self) -> EpochDataLoader:
         """Returns global batches of rows; each process's workers collate its share."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
-        batches = self._train_batches()
-        strategy = self.args.train_sampling_strategy
-        text_ids = ()
-        if strategy == "no_duplicates":
-            queries, codes = batches.pairs.T
-            text_ids = (self._answers.query_texts[queries], self._answers.code_texts[codes])
-        sampler = GlobalBatchSampler(
-            len(batches),
-            self.plan.batch_size * self.plan.processes,
-            strategy,
-            data_seed(self.args),
-            self.args.dataloader_drop_last,
-            text_ids=text_ids,
-            lengths=batches.lengths() if strategy == "group_by_length" else None,
-            languages=languages_of(self.train_dataset) if strategy == "one_language" else (),
-            similar=self._similar,
-        )
-        return EpochDataLoader.for_training(batches, sampler, self.args)
+        return train_loader(self._train_batches(), self._rows, self.plan, self.args, self.train_dataset)
 
     def prepare_rows(self) -> None:
         """Fits the estimator, before a checkpoint is loaded, and finds negatives and similar pairs."""
-        split = self.train_split
-        options = self.plan.options
-        number = options.negatives_per_query
-        strategy = self.plan.train_sampling_strategy
         if self.estimator is not None:
-            self.estimator_callback.fit(split)
-        if options.duplicates != "ignore" or number or strategy == "no_duplicates":
-            self._answers = right_answers(split, self.encoder)
-        self._own_negatives = None
-        if number:
-            candidates = split.judgments.wrong
-            if candidates is None:
-                candidates = similar_codes(self.estimator, split, self._answers, number, options.negative_ratio)
-            self._own_negatives = OwnNegatives(candidates, number, data_seed(self.args))
-            print_on_main(str(self._own_negatives))
-        self._similar = None
-        if strategy == "similar":
-            self._similar = similar_pairs(self.estimator, split, options.group_size, options.neighbours)
-        self._is_prepared = True
+            self.estimator_callback.fit(self.train_split)
+        self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
         """Returns the training rows as token ids, with all that the workers compute."""
-        if not self._is_prepared:
+        if self._rows is None:
             self.prepare_rows()
         split = self.train_split
         plan = self.plan
         rank, world_size = distributed.rank_and_world_size()
-        if self._own_collator:
-            cost = ChunkCost.of(self.model.config.hidden_size, self.args.device.type)
-            self.data_collator = PairCollator(
-                self.processing_class.pad_token_id,
-                cost if plan.options.chunk_by_length else None,
-                plan.options.gradient_cache_chunk_size,
-                self.prompt_lengths,
-            )
         precompute = plan.loss.needs_similarity and getattr(self.estimator, "in_workers", False)
         return TrainBatches(
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
             weigh=self.weigher if precompute else None,
-            answers=None if plan.options.duplicates == "ignore" else self._answers,
+            answers=None if plan.options.duplicates == "ignore" else self._rows.answers,
             duplicates=plan.options.duplicates,
             gather=plan.gathers,
-            own_negatives=self._own_negatives,
+            own_negatives=self._rows.negatives,
             rank=rank,
             world_size=world_size,
         )
@@ -393,11 +382,27 @@ class SoftInfoNCETrainer(Trainer):
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # others are of an earlier training
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        with checkpoints.stoppable(self):
-            output = super().train(self._checkpoint, *args, **kwargs)
+        termination = checkpoints.SaveOnTermination()
+        self.add_callback(termination)
+        try:
+            with checkpoints.explaining_interruption(self.args, lambda: self.state.global_step):
+                output = super().train(self._checkpoint, *args, **kwargs)
+        finally:
+            self.remove_callback(termination)
+            termination.restore()
+        if distributed.any_process(termination.terminated):
+            self._stop()
         self._guard.check()
         self._merge()
         return output
+
+    def _stop(self) -> None:
+        """Ends the process after SIGTERM, with a checkpoint of the last step."""
+        step = self.state.global_step
+        if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
+            self._save_checkpoint(self.model_wrapped, None)
+        print_on_main(f"stopped by SIGTERM at step {step}: {checkpoints.how_to_continue(self.args)}")
+        raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:
         """Checks the settings and prepares the rows, after a search of hyperparameters has set those of a trial.
@@ -407,11 +412,18 @@ class SoftInfoNCETrainer(Trainer):
         super()._hp_search_setup(trial)
         self._bind_estimator()
         self.resolve()
-        preflight.check_training(self, self._checkpoint)
+        checkpoint = self._checkpoint
+        preflight.check_start(self.model, self.estimator, self.train_dataset, checkpoint, self.state.global_step)
+        read = (self.args, self.plan, self.encoder, self.model, self.processing_class, self.train_split)
+        self.identity = checkpoints.identify(lambda: checkpoints.training_settings(*read), checkpoint)
+        check_evaluations(self.args, self.eval_dataset, self.codebase)
         self._keep_weights()
-        print_on_main("\n".join([banner(self), *warnings_of(self)]))
+        table = banner(summary.loss_table(self.plan, self.estimator), self._setup_table(), self.encoder)
+        warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
+        print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
-        checkpoints.identify(self, self._checkpoint, lambda: checkpoints.start_settings(self))
+        start = (self.estimator, self.model, self._weights_before)
+        self.identity |= checkpoints.identify(lambda: checkpoints.start_settings(*start), checkpoint)
         self._guard = FiniteGuard(self.train_dataset)
         self._duplicates_masked = 0
 
@@ -435,7 +447,7 @@ class SoftInfoNCETrainer(Trainer):
             return
         self._use_averaged_weights()
         if self.args.should_save:
-            checkpoints.save_encoder(self, unmerged, merge=self.args.merge_lora)
+            self._export(unmerged, merge=self.args.merge_lora)
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         self.merging = merge(model, self._weights_before, self.args.merge_ratio)
 
@@ -467,7 +479,7 @@ class SoftInfoNCETrainer(Trainer):
             metrics = {}
             for key, rows in eval_dataset.items():
                 prefix = f"{metric_key_prefix}_{key}"
-                split = self.split_of(rows, key, codebase, prefix)
+                split = self._split_of(rows, key, codebase, prefix)
                 metrics |= self.predict(split, metric_key_prefix=prefix).metrics
             metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(eval_dataset))
         else:
@@ -498,16 +510,16 @@ class SoftInfoNCETrainer(Trainer):
             UserError: no corpus, or a query without a right answer in it.
         """
         start = time.time()
-        split = self.split_of(dataset, None, codebase, metric_key_prefix)
+        split = self._split_of(dataset, None, codebase, metric_key_prefix)
         judgments = split.judgments
         pool_size = len(split.corpus)
         queries = self.embed_rows(split.queries, "query") if queries is None else queries
         codes = self.embed_rows(split.corpus, "code") if codes is None else codes
-        ranking, measured = by_query(self._rank(queries, codes, judgments, top_k), judgments)
+        ranking, measured = self._rank(queries, codes, judgments, top_k)
         shorter = {}
         for dim in self.evaluated_dims:
             sides = (comparable(self.encoder, shorten(self.encoder, side, dim)) for side in (queries, codes))
-            shorter[dim], _ = by_query(self._rank(*sides, judgments, top_k), judgments)
+            shorter[dim], _ = self._rank(*sides, judgments, top_k)
         metrics = retrieval_metrics(ranking.ranks, pool_size) | means(measured) | mrr_by_dims(shorter, pool_size)
         if self.compute_metrics is not None:
             predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
@@ -517,13 +529,9 @@ class SoftInfoNCETrainer(Trainer):
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
         return RetrievalOutput(ranking, metrics, shorter, measured)
 
-    def _rank(self, queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int) -> Ranking:
-        """Returns the ranking of all right answers; each process ranks its share and receives all."""
-        rows, targets = answer_pairs(judgments)
-        shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
-        asked = queries[rows[shard].to(queries.device)]
-        local = rank_codes(asked, codes, targets[shard], top_k=top_k, score_scale=self.encoder.score_scale)
-        return Ranking(*(distributed.gather(t) for t in (local.ranks, local.top_indices, local.top_scores)))
+    def _rank(self, queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int) -> tuple[Ranking, dict]:
+        """Returns one rank for each query and, where codes have grades, its measures; the same on every process."""
+        return by_query(rank_answers(queries, codes, judgments, top_k, self.encoder.score_scale), judgments)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
         """Searches hyperparameters as any `Trainer` does, for the largest `metric_for_best_model`, or `mrr`."""
@@ -531,25 +539,10 @@ class SoftInfoNCETrainer(Trainer):
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
-    def split_of(self, queries, key: str | None = None, codebase: Corpora = None, name: str = "eval_dataset") -> Split:
+    def _split_of(self, queries, key: str | None, codebase: Corpora, name: str) -> Split:
         """Returns queries with their corpus and right answers; a UserError where a query has none."""
-        queries = as_rows(queries, name)
-        if isinstance(queries, Split):
-            check_answers(queries, name)
-            return queries
-        corpus = self.corpus_of(key, codebase)
-        check_targets(queries, corpus, name)
-        return Split.from_urls(queries, corpus)
-
-    def corpus_of(self, key: str | None = None, codebase: Corpora = None) -> Dataset:
-        """Returns the corpus for the evaluation set `key`, of `codebase` or the trainer; a UserError without one."""
         corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
-        corpora = corpora if isinstance(corpora, Mapping) else {key: corpora}
-        if key not in corpora:
-            raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}")
-        if corpora.get(key) is None:
-            raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
-        return corpora[key]
+        return evaluation_split(queries, corpora, key, name)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Returns embeddings Tensor[n, d] of one side of `rows`, comparable by dot product; each process has all."""
@@ -584,18 +577,41 @@ class SoftInfoNCETrainer(Trainer):
         """Saves a complete folder; a checkpoint saves an adapter separately."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
-            checkpoints.save_encoder(self, output_dir or self.args.output_dir, state_dict, merge)
+            self._export(output_dir or self.args.output_dir, state_dict, merge)
+
+    def _export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
+        """Writes encoder, tokenizer, profile, files of sentence-transformers and `training_args.json`."""
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
+        with reporting_disk_errors(folder):
+            export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
+            settings = json.dumps(self.args.to_dict(), indent=2, default=str)
+            write_text(Path(folder) / "training_args.json", settings + "\n")
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint, unless the loss before it was not finite."""
+        """Saves a checkpoint, unless the loss before it was not finite; older ones go once this one is whole."""
         if self._guard is not None:
             self._guard.check()
+        run = self._get_output_dir(trial)
+        folder = self._checkpoint_folder(run)
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
         self._is_saving_checkpoint = True
         try:
-            with checkpoints.whole_checkpoint(self, self._get_output_dir(trial)):
+            with saving_checkpoint(folder):
                 super()._save_checkpoint(model, trial)
         finally:
             self._is_saving_checkpoint = False
+            self.args.save_total_limit = limit
+        distributed.barrier()
+        if self.args.should_save:
+            with saving_checkpoint(folder):
+                mark_complete(folder, self.identity)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _checkpoint_folder(self, run: str) -> Path:
+        """Returns the folder of this step's checkpoint."""
+        return Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Loads the weights of a checkpoint; `Trainer` knows adapters in a `PeftModel` only."""
@@ -644,7 +660,29 @@ class SoftInfoNCETrainer(Trainer):
 
     def create_model_card(self) -> Path | None:
         """Writes the card of the training into the output folder; returns its path, None if that fails."""
-        return write_model_card(self.args.output_dir, describe(self))
+        rows = {"train": self.train_dataset, "valid": self.eval_dataset, "codebase": self.codebase}
+        final_step = summary.best_step(self.args, self.state) or self.state.global_step
+        record = self.describe() | {
+            "base_model": self.model.config._name_or_path or None,
+            "results": summary.measured_results(self.evaluations, final_step, merged=bool(self.merging)),
+            **summary.rows_table(rows, self.encoder, self.processing_class),
+        }
+        return write_model_card(self.args.output_dir, record)
+
+    def describe(self) -> dict:
+        """Returns the parts of a record that the trainer decides: loss, training and environment."""
+        record = {
+            "model_id": self.hub_model_id,
+            "loss": summary.loss_table(self.plan, self.estimator),
+            "training": self._setup_table() | summary.course_table(self.args, self.state),
+            "environment": environment(),
+        }
+        if self.merging:
+            record["merging"] = self.merging
+        return record
+
+    def _setup_table(self) -> dict[str, object]:
+        return summary.setup_table(self.args, self.plan, self.model, self.precision)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes a checkpoint in the background, as `hub_strategy` says."""

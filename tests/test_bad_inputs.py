@@ -55,8 +55,6 @@ BAD = [
     ({"matryoshka_dims": "16,0"}, "matryoshka_dims"),
     ({"matryoshka_dims": "16,16"}, "different"),
     (EVALUATED | {"matryoshka_dims": "32,16", "metric_for_best_model": "mrr_32"}, "mrr_16"),
-    (EVALUATED | {"early_stopping_patience": 0}, "early_stopping_patience"),
-    ({"early_stopping_patience": 2}, "eval_strategy"),
     ({"save_strategy": "best"}, "eval_strategy"),
     ({"floor": 2}, "floor"),
     ({"cancel": "top_k", "cancel_k": -1}, "cancel_k"),

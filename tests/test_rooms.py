@@ -93,6 +93,14 @@ def test_the_package_is_small_enough_to_read():
                 assert node.end_lineno - node.lineno < 60, f"{path}: {node.name} is too long"
 
 
+def test_training_takes_what_it_needs_and_no_trainer():
+    for path in (PACKAGE / "training").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.arguments):
+                names = {argument.arg for argument in [*node.posonlyargs, *node.args, *node.kwonlyargs]}
+                assert "trainer" not in names, f"{path}: a function takes the trainer"
+
+
 def test_docstrings_begin_with_what_they_speak_of():
     for path in [*FILES, *PACKAGE.parent.glob("benchmarks/*.py"), *PACKAGE.parent.glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -260,9 +260,9 @@ def test_the_default_output_folder_says_what_was_trained(script, data_dir, tmp_p
 
 
 @pytest.mark.slow
-def test_evaluation_each_epoch_keeps_the_best_model_and_can_stop_early(script, data_dir, tmp_path):
-    options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "num_train_epochs": 20, "lexical": "false"}
-    options |= {"eval_strategy": "epoch", "load_best_model_at_end": "true", "early_stopping_patience": 1}
+def test_evaluation_each_epoch_keeps_the_best_model(script, data_dir, tmp_path):
+    options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "num_train_epochs": 2, "lexical": "false"}
+    options |= {"eval_strategy": "epoch", "load_best_model_at_end": "true"}
     code, lines = script(**options | {"learning_rate": 1e-9})
     assert code == 0, lines
     state = json.loads((tmp_path / "out/trainer_state.json").read_text())

@@ -6,6 +6,7 @@ import torch
 
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.training.messages import warnings_of
 
 OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
 
@@ -45,6 +46,11 @@ def fitted(trainer):
     """Returns the trainer as it is when a training begins."""
     trainer.prepare_rows()
     return trainer
+
+
+def warned(trainer) -> list[str]:
+    """Returns the warnings about a trainer's settings."""
+    return warnings_of(trainer.args, trainer.plan, trainer.encoder, trainer.model)
 
 
 def batches_of(trainer, epoch: int = 0) -> list:

@@ -49,6 +49,7 @@ class CommandParser(argparse.ArgumentParser):
         words = itertools.takewhile(lambda word: word != "--", args or ())
         for option in (word.split("=")[0] for word in words if word.startswith("--")):
             if option not in self._option_string_actions:
+                refuse_removed([option.removeprefix("--")])
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions)}")
         return super().parse_known_args(args, namespace)
 

@@ -23,16 +23,12 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
-from soft_trainer.options.declared import evaluation_options
+from soft_trainer.options.declared import declared_options, evaluation_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
 
 SHARED = {kind: evaluation_options(kind) for kind in (DataArguments, TrainingOptions, ModelArguments)}
-# The options that are read with --mteb, which has its own rows.
-READ_BY_MTEB = ("model", "mteb", "output_dir", "model_revision", "trust_remote_code", "use_cpu", "disable_tqdm") + (
-    "per_device_eval_batch_size",
-)
 Options = tuple[ModelArguments, DataArguments, TrainingOptions]
 ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training", "weights")
 
@@ -129,10 +125,13 @@ def _measure(options: Options, keep: bool) -> None:
 
 def _measure_with_mteb(arguments: argparse.Namespace) -> None:
     """Measures the encoder with mteb. Options and names are checked before the model is loaded."""
+    read = {"model", "mteb", "output_dir"}  # the rows and all that is declared for other rows are not
+    for kind in SHARED:
+        read |= {name for name, declared in declared_options(kind).items() if declared.mteb}
     defaults = argparse.ArgumentParser()
     add_arguments(defaults)
     for name, value in vars(arguments).items():
-        if name not in READ_BY_MTEB and value != defaults.get_default(name):
+        if name not in read and value != defaults.get_default(name):
             raise UserError(f"--mteb has its own rows and takes MODEL as it is: leave --{name} out, or --mteb")
     if importlib.util.find_spec("mteb") is None:
         raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")

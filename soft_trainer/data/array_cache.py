@@ -22,7 +22,7 @@ from soft_trainer.identity import fingerprint, keep_files, kept_files, rows_fing
 logger = logging.get_logger(__name__)
 
 DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
-REMEDY = "name another folder with --estimator_cache_dir, or keep nothing with --no_estimator_cache"
+REMEDY = "name another folder with --estimator_cache_dir, or keep nothing with --estimator_cache_dir none"
 
 
 def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:

@@ -60,7 +60,9 @@ def _of_encoders(options: DataArguments, _: str) -> dict:
 
 def cache_folder(arguments: DataArguments) -> str | Path | None:
     """Returns the folder that keeps row embeddings and neighbours, None to keep none."""
-    return None if arguments.no_estimator_cache else arguments.estimator_cache_dir or DEFAULT_FOLDER
+    if arguments.estimator_cache_dir == "none":
+        return None
+    return arguments.estimator_cache_dir or DEFAULT_FOLDER
 
 
 # In the order of the paper's tables.

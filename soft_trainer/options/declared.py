@@ -56,6 +56,7 @@ class Declared:
     group: str = ""
     common: bool = False
     evaluation: bool = False
+    mteb: bool = False
 
     @property
     def range(self) -> str:
@@ -94,22 +95,24 @@ class Help(str):
     declared: Declared
 
 
-def option(default, help: str, *, prefix: str = "", aliases: Sequence[str] = (), **declared):
+def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
     """Declares an option as a dataclass field.
 
     Args:
         default: its default. None means that something else decides, which the help text names.
         help: one sentence for `--help`. The estimator's default is appended automatically.
-        prefix: stands before the help text.
         aliases: further names on the command line.
         declared: `choices`, the texts that it takes; `least`, `above`, `most` and `below`, the range of a number;
             `read_if`, a `ReadIf` for an option that only some runs read; `of_estimator`, for an option whose default
             is the estimator's attribute of that name, the value without such an attribute; `results=False` for an
             option that changes what is printed, kept or how fast, but not the result; `group`, the heading of
             `--help` ("weights" and "batches" are all that choose these); `common=True` for an option that `--help`
-            shows, while `--help_all` shows all; `evaluation=True` for one that `soft-trainer evaluate` has too.
+            shows, while `--help_all` shows all; `evaluation=True` for one that `soft-trainer evaluate` has too,
+            `mteb=True` for one that it also reads with `--mteb`.
     """
-    text = Help(f"{prefix}{help}{'' if declared.get('of_estimator') is None else DEFAULT_OF_ESTIMATOR}")
+    if declared.get("of_estimator") is not None:
+        help += DEFAULT_OF_ESTIMATOR
+    text = Help(help)
     text.declared = Declared(default, **declared)
     metadata = {"help": text}
     if aliases:

@@ -116,7 +116,6 @@ class DataArguments(RefusesRemoved):
     )
     model_card: bool = not_in_results(True, "Write README.md, the model card, into the output folder.")
     examples: int = not_in_results(5, "Test queries to show with their top functions at the end.", least=0)
-    early_stopping_patience: int | None = unset("Stop after this many evaluations without a better metric.", least=1)
     estimator: str | None = option(
         "bm25",
         "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, or "
@@ -129,9 +128,8 @@ class DataArguments(RefusesRemoved):
         "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model.", group="weights"
     )
     estimator_cache_dir: str | None = not_in_results(
-        None, "Where to keep row embeddings. Default: in the Hugging Face home."
+        None, "Where to keep row embeddings; none keeps nothing. Default: in the Hugging Face home."
     )
-    no_estimator_cache: bool = not_in_results(False, "Compute row embeddings in every run and keep none of them.")
     bm25_idf: str = option(
         "okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25, group="weights"
     )
@@ -257,7 +255,6 @@ class LossOptions(RefusesRemoved):
 
 SIMILAR = ReadIf(lambda o: o.train_sampling_strategy == "similar", "only train_sampling_strategy=similar reads it")
 OWN_NEGATIVES = ReadIf(lambda o: o.negatives_per_query > 0, "negatives_per_query is 0")
-similar = functools.partial(option, prefix="train_sampling_strategy similar: ", read_if=SIMILAR)
 
 
 @dataclass
@@ -271,8 +268,9 @@ class SoftInfoNCEOptions(LossOptions):
         choices=("mask", "positives", "ignore"),
         group="batches",
     )
-    group_size: int = similar(8, "rows in a group of similar rows.", least=1, group="batches")
-    neighbours: int = similar(32, "the number of nearest rows that are found for each row.", least=1, group="batches")
+    group_size: int = option(
+        8, "train_sampling_strategy similar: rows in a group.", least=1, read_if=SIMILAR, group="batches"
+    )
     negatives_per_query: int = option(
         0,
         "Negatives of each query, in addition to those of the batch: of the rows' column `negatives`, or else codes "
@@ -293,7 +291,6 @@ class SoftInfoNCEOptions(LossOptions):
         group="training",
         common=True,
     )
-    chunk_by_length: bool = option(True, "Encode a batch in chunks of similar length, with the same result.")
     matryoshka_dims: str | None = unset(
         "Use these leading dimensions as embeddings too, such as 768,256,64.", evaluation=True
     )
@@ -316,16 +313,16 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.", group="training", common=True)
     per_device_eval_batch_size: int = not_in_results(
-        64, "Texts encoded at once in evaluation, per process.", evaluation=True
+        64, "Texts encoded at once in evaluation, per process.", evaluation=True, mteb=True
     )
     seed: int = option(
         42, "Seed of everything random: rows, batches, dropout, new weights.", group="training", common=True
     )
     bf16: bool = option(False, "Train and encode in bfloat16.", group="training", common=True, evaluation=True)
-    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
+    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True, mteb=True)
     push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.", group="output", common=True)
     disable_tqdm: bool | None = not_in_results(
-        None, "Print lines in place of progress bars, as without a terminal.", evaluation=True
+        None, "Print lines in place of progress bars, as without a terminal.", evaluation=True, mteb=True
     )
     learning_rate: float = option(2e-5, "Peak learning rate of AdamW.", group="training", common=True)
     num_train_epochs: float = option(

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
+from soft_trainer.options.removed import RefusesRemoved
 
 FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it")
 PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder")
 
 
 @dataclass
-class PretrainedOptions:
+class PretrainedOptions(RefusesRemoved):
     """The way in which a pretrained encoder is loaded.
 
     Raises:
@@ -21,7 +22,7 @@ class PretrainedOptions:
     """
 
     trust_remote_code: bool = option(
-        False, "Run an encoder's own code, --estimator_model's too.", results=False, evaluation=True
+        False, "Run an encoder's own code, --estimator_model's too.", results=False, evaluation=True, mteb=True
     )
     attn_implementation: str | None = unset(
         "Attention of the encoder: eager, sdpa or flash_attention_2. Default: transformers chooses.",
@@ -37,7 +38,7 @@ class PretrainedOptions:
 
 
 @dataclass
-class LoraOptions:
+class LoraOptions(RefusesRemoved):
     """The adapter that is trained in place of the whole encoder.
 
     Raises:
@@ -77,7 +78,7 @@ class ModelArguments(LoraOptions, PretrainedOptions):
         common=True,
     )
     model_revision: str | None = unset(
-        "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED, evaluation=True
+        "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED, evaluation=True, mteb=True
     )
     from_scratch: str | None = unset(
         "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows.",
@@ -94,8 +95,6 @@ class ModelArguments(LoraOptions, PretrainedOptions):
         f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.", evaluation=True
     )
     pooling: str | None = unset(f"One embedding from token vectors: {', '.join(POOLINGS)}.", evaluation=True)
-    query_prefix: str | None = unset("Text before every query, special tokens included.", evaluation=True)
-    code_prefix: str | None = unset("Text before every code, special tokens included.", evaluation=True)
     query_prompt: str | None = unset(
         "Text before every query, after special tokens that the encoder needs.", evaluation=True
     )
@@ -118,10 +117,3 @@ class ModelArguments(LoraOptions, PretrainedOptions):
     code_columns: str | None = unset(
         "Columns that may hold the code, comma-separated; the first there is read.", evaluation=True
     )
-
-    def __post_init__(self):
-        LoraOptions.__post_init__(self)  # checks the values of all options
-        for side in ("query", "code"):
-            given = [getattr(self, f"{side}_{part}") is not None for part in ("prompt", "prefix")]
-            if all(given):
-                raise UserError(f"{side}_prompt, {side}_prefix: give only one; a prefix holds the prompt too")

@@ -9,6 +9,7 @@ from soft_trainer.errors import UserError
 _NEGATIVES = "give the rows a column `negatives`, or use --negatives_per_query with --negative_ratio"
 _OTHER_QUERIES = "use --eval_data_dir, whose queries are measured before, during and after training, with intervals"
 _SIMILAR = "leave it out: --train_sampling_strategy similar groups rows by the estimator's own neighbours"
+_PROMPT = "use --query_prompt and --code_prompt; special tokens before them come with --profile"
 _MIXTURE = "name one estimator; a mixture can be a class of your own, --estimator module:Class"
 _COLUMNS = "rename the columns (anchor, positive, negative_1; here docstring, code, negatives)"
 
@@ -16,7 +17,10 @@ _COLUMNS = "rename the columns (anchor, positive, negative_1; here docstring, co
 REMOVED: dict[str, str] = {
     "baseline": "use benchmarks/baseline.py, which trains with sentence-transformers' own trainer",
     "cache_dir": "give it to the estimator",
+    "chunk_by_length": "leave it out; a batch is always encoded in chunks of similar length",
     "clamp_negative_scores": "leave it out; scores below 0 are used as they are",
+    "code_prefix": _PROMPT,
+    "early_stopping_patience": "use --load_best_model_at_end true; in Python, transformers has EarlyStoppingCallback",
     "equal_texts_apart": _SIMILAR,
     "from_sentence_transformers": _COLUMNS,
     "guard": _OTHER_QUERIES,
@@ -33,8 +37,11 @@ REMOVED: dict[str, str] = {
     "negative_temperature": "leave it out; the candidates below --negative_ratio are equally likely",
     "negatives": _NEGATIVES,
     "negatives_meet": "leave it out; a query meets its own negatives",
+    "neighbours": "leave it out; the 32 nearest rows are found for each row",
+    "no_estimator_cache": "use --estimator_cache_dir none",
     "order_loss_scale": "leave it out; --distill_weight learns from the estimator",
     "order_loss_weight": "use --distill_weight, which learns from the estimator",
+    "query_prefix": _PROMPT,
     "simcse": "use examples/simcse.py, which trains with sentence-transformers' own trainer",
     "weights": "use `soft-trainer report`, which draws the weights of a batch",
     "random_share": _SIMILAR,

@@ -1,22 +1,99 @@
-"""Hard batches before training: codes that are similar to a query and probably wrong, and batches of similar pairs."""
+"""The training rows before the first step: negatives and similar pairs are found, and the batches are laid out."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from datasets import Dataset
 from scipy import sparse
+from transformers import TrainingArguments
 
+from soft_trainer.data.batches import TrainBatches, right_answers
+from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.data.judgments import RightAnswers, Split
-from soft_trainer.data.negatives import below_ratio
+from soft_trainer.data.negatives import OwnNegatives, below_ratio
 from soft_trainer.data.neighbours import EXACT_ROWS, LeftOut, Neighbours, cached_neighbours, exact_neighbours
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
+from soft_trainer.options.resolve import Plan
+from soft_trainer.terminal import print_on_main
 from soft_trainer.weights import checked_similarity
 
 CANDIDATES = 64  # similar codes that are looked at for each query
+NEIGHBOURS = 32  # nearest rows that are found for each row, of which groups of similar rows are made
 PROGRESS = "Finding neighbours"
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """The training rows as they are known before the first step.
+
+    Args:
+        answers: which codes answer which queries, by their texts; None if nothing reads it.
+        negatives: codes to add to a batch for each query; None for none.
+        similar: arguments of `similar_batches`; None if batches are not made of similar pairs.
+    """
+
+    answers: RightAnswers | None = None
+    negatives: OwnNegatives | None = None
+    similar: dict[str, object] | None = None
+
+
+def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
+    """Finds equal texts, negatives and similar pairs, as the plan needs them.
+
+    Args:
+        estimator: fitted on `split`; None without one.
+        seed: of the negatives that are drawn for an epoch.
+    """
+    options = plan.options
+    strategy = plan.train_sampling_strategy
+    number = options.negatives_per_query
+    answers = None
+    if options.duplicates != "ignore" or number or strategy == "no_duplicates":
+        answers = right_answers(split, encoder)
+    negatives = None
+    if number:
+        candidates = split.judgments.wrong
+        if candidates is None:
+            candidates = similar_codes(estimator, split, answers, number, options.negative_ratio)
+        negatives = OwnNegatives(candidates, number, seed)
+        print_on_main(str(negatives))
+    similar = None
+    if strategy == "similar":
+        similar = similar_pairs(estimator, split, options.group_size)
+    return PreparedRows(answers, negatives, similar)
+
+
+def train_loader(
+    batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, pairs: Dataset
+) -> EpochDataLoader:
+    """Returns the loader of an epoch: global batches of rows, of which each process's workers collate its share.
+
+    Args:
+        pairs: the training pairs, whose language is read.
+    """
+    strategy = plan.train_sampling_strategy
+    text_ids = ()
+    if strategy == "no_duplicates":
+        queries, codes = batches.pairs.T
+        text_ids = (rows.answers.query_texts[queries], rows.answers.code_texts[codes])
+    sampler = GlobalBatchSampler(
+        len(batches),
+        plan.batch_size * plan.processes,
+        strategy,
+        data_seed(args),
+        args.dataloader_drop_last,
+        text_ids=text_ids,
+        lengths=batches.lengths() if strategy == "group_by_length" else None,
+        languages=languages_of(pairs) if strategy == "one_language" else (),
+        similar=rows.similar,
+    )
+    return EpochDataLoader.for_training(batches, sampler, args)
 
 
 def similar_codes(estimator, split: Split, answers: RightAnswers, number: int, ratio: float) -> sparse.csr_matrix:
@@ -57,9 +134,9 @@ def _by_similarity(estimator, split: Split, count: int, left_out: LeftOut) -> Ne
     return cached_neighbours(None, [], count, find)
 
 
-def similar_pairs(estimator: Estimator, split: Split, group_size: int, neighbours: int) -> dict[str, object]:
+def similar_pairs(estimator: Estimator, split: Split, group_size: int) -> dict[str, object]:
     """Returns the arguments of `similar_batches`, except those of the sampler."""
-    count = max(neighbours, group_size)
+    count = max(NEIGHBOURS, group_size)
     pairs = split.judgments.pairs()
     left_out = LeftOut(split.judgments.first_codes())
     nearest = estimator.neighbours(count, left_out, np.unique(pairs[:, 1]), PROGRESS)

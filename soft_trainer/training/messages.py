@@ -4,65 +4,38 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.refused import ignored_options
-from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
+from soft_trainer.options.resolve import Plan
+from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
 SPEED = ("_runtime", "_per_second", "_pool_size")  # endings of metrics that say nothing about the model
 
 
-def banner(trainer) -> str:
-    """Returns the settings of a training as a table."""
-    args = trainer.args
-    plan = trainer.plan
-    encoder = trainer.encoder
-    prefixes = {"query": encoder.query_prefix, "code": encoder.code_prefix}
+def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile) -> str:
+    """Returns the settings of a training as a table.
+
+    Args:
+        loss, setup: from `loss_table` and `setup_table`.
+    """
+    rows = {**loss, **setup, "score": f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"}
     note = "" if encoder.include_prompt else ", not pooled"
-    rows = {
-        "batch per process": plan.batch_size,
-        "processes": f"{plan.processes} ({trainer.accelerator.distributed_type.value})",
-        "codes a query meets (N)": plan.global_batch_size,
-        "accumulated batches": args.gradient_accumulation_steps,
-        "estimator": "none" if trainer.estimator is None else type(trainer.estimator).__name__,
-        **plan.effective_loss,
-        "batches": plan.train_sampling_strategy,
-        **plan.effective_batches,
-        "score": f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling",
-        **{f"before every {side}": json.dumps(text) + note for side, text in prefixes.items() if text},
-        "precision": trainer.precision,
-        **adapter_settings(trainer.model),
-    }
-    if plan.dims:
-        rows["trained dimensions"] = ", ".join(map(str, plan.dims))
+    for side, text in {"query": encoder.query_prefix, "code": encoder.code_prefix}.items():
+        if text:
+            rows[f"before every {side}"] = json.dumps(text) + note
     return table(("training", ""), list(rows.items()))
 
 
-def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """Returns the settings of the model's adapter for tables and records; {} without one."""
-    if not has_adapter(model):
-        return {}
-    config = model.peft_config[active_adapter(model)]
-    targets = config.target_modules
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    names = {"r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}
-    settings = [f"{title} {getattr(config, name):g}" for name, title in names.items() if hasattr(config, name)]
-    if not isinstance(targets, str):  # all-linear becomes the full names of all layers: too many for a table
-        targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
-    return {"adapter": ", ".join([config.peft_type.value, *settings, targets]), "trained parameters": trained}
-
-
-def warnings_of(trainer) -> list[str]:
+def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
     """Returns lines about settings that work, but probably not as intended."""
-    plan = trainer.plan
-    encoder = trainer.encoder
-    model = trainer.model
-    warnings = [*ignored_options(trainer.args), *plan.unread(trainer.args)]
+    warnings = [*ignored_options(args), *plan.unread(args)]
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosines are too close together for a softmax to learn from: set score_scale, 20 for example"
@@ -75,8 +48,10 @@ def warnings_of(trainer) -> list[str]:
             "float32 (--dtype float32) and use autocast instead, --bf16 true or --fp16 true"
         )
     warnings += profile_warnings(model, encoder)
-    revision = model.peft_config[active_adapter(model)].revision if has_adapter(model) else None
-    if revision and not getattr(trainer.args, "merge_lora", False):
+    revision = None
+    if has_adapter(model):
+        revision = model.peft_config[active_adapter(model)].revision
+    if revision and not getattr(args, "merge_lora", False):
         warnings.append(
             f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
             "load the base's main branch: use load_encoder, or --merge_lora true"
@@ -91,34 +66,21 @@ def warnings_of(trainer) -> list[str]:
     return warnings
 
 
-def use_lines(trainer, loss: Callable[[], float | None] = lambda: None) -> None:
-    """Replaces the progress bar of a `Trainer` by lines, unless a terminal shows bars and `disable_tqdm` is off.
+class ProgressLines(TrainerCallback):
+    """Prints step, loss, speed and time left, at most every ten seconds, and the metrics of each evaluation.
 
     Args:
-        loss: returns the mean loss since its last call, or None; then the lines show the loss that was logged last.
+        loss: returns the mean loss since its last call, None if there was no step.
     """
-    if trainer.args.disable_tqdm or not shows_bars():
-        for bar in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(bar)
-        trainer.add_callback(ProgressLines(loss))
-
-
-class ProgressLines(TrainerCallback):
-    """Prints step, loss, speed and time left, at most every ten seconds, and the metrics of each evaluation."""
 
     def __init__(self, loss: Callable[[], float | None]):
         self._loss = loss
-        self._logged = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Starts the clock."""
         self._start = time.monotonic()
         self._first_step = state.global_step
         self._next_line = self._start + LINE_SECONDS
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        """Keeps the loss."""
-        self._logged = (logs or {}).get("loss", self._logged)
 
     def on_step_end(self, args, state, control, **kwargs):
         """Prints a line if ten seconds have passed."""
@@ -143,9 +105,11 @@ class ProgressLines(TrainerCallback):
         return (time.monotonic() - self._start) / max(state.global_step - self._first_step, 1)
 
     def _print(self, state, end: str) -> None:
-        mean = self._loss()
-        loss = self._logged if mean is None else mean
-        seconds = self._seconds_a_step(state)
+        loss = self._loss()
         words = [] if loss is None else [f"loss {loss:.4g}"]
-        words += [f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s a step", end]
-        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(words)}")
+        seconds = self._seconds_a_step(state)
+        if seconds < 1:
+            words.append(f"{1 / seconds:.3g} steps/s")
+        else:
+            words.append(f"{seconds:.3g} s a step")
+        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*words, end])}")

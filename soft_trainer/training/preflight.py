@@ -1,4 +1,4 @@
-"""Checks of a plan against rows, encoder and trainer, before hours of work. `options` checks the options alone."""
+"""Checks of a plan against rows and encoder, before hours of work. `options` checks the options alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.run_data import RunData
@@ -31,7 +30,6 @@ from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
 from soft_trainer.training.building import model_name, pretrained_config
-from soft_trainer.training.checkpoints import identify, training_settings
 
 # Arguments of `Trainer.__init__` that are refused, and the alternatives.
 REFUSED_ARGUMENTS = {
@@ -73,8 +71,6 @@ def check_before_loading(
         raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave the options of LoRA out")
     if args.merge_lora and not (new or saved):
         raise UserError("merge_lora: no adapter to merge; set --lora_r, 16 for example")
-    if data_args.early_stopping_patience is not None and args.eval_strategy == "no":
-        raise UserError("early_stopping_patience needs evaluations to count: --eval_strategy epoch, for example")
     if scratch and isinstance(estimator, InitialModelEstimator):
         raise UserError(
             f"estimator=initial_model: with --from_scratch {scratch} the encoder starts at random, "
@@ -137,35 +133,27 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"greater_is_better=False: {name} is better when larger")
 
 
-def check_trainer(trainer) -> None:
-    """Checks the plan of a trainer against its rows, its encoder and its collator, which learns the prompts' lengths.
+def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProfile) -> None:
+    """Refuses a plan that the encoder cannot follow.
 
     Raises:
-        UserError: settings that cannot work.
+        UserError: a pooling or a number of dimensions that the encoder lacks, or a merging that nobody could do.
     """
-    plan = trainer.plan
-    args = trainer.args
-    collator = trainer.data_collator
-    prompts = trainer.prompt_lengths
-    if isinstance(collator, PairCollator):
-        collator.prompt_lengths = prompts
-    else:
-        own = plan.options.negatives_per_query
-        left_out = any(prompts.values())
-        if own:
-            raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
-        if left_out:
-            raise UserError(
-                "data_collator: does not know which tokens are the prompt's; use include_prompt=True with it"
-            )
+    check_model(model, profile)
+    check_dims(plan.dims, model.config.hidden_size)
     check_merging(args)
-    if trainer.compute_metrics is None:
-        check_metric(args, trainer.evaluated_dims, trainer.eval_dataset)
-    check_model(trainer.model, trainer.encoder)
-    check_dims(plan.dims, trainer.model.config.hidden_size)
-    if trainer.train_dataset is not None:
-        check_rows_of(plan, args, trainer.estimator, trainer.train_split)
-        check_adapter(trainer.model, args)
+
+
+def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
+    """Refuses options that a user's own collator cannot serve.
+
+    Raises:
+        UserError: the option.
+    """
+    if plan.options.negatives_per_query:
+        raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
+    if any(prompt_lengths.values()):
+        raise UserError("data_collator: does not know which tokens are the prompt's; use include_prompt=True with it")
 
 
 def check_merging(args) -> None:
@@ -236,31 +224,21 @@ def check_adapter(model: PreTrainedModel, args) -> None:
         )
 
 
-def check_training(trainer, checkpoint: str | None) -> None:
-    """Refuses a checkpoint that does not fit, and evaluations that cannot be made in or after the training.
+def check_start(model: PreTrainedModel, estimator, rows, checkpoint: str | None, step: int) -> None:
+    """Refuses a training without rows, or one that cannot continue from a checkpoint.
+
+    Args:
+        step: the steps that the trainer has trained.
 
     Raises:
-        UserError: no training rows; no evaluation rows, no corpus for them, or a query whose url is not in it; a
-            checkpoint with another adapter, or one to resume from where the estimator needs the encoder as it was
-            before.
+        UserError: no rows; a checkpoint with another adapter, or one to resume from where the estimator needs the
+            encoder as it was before.
     """
-    args = trainer.args
-    sets = trainer.eval_dataset
-    trained = trainer.state.global_step > 0
-    if trainer.train_dataset is None:
+    if rows is None:
         raise UserError("train_dataset: training needs rows")
-    if checkpoint and trained and isinstance(trainer.estimator, InitialModelEstimator):
+    if checkpoint and step > 0 and isinstance(estimator, InitialModelEstimator):
         raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
-    check_checkpoint(trainer.model, checkpoint)
-    trainer.identity = {}
-    identify(trainer, checkpoint, lambda: training_settings(trainer))
-    if args.eval_strategy == "no" and not args.eval_on_start:
-        return
-    if sets is None:
-        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
-    for key, queries in (sets if isinstance(sets, Mapping) else {None: sets}).items():
-        name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
-        trainer.split_of(queries, key, name=name)
+    check_checkpoint(model, checkpoint)
 
 
 def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:

@@ -1,104 +1,126 @@
-"""Describes a training for its record and its model card, from the trainer alone."""
+"""Describes a training for its banner, its record and its model card."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from datasets import Dataset
+from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
+from soft_trainer.data.codesearchnet import languages_in
 from soft_trainer.data.statistics import data_statistics
-from soft_trainer.hub.model_card import environment
-from soft_trainer.training.messages import adapter_settings
+from soft_trainer.encoders.adapters import active_adapter, has_adapter
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.options.resolve import Plan
 
 
-def describe(trainer) -> dict:
-    """Returns the record of a training that was set up in Python, in the form that `hub.model_card` describes.
-
-    The results are those of `evaluate` before the first step and with the final weights.
-    """
-    rows = {"train": trainer.train_dataset, "valid": trainer.eval_dataset, "codebase": trainer.codebase}
-    rows = {name: part for name, part in rows.items() if isinstance(part, Dataset)}
-    train = rows.get("train")
-    named = train is not None and "language" in train.column_names
-    return settings(trainer) | {
-        "base_model": trainer.model.config._name_or_path or None,
-        "dataset": None,
-        "languages": sorted({*train["language"][:]} - {None}) if named else [],
-        "results": measured_results(trainer),
-        "statistics": data_statistics(rows, trainer.encoder, trainer.processing_class),
-    }
-
-
-def settings(trainer) -> dict:
-    """Returns the parts of a record that the trainer decides: loss, training and environment."""
-    plan = trainer.plan
-    estimator = None if trainer.estimator is None else type(trainer.estimator).__name__
-    loss = {"loss": plan.effective_loss["loss"], "estimator": estimator}
+def loss_table(plan: Plan, estimator) -> dict[str, object]:
+    """Returns the loss with its settings and the estimator of its weights."""
+    name = None if estimator is None else type(estimator).__name__
+    loss = {"loss": plan.loss.loss, "estimator": name}
     if plan.dims:
         loss["dimensions"] = list(plan.dims)
-    record = {
-        "model_id": trainer.hub_model_id,
-        "loss": loss | plan.effective_loss,
-        "training": training_settings(trainer),
-        "environment": environment(),
-    }
-    if trainer.merging:
-        record["merging"] = trainer.merging
-    return record
+    return loss | plan.effective_loss
 
 
-def training_settings(trainer) -> dict:
-    """Returns batches and length of the training, and its time, evaluations included, if it ran in one piece."""
-    args = trainer.args
-    plan = trainer.plan
-    state = trainer.state
-    settings = {
+def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
+    """Returns what is known of a training before its first step: batches, precision, adapter, learning rate, seed."""
+    setup = {
         "pairs in a batch, per process": plan.batch_size,
-        "processes": args.world_size,
+        "processes": plan.processes,
         "codes that each query meets": plan.global_batch_size,
     }
     if args.gradient_accumulation_steps > 1:
-        settings["accumulated batches"] = args.gradient_accumulation_steps
+        setup["accumulated batches"] = args.gradient_accumulation_steps
     if plan.train_sampling_strategy != "random":
-        settings["batches"] = plan.train_sampling_strategy
-    settings |= plan.effective_batches
-    settings["precision"] = trainer.precision
-    settings |= adapter_settings(trainer.model)
-    settings["epochs"] = round(state.epoch, 2)  # as trained: `max_steps` or early stopping may have cut them
-    settings["steps"] = state.global_step
-    if best := _best_step(trainer):
-        settings["step of the saved weights"] = best
-    settings["learning rate"] = args.learning_rate
-    settings["seed"] = args.seed
-    time = training_numbers(trainer).get("train_runtime")
-    if time is not None and args.resume_from_checkpoint is None:
-        settings["train runtime, s"] = round(time, 1)
-        settings["seconds a step, evaluations included"] = round(time / max(state.global_step, 1), 4)
-    return settings
+        setup["batches"] = plan.train_sampling_strategy
+    setup |= plan.effective_batches
+    setup["precision"] = precision
+    setup |= adapter_settings(model)
+    setup["learning rate"] = args.learning_rate
+    setup["seed"] = args.seed
+    return setup
 
 
-def training_numbers(trainer) -> dict[str, float]:
-    """Returns `train_loss`, `train_runtime` and so on as the trainer logged them; {} if it has not trained."""
-    logged = (entry for entry in reversed(trainer.state.log_history) if "train_runtime" in entry)
-    return {name: value for name, value in next(logged, {}).items() if name != "step"}
+def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
+    """Returns the settings of the model's adapter; {} without one."""
+    if not has_adapter(model):
+        return {}
+    config = model.peft_config[active_adapter(model)]
+    parts = [config.peft_type.value]
+    for name, title in {"r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}.items():
+        if hasattr(config, name):
+            parts.append(f"{title} {getattr(config, name):g}")
+    targets = config.target_modules
+    if not isinstance(targets, str):  # all-linear becomes the full names of all layers: too many for a table
+        targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return {"adapter": ", ".join([*parts, targets]), "trained parameters": trained}
 
 
-def measured_results(trainer) -> dict[str, dict[str, dict]]:
-    """Returns `{set: {"untrained" | "trained": metrics}}` from the evaluations so far."""
-    final_step = _best_step(trainer) or trainer.state.global_step
+def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, object]:
+    """Returns the length of a training, and its time, evaluations included, if it ran in one piece."""
+    # As trained: `max_steps` or early stopping may have cut the epochs.
+    course = {"epochs": round(state.epoch, 2), "steps": state.global_step}
+    if best := best_step(args, state):
+        course["step of the saved weights"] = best
+    seconds = training_numbers(state).get("train_runtime")
+    if seconds is not None and args.resume_from_checkpoint is None:
+        course["train runtime, s"] = round(seconds, 1)
+        course["seconds a step, evaluations included"] = round(seconds / max(state.global_step, 1), 4)
+    return course
+
+
+def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, object]:
+    """Returns the languages of the training rows, and the statistics of all rows.
+
+    Args:
+        rows: the splits "train", "valid" and "codebase"; those that are not one `Dataset` are left out.
+    """
+    rows = {name: part for name, part in rows.items() if isinstance(part, Dataset)}
+    return {
+        "dataset": None,
+        "languages": languages_in({"train": rows["train"]}) if "train" in rows else [],
+        "statistics": data_statistics(rows, profile, tokenizer),
+    }
+
+
+def training_numbers(state: TrainerState) -> dict[str, float]:
+    """Returns `train_loss`, `train_runtime` and so on as they were logged; {} if nothing was trained."""
+    for entry in reversed(state.log_history):
+        if "train_runtime" in entry:
+            return {name: value for name, value in entry.items() if name != "step"}
+    return {}
+
+
+def best_step(args: TrainingArguments, state: TrainerState) -> int | None:
+    """Returns the step whose weights were loaded at the end; None if they are those of the last step."""
+    if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        return state.best_global_step
+    return None
+
+
+def measured_results(
+    evaluations: Iterable[tuple[int, bool, Mapping]], final_step: int, merged: bool
+) -> dict[str, dict[str, dict]]:
+    """Returns `{set: {"untrained" | "trained": metrics}}`.
+
+    Args:
+        evaluations: step, whether during training, metrics.
+        final_step: the step of the final weights.
+        merged: True if the final weights are merged ones, which no evaluation during training has measured.
+    """
     results: dict[str, dict[str, dict]] = {}
-    for step, in_training, logged in trainer.evaluations:
+    for step, in_training, logged in evaluations:
         if step == 0:
             system = "untrained"
-        elif not in_training or (step == final_step and not trainer.merging):
+        elif not in_training or (step == final_step and not merged):
             system = "trained"
         else:
             continue
-        for prefix in [name.removesuffix("_pool_size") for name in logged if name.endswith("_pool_size")]:
-            metrics = {name.removeprefix(f"{prefix}_"): value for name, value in logged.items()}
-            results.setdefault(prefix.removeprefix("eval_"), {})[system] = metrics
+        for name in logged:
+            if name.endswith("_pool_size"):
+                prefix = name.removesuffix("_pool_size")
+                metrics = {key.removeprefix(f"{prefix}_"): value for key, value in logged.items()}
+                results.setdefault(prefix.removeprefix("eval_"), {})[system] = metrics
     return results
-
-
-def _best_step(trainer) -> int | None:
-    """Returns the step whose weights were loaded at the end; None if they are those of the last step."""
-    loaded = trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None
-    return trainer.state.best_global_step if loaded else None

@@ -184,7 +184,7 @@ def test_prompts_are_left_out_of_the_pooling_and_stay_in_the_attention(prompted,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"chunk_by_length": False}, {"gradient_cache_chunk_size": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"gradient_cache_chunk_size": 3}], ids=str)
 def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, dataset, options, trainer_of):
     model, tokenizer, profile = prompted
     arguments = {"model": model, "encoder": profile}

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from refusals import refused
+from trainings import warned
 from transformers import (
     AutoModel,
     BertConfig,
@@ -37,7 +38,6 @@ from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.search.vectors import SearchEncoder
-from soft_trainer.training.messages import warnings_of
 
 TEXTS = ["read a file", "x"]
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -86,7 +86,7 @@ def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, trainer_of
 
 
 def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote):
-    options = DataArguments(estimator="trained_model", estimator_model=str(remote), no_estimator_cache=True)
+    options = DataArguments(estimator="trained_model", estimator_model=str(remote), estimator_cache_dir="none")
     assert choose_estimator(options, trust_remote_code=True).load().model.config.hidden_size == 16
     with refused("trust_remote_code"):
         TrainedModelEstimator(str(remote)).load()
@@ -229,8 +229,8 @@ def test_a_model_that_does_not_fit_is_refused(model):
 
 def test_a_trainer_warns_of_settings_without_effect(model, profile, trainer_of):
     encoder = profile.replace(include_prompt=False)
-    warned = warnings_of(trainer_of(arguments={"encoder": encoder}))
-    assert profile_warnings(model, encoder)[0] in warned
+    warnings = warned(trainer_of(arguments={"encoder": encoder}))
+    assert profile_warnings(model, encoder)[0] in warnings
 
 
 # ---- Published encoders ----

@@ -11,7 +11,8 @@ from refusals import refused
 from soft_trainer import loss_settings
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import LOSSES, TrainingOptions
+from soft_trainer.options.declared import declared_options
+from soft_trainer.options.fields import LOSSES, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
@@ -228,3 +229,8 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
 
 def test_the_losses_that_options_name_are_those_that_there_are():
     assert tuple(loss_settings.LOSSES) == LOSSES
+
+
+def test_a_training_has_few_options_of_its_own():
+    kinds = (ModelArguments, DataArguments, TrainingOptions)
+    assert sum(len(declared_options(kind)) for kind in kinds) <= 85

@@ -23,7 +23,6 @@ TRAINING = [
     ("cancel_ratio", 0.1, {"cancel": "top_k"}, {"cancel": "ratio"}),
     ("distill_temperature", 2.0, {}, {"distill_weight": 1.0}),
     ("group_size", 2, {}, {"strategy": "similar"}),
-    ("neighbours", 4, {}, {"strategy": "similar"}),
     ("negative_ratio", 0.5, {}, {"negatives_per_query": 1}),
 ]
 COMMAND = [

@@ -3,7 +3,7 @@
 import pytest
 from refusals import refused
 
-from soft_trainer.cli.__main__ import run_command
+from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.options import removed
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.parse import parse
@@ -35,6 +35,11 @@ def test_a_removed_option_names_its_replacement_in_a_recipe(tmp_path):
     recipe.write_text("old_option: 1\n")
     with refused("mine.yaml: old_option: is gone", "use --loss"):
         parse([DataArguments], ["--config", str(recipe)])
+
+
+def test_a_removed_option_of_another_command_names_its_replacement():
+    with refused("old_option: is gone", "use --loss"):
+        parse_command(["evaluate", "MODEL", "--old_option", "1"])
 
 
 def test_a_removed_command_names_its_replacement():

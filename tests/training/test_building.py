@@ -20,7 +20,7 @@ def test_from_scratch_is_the_plain_profile_or_the_named_one():
 
 
 def test_the_command_line_changes_a_profile():
-    changes = {"pooling": "cls", "query_prefix": "", "code_prefix": "code: ", "query_length": 20, "code_length": 30}
+    changes = {"pooling": "cls", "query_length": 20, "code_length": 30}
     changes |= {"data_flow_length": 5, "score_function": "cosine", "score_scale": 20.0}
     columns = {"query_columns": "title,docstring", "code_columns": "body, code"}
     arguments = ModelArguments(from_scratch="32x1", profile="unixcoder", **changes, **columns)
@@ -82,8 +82,6 @@ def test_a_short_name_for_folders(values, label):
 @pytest.mark.parametrize(
     "values, words",
     [
-        ({"query_prompt": "q: ", "query_prefix": "p: "}, "query_prompt, query_prefix: give only one"),
-        ({"code_prompt": "q: ", "code_prefix": ""}, "code_prompt, code_prefix: give only one"),
         ({"dtype": "half"}, "dtype='half': use one of float32, bfloat16, float16"),
         ({"from_scratch": "32x1", "dtype": "bfloat16"}, "dtype, attn_implementation: are for a pretrained encoder"),
         ({"from_scratch": "32x1", "pooling": "pooler", "include_prompt": False}, "include_prompt=False: the model's"),

@@ -27,10 +27,16 @@ def checkpoint(trainer_of, tmp_path):
 def described(trainer, checkpoint=None):
     """Returns the trainer after it was compared with a checkpoint."""
     trainer._checkpoint = checkpoint
-    trainer.identity = {}
     trainer._keep_weights()
-    identify(trainer, checkpoint, lambda: training_settings(trainer) | start_settings(trainer))
+    trainer.identity = identify(lambda: settings_of(trainer), checkpoint)
     return trainer
+
+
+def settings_of(trainer):
+    """Returns all settings that a checkpoint of a trainer keeps."""
+    encoder = (trainer.encoder, trainer.model, trainer.processing_class)
+    settings = training_settings(trainer.args, trainer.plan, *encoder, trainer.train_split)
+    return settings | start_settings(trainer.estimator, trainer.model, trainer._weights_before)
 
 
 OTHER = {
@@ -55,9 +61,9 @@ def test_another_setting_is_named(trainer_of, checkpoint, options, message):
 
 def test_the_number_of_processes_is_named(trainer_of, checkpoint):
     trainer = described(trainer_of())
-    settings = training_settings(trainer) | {"processes": 2}
+    settings = settings_of(trainer) | {"processes": 2}
     with pytest.raises(UserError, match="processes was 1, is 2"):
-        identify(trainer, checkpoint, lambda: settings)
+        identify(lambda: settings, checkpoint)
 
 
 def test_other_rows_weights_and_tokenizers_are_named(trainer_of, checkpoint, dataset, model, tokenizer, profile):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from trainings import check_weights, still
+from trainings import check_weights, still, warned
 
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter, save_adapter
@@ -15,8 +15,8 @@ from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.model import LoraOptions
-from soft_trainer.training.messages import adapter_settings
 from soft_trainer.training.preflight import check_checkpoint
+from soft_trainer.training.summary import adapter_settings
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
 
@@ -217,14 +217,13 @@ def test_an_interrupted_run_of_the_script_ends_with_the_same_adapter(script, dat
 
 
 def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, trainer_of):
-    from soft_trainer.training.messages import warnings_of
 
     model = adapted()
-    assert not warnings_of(trainer_of(arguments={"model": model}))
+    assert not warned(trainer_of(arguments={"model": model}))
     model.peft_config["default"].revision = "v2"
-    [warning] = warnings_of(trainer_of(arguments={"model": model}))
+    [warning] = warned(trainer_of(arguments={"model": model}))
     assert "revision v2 of its base" in warning
-    assert not warnings_of(trainer_of(arguments={"model": model}, merge_lora=True))
+    assert not warned(trainer_of(arguments={"model": model}, merge_lora=True))
 
 
 def test_a_profile_of_a_wrong_type(trainer_of):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
+from trainings import warned
 
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import check_dims, parse_dims, shorten
@@ -13,7 +14,6 @@ from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.losses import soft_info_nce
-from soft_trainer.training.messages import warnings_of
 
 DIMS = {"matryoshka_dims": "32,16,4"}
 
@@ -42,8 +42,8 @@ def test_dims_above_the_hidden_size(trainer_of):
 
 
 def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
-    assert not warnings_of(trainer_of(**DIMS))
-    [warning] = warnings_of(trainer_of(matryoshka_dims="16,4"))
+    assert not warned(trainer_of(**DIMS))
+    [warning] = warned(trainer_of(matryoshka_dims="16,4"))
     assert "leaves 32 out, so the dimensions after the first 16 do not learn" in warning
 
 

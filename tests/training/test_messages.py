@@ -42,7 +42,7 @@ def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monk
 
 
 def test_a_terminal_keeps_its_bar(trainer_of, monkeypatch, capsys):
-    monkeypatch.setattr(messages, "shows_bars", lambda: True)
+    monkeypatch.setattr("soft_trainer.trainer.shows_bars", lambda: True)
     trainer_of(max_steps=1, disable_tqdm=False).train()
     output = capsys.readouterr().err
     assert "1/1" in output and "step 1 of 1" not in output

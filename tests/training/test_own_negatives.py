@@ -67,7 +67,7 @@ def test_an_estimator_without_vectors_mines_by_comparing_all_pairs_but_makes_no_
     with pytest.raises(UserError, match="SameLength has no vectors"):
         make_trainer(SameLength(), train_sampling_strategy="similar")
     trainer = make_trainer(SameLength(), **OWN)
-    candidates = fitted(trainer)._own_negatives.candidates
+    candidates = fitted(trainer)._rows.negatives.candidates
     for row in range(24):
         assert set(candidates[[row]].indices.tolist()) == set(range(24)) - {row}
     trainer.train()

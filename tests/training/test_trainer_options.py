@@ -15,6 +15,7 @@ from trainings import batches_of, check_weights, losses_of, still
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
@@ -252,7 +253,7 @@ def test_options_may_change_after_the_constructor(trainer_of):
 
 def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, tokenizer):
     # The trainer makes its own collator from the options of the moment.
-    trainer = trainer_of(chunk_by_length=False)
+    trainer = trainer_of()
     trainer.args.gradient_cache_chunk_size = 3
     batch = batches_of(trainer)[0]
     assert max(len(chunk["input_ids"]) for chunk in batch.code.chunks) == 3
@@ -287,11 +288,12 @@ def test_activation_checkpointing_changes_no_gradient(train, model):
 
 
 @pytest.mark.slow
-def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model):
+def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model, tokenizer):
+    collator = PairCollator(tokenizer.pad_token_id)
     before, logged = copy.deepcopy(model.state_dict()), []
     for options in ({}, {"neftune_noise_alpha": 5.0}, {"neftune_noise_alpha": 5.0, "gradient_cache_chunk_size": 8}):
         model.load_state_dict(before)
-        logged.append(losses_of(train(chunk_by_length=False, **options)))
+        logged.append(losses_of(train(arguments={"data_collator": collator}, **options)))
     assert logged[0] != pytest.approx(logged[1], abs=1e-4)
     assert logged[2] == pytest.approx(logged[1], abs=1e-4)
 

@@ -1,0 +1,75 @@
+"""An evaluation's queries with the corpus that they are ranked against, checked before hours of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from datasets import Dataset
+from torch import Tensor
+from transformers import TrainingArguments
+
+from soft_trainer import distributed
+from soft_trainer.data.codesearchnet import check_targets
+from soft_trainer.data.judgments import Judgments, Split
+from soft_trainer.data.sources import as_rows
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.ranking import Ranking, rank_codes
+from soft_trainer.evaluation.retrieval import answer_pairs, check_answers
+
+Corpora = Dataset | Mapping[str, Dataset] | None
+
+
+def evaluation_split(queries, corpora: Corpora, key: str | None = None, name: str = "eval_dataset") -> Split:
+    """Returns queries with their corpus and right answers.
+
+    Args:
+        queries: rows with `url` and a query; or a `Split`, which has its corpus.
+        corpora: rows with `url` and a code, or a dict of them.
+        key: of the corpus in a dict.
+        name: of the queries in messages.
+
+    Raises:
+        UserError: no corpus, or a query without a right answer in it.
+    """
+    queries = as_rows(queries, name)
+    if isinstance(queries, Split):
+        check_answers(queries, name)
+        return queries
+    if not isinstance(corpora, Mapping):
+        corpora = {key: corpora}
+    if key not in corpora:
+        raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}")
+    corpus = corpora[key]
+    if corpus is None:
+        raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
+    check_targets(queries, corpus, name)
+    return Split.from_urls(queries, corpus)
+
+
+def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
+    """Refuses evaluations that could not be made during the training.
+
+    Args:
+        sets: the queries of `evaluation_split`, or a dict of them.
+
+    Raises:
+        UserError: no queries, no corpus for them, or a query whose url is not in it.
+    """
+    if args.eval_strategy == "no" and not args.eval_on_start:
+        return
+    if sets is None:
+        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
+    if isinstance(sets, Mapping):
+        for key, queries in sets.items():
+            evaluation_split(queries, corpora, key, f"eval_dataset[{key!r}]")
+    else:
+        evaluation_split(sets, corpora)
+
+
+def rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int, score_scale: float) -> Ranking:
+    """Returns the ranking of all right answers; each process ranks its share and receives all."""
+    rows, targets = answer_pairs(judgments)
+    shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
+    asked = queries[rows[shard].to(queries.device)]
+    local = rank_codes(asked, codes, targets[shard], top_k=top_k, score_scale=score_scale)
+    return Ranking(*(distributed.gather(part) for part in (local.ranks, local.top_indices, local.top_scores)))
