@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from soft_trainer.evaluation.significance import paired_bootstrap
 from soft_trainer.files import write_json, write_text
 from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search import evaluation, verdict
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.verdict import MEMORY, POPULARITY, WORDS
-from soft_trainer.studies.significance import paired_bootstrap
 from soft_trainer.terminal import table
 
 RESULTS = Path(__file__).with_suffix(".jsonl")

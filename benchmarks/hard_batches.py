@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from soft_trainer.evaluation.significance import compare_paired, reciprocal_ranks
 from soft_trainer.options.parse import as_argv
 from soft_trainer.studies.compare import ranks_of
-from soft_trainer.studies.significance import compare_paired, reciprocal_ranks
 from soft_trainer.terminal import table
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"

@@ -33,9 +33,9 @@ import torch
 
 from soft_trainer import load_encoder
 from soft_trainer.evaluation.ranking import rank_codes
+from soft_trainer.evaluation.significance import reciprocal_ranks
 from soft_trainer.files import write_text
 from soft_trainer.merging import interpolate
-from soft_trainer.studies.significance import reciprocal_ranks
 
 STUDY = Path(__file__).with_name("merge_study.json")
 RATIOS = (1.0, 0.75, 0.5, 0.25, 0.0)

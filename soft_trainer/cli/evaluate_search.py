@@ -27,11 +27,11 @@ import numpy as np
 
 from soft_trainer.cli.search import safe
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.significance import Interval, paired_bootstrap
 from soft_trainer.files import check_writable, write_text
 from soft_trainer.search import evaluation
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.verdict import WORDS, Verdict, compare_searches
-from soft_trainer.studies.significance import Interval, paired_bootstrap
 from soft_trainer.terminal import print_on_main, table
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
-from soft_trainer.studies.significance import (
+from soft_trainer.evaluation.significance import (
     Comparison,
     Interval,
     compare_paired,

@@ -11,8 +11,8 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.judgments import Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
+from soft_trainer.evaluation.significance import compare_paired, reciprocal_ranks
 from soft_trainer.studies.compare import Pairing, compare_patterns
-from soft_trainer.studies.significance import compare_paired, reciprocal_ranks
 from soft_trainer.terminal import shortened
 
 
