@@ -22,7 +22,7 @@ from soft_trainer.mining.source_files import decoded, readable
 RULES = ("tests",)
 MAX_FUNCTIONS = 5  # a commit that changes more is left out
 MAX_CHANGED_FILES = 100  # a commit that changes more of the language's files is taken for a mechanical one
-Names = tuple[str | None, str | None]
+
 _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the same ones
 
 
@@ -71,33 +71,22 @@ class ChangeReader:
         self.language = language
         self.max_functions = max_functions
         self.body = body
-        shallow = Path(self.repository.path, "shallow")
         # commits whose parents a shallow clone leaves out; libgit2 shows these as roots
+        self._ends = set()
         if self.repository.is_shallow:
-            self._ends = frozenset(shallow.read_text().split())
-        else:
-            self._ends = frozenset()
-        if language is None:
-            self._languages = tuple(SOURCE_LANGUAGES)
-        else:
-            self._languages = (language,)
+            self._ends.update(Path(self.repository.path, "shallow").read_text().split())
+        self._languages = [language] if language else SOURCE_LANGUAGES
         self._seconds = seconds
         self._functions = lru_cache(_KEPT_FILES)(self._read_file)
 
     def read(self, commit_id: str) -> Change:
         """Returns the change that a commit makes."""
         commit = read_object(self.repository, commit_id)
-        if commit.parent_ids:
-            parent = str(commit.parent_ids[0])
-        else:
-            parent = ""
+        parents = [str(parent) for parent in commit.parent_ids]
         message = commit.raw_message.decode(errors="replace")
-        people = [
-            b" ".join(part[:200] for part in (person.raw_name, person.raw_email)).decode(errors="replace")
-            for person in (commit.author, commit.committer)
-        ]
-        change = Change(commit_id, parent, query_of(message, self.body), reason_against(message, *people) or "kept")
-        if len(commit.parent_ids) > 1:
+        reason = reason_against(message, _person(commit.author), _person(commit.committer))
+        change = Change(commit_id, "".join(parents[:1]), query_of(message, self.body), reason or "kept")
+        if len(parents) > 1:
             change.outcome = "merge"
         elif commit_id in self._ends:
             change.outcome = "end of a shallow clone"
@@ -122,22 +111,28 @@ class ChangeReader:
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
         """Returns True for a file of the language that mining reads; a renamed one must pass under both names."""
-        return all(
-            file.mode in REGULAR_FILES and self._language_of(decoded(file.raw_path) or "")
-            for file in (delta.old_file, delta.new_file)
-            if file.mode
-        )
+        for file in (delta.old_file, delta.new_file):
+            missing = not file.mode
+            if not missing and (file.mode not in REGULAR_FILES or not self._language_of(decoded(file.raw_path) or "")):
+                return False
+        return True
 
     def _language_of(self, path: str) -> str | None:
         """Returns the language of a file that mining reads, None for another."""
-        return next((language for language in self._languages if is_mined_path(path, language)), None)
+        for language in self._languages:
+            if is_mined_path(path, language):
+                return language
+        return None
 
-    def _read_file(self, oid: pygit2.Oid, path: str) -> FileFunctions | None:
-        """Returns the functions of a version of a file; None if mining skips it or it cannot be parsed."""
+    def _read_file(self, oid: pygit2.Oid, path: str) -> FileFunctions:
+        """Returns the functions of a version of a file."""
         return read_functions(self.repository, self._language_of(path), oid, path, self._seconds)
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
-        """Fills in the functions that differ in more than comments and layout, and the patch's hash; the outcome."""
+        """Fills in the changed functions and the hash of the patch, and returns the outcome.
+
+        Changes of comments and layout do not count.
+        """
         if not deltas:
             return f"no {self.language or 'source'} file changed"
         if len(deltas) > MAX_CHANGED_FILES:
@@ -162,65 +157,64 @@ class ChangeReader:
 
     def _changed(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> Iterator[tuple[str, Row, str]]:
         """Yields name and row of each changed function, and the rule that drops it; `update` takes the lines."""
-        sides = delta.old_file, delta.new_file
-        versions = [self._functions(side.id, side.path) if side.mode else None for side in sides]
-        if not any(file and file.functions for file in versions):
+        old = self._side(delta.old_file)
+        new = self._side(delta.new_file)
+        if not old.functions and not new.functions:
             return
-        touched = [
-            sorted(file.at(lines)) if file else ()
-            for file, lines in zip(versions, self._lines(sides, update), strict=True)
-        ]
-        for names in _pairs(versions, touched):
-            found = [
-                (name, file.row(file.functions[name], side.path), file.functions[name].node)
-                for name, file, side in zip(names, versions, sides, strict=True)
-                if name
-            ]
-            if len(found) == 2 and found[0][1]["code_tokens"] == found[1][1]["code_tokens"]:
+        removed, added = self._lines(delta, update)
+        pairs = [(name, old.counterpart(name, new)) for name in sorted(old.at(removed))]
+        pairs += [(new.counterpart(name, old), name) for name in sorted(new.at(added))]
+        for before, after in dict.fromkeys(pairs):
+            if before and after and old.tokens(old.functions[before]) == new.tokens(new.functions[after]):
                 continue
-            name, row, node = found[0]  # as it was before the commit, or as it was added
-            yield name, row, "syntax error" if node.has_error else first_broken(row, RULES)
+            if before:
+                name = before
+                file = old
+                path = delta.old_file.path
+            else:
+                name = after
+                file = new
+                path = delta.new_file.path
+            function = file.functions[name]
+            row = file.row(function, path)
+            yield name, row, "syntax error" if function.node.has_error else first_broken(row, RULES)
 
-    def _lines(self, sides: Sequence[pygit2.DiffFile], update: Callable[[bytes], None]) -> tuple[list[range], ...]:
+    def _side(self, file: pygit2.DiffFile) -> FileFunctions:
+        """Returns the functions of one side of a diff, none where the file does not exist."""
+        if file.mode:
+            return self._functions(file.id, file.path)
+        return FileFunctions(None, b"", self._language_of(file.path))
+
+    def _lines(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> tuple[list[range], list[range]]:
         """Returns the lines that are removed from the old file and added in the new one."""
-        old, new = (read_object(self.repository, side.id) if side.mode else None for side in sides)
-        # A diff with nothing can only be asked for from the side that exists.
-        if old and new:
-            patch = old.diff(new, context_lines=0)
-        else:
-            patch = (old or new).diff(context_lines=0)
+        old = new = None
+        if delta.old_file.mode:
+            old = read_object(self.repository, delta.old_file.id)
+        if delta.new_file.mode:
+            new = read_object(self.repository, delta.new_file.id)
         removed = []
         added = []
-        for hunk in patch.hunks:
+        for hunk in pygit2.Patch.create_from(old, new, context_lines=0).hunks:
             removed.append(range(hunk.old_start, hunk.old_start + hunk.old_lines))
             added.append(range(hunk.new_start, hunk.new_start + hunk.new_lines))
             for line in hunk.lines:
-                update((line.origin if old else "+").encode() + line.raw_content.strip())
-        if old:
-            return (removed, added)
-        return ([], removed)
+                update(line.origin.encode() + line.raw_content.strip())
+        return removed, added
 
 
-def _pairs(versions: Sequence[FileFunctions | None], touched: Sequence[Sequence[str]]) -> list[Names]:
-    """Returns each touched function's name in the old and the new version of a file; None where it does not exist."""
-    old, new = versions
-    pairs = [(name, old.counterpart(name, new) if new else None) for name in touched[0]]
-    pairs += [(new.counterpart(name, old) if old else None, name) for name in touched[1]]
-    return list(dict.fromkeys(pairs))
+def _person(person: pygit2.Signature) -> str:
+    """Returns the name and the address of a person, each cut to 200 bytes."""
+    return (person.raw_name[:200] + b" " + person.raw_email[:200]).decode(errors="replace")
 
 
 def read_functions(
     repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str, seconds: float = 60.0
-) -> FileFunctions | None:
-    """Returns the functions of a version of a file, None if mining skips it or it cannot be parsed."""
+) -> FileFunctions:
+    """Returns the functions of a version of a file, none if mining skips it or it cannot be parsed."""
     source = readable(blob(repository, oid), path, strict=True)
-    if isinstance(source, bytes):
-        root = parse(source, language, seconds)
-    else:
-        root = None
-    if root is None:
-        return None
-    return FileFunctions(root, source, language)
+    if isinstance(source, str):  # the reason to skip it
+        return FileFunctions(None, b"", language)
+    return FileFunctions(parse(source, language, seconds), source, language)
 
 
 def function_url(path: str, name: str) -> str:

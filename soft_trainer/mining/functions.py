@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from tree_sitter import Node, QueryCursor
@@ -18,6 +19,7 @@ from soft_trainer.mining.rules import Row
 Span = tuple[int, int]
 # blanks up to the end of the line, and the blank lines after it
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
+_START = attrgetter("start_byte")
 
 
 def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
@@ -49,25 +51,32 @@ class Function(NamedTuple):
 class FileFunctions:
     """The functions of one file. They are found at once; a row, which costs most of the time, is made on request.
 
+    Args:
+        root: the syntax tree; None for a file that cannot be read, which has no functions.
+
     Attributes:
         functions: in order, each by a name that no other function of the file has: `Cart.total`, of overloads
             `Cart.total(int count)`, and `Cart.total(int count)~2` for a second one with the same parameters.
     """
 
-    def __init__(self, root: Node, source: bytes, language: str):
+    def __init__(self, root: Node | None, source: bytes, language: str):
         self.source = source
         self.language = language
         self.table = SOURCE_LANGUAGES[language]
+        self.functions: dict[str, Function] = {}
+        if root is None:
+            return
         self._comments = comments(root, language)
-        self._starts = [node.start_byte for node in self._comments]
         # In some grammars a comment ends at the start of the next line.
         self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
         found = list(self._found(root))
         overloads = Counter(function.name for function in found)
         seen = Counter()
-        self.functions: dict[str, Function] = {}
         for function in found:
-            own = name = function.name if overloads[function.name] == 1 else f"{function.name}({function.parameters})"
+            own = function.name
+            if overloads[own] > 1:
+                own += f"({function.parameters})"
+            name = own
             while name in self.functions:  # also if another function has the very name `total~2`
                 seen[own] += 1
                 name = f"{own}~{1 + seen[own]}"
@@ -109,50 +118,53 @@ class FileFunctions:
 
     def row(self, function: Function, path: str) -> Row:
         """Returns the row of a function; see `functions`."""
-        named = function.named
         first, last = function.lines
         docstring = self._docstring(function)
-        inside = slice(bisect_left(self._starts, named.start_byte), bisect_left(self._starts, named.end_byte))
-        # An inner function that consists of a docstring would not parse without it.
-        spans = [
-            node.byte_range
-            for node in self._comments[inside]
-            if node.type != "expression_statement" or node.parent.named_child_count > 1 or node.parent == function.body
-        ]
         return {
             "path": path,
             "func_name": function.name,
-            "original_string": _node_text(self.source, named),
+            "original_string": _node_text(self.source, function.named),
             "language": self.language,
-            "code": _without(self.source, named, spans),
-            "code_tokens": _tokens(self.source, named, spans, self.table.strings),
+            "code": _without(self.source, function.named, self._comment_spans(function)),
+            "code_tokens": self.tokens(function),
             "docstring": docstring,
-            "docstring_tokens": document_tokens(summary(docstring, self.table.style)) if docstring else [],
+            "docstring_tokens": document_tokens(summary(docstring, self.table.style)),
             "url": f"{path}#L{first}-L{last}",
         }
+
+    def tokens(self, function: Function) -> list[str]:
+        """Returns the tokens of a function without comments. A string is one token."""
+        return _tokens(self.source, function.named, self._comment_spans(function), self.table.strings)
+
+    def _comment_spans(self, function: Function) -> list[Span]:
+        """Returns the first byte of every comment in a function, and the byte after it."""
+        first = bisect_left(self._comments, function.named.start_byte, key=_START)
+        last = bisect_left(self._comments, function.named.end_byte, key=_START)
+        spans = []
+        for node in self._comments[first:last]:
+            # An inner function that consists of a docstring would not parse without it.
+            alone = node.type == "expression_statement" and node.parent.named_child_count == 1
+            if not alone or node.parent == function.body:
+                spans.append(node.byte_range)
+        return spans
 
     def at(self, lines: Sequence[range]) -> set[str]:
         """Returns the names of the innermost functions that hold these lines."""
         owners: dict[int, str] = {}
-        wanted = {line for part in lines for line in part}
+        wanted = set().union(*lines)
         for name, function in self.functions.items():  # outer functions come before those inside them
             first, last = function.lines
-            smaller, larger = sorted((wanted, range(first, last + 1)), key=len)
-            owners.update((line, name) for line in smaller if line in larger)
+            owners |= dict.fromkeys(wanted.intersection(range(first, last + 1)), name)
         return set(owners.values())
 
     def _docstring(self, function: Function) -> str:
         """Returns the documentation of a function without delimiters, empty if it has none."""
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._comment_above(function.named)).strip()
-        first = next(iter(function.body.named_children), None)
-        if first is not None and first.type == "expression_statement":
-            literal = first.named_children[0]
-        else:
-            literal = None
-        if literal is None or literal.type != "string":
+        first = function.body.named_child(0)
+        if first is None or first.type != "expression_statement" or first.named_child(0).type != "string":
             return ""
-        return self.table.style.strip(_node_text(self.source, literal))
+        return self.table.style.strip(_node_text(self.source, first.named_child(0)))
 
     def _comment_above(self, node: Node) -> str:
         """Returns the doc comment that ends on the line above a function. Line comments are joined."""
@@ -188,7 +200,7 @@ def _parameters(source: bytes, node: Node) -> str:
 def comments(root: Node, language: str) -> list[Node]:
     """Returns the nodes of every comment and docstring below `root`, in order."""
     nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
-    return sorted(nodes, key=lambda node: node.start_byte)
+    return sorted(nodes, key=_START)
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
