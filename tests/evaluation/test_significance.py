@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
+from soft_trainer.evaluation import significance
 from soft_trainer.evaluation.significance import (
     compare_paired,
     holm,
@@ -15,7 +16,6 @@ from soft_trainer.evaluation.significance import (
     reciprocal_ranks,
     stratified_bootstrap,
 )
-from soft_trainer.studies import significance
 
 
 def simulated_ranks(rng, queries, gain=0.0):
