@@ -125,7 +125,7 @@ class SoftInfoNCETrainer(Trainer):
     ):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
-        preflight.check_trainer_arguments(model, processing_class, encoder, kwargs)
+        preflight.check_trainer_arguments(model, processing_class, kwargs)
         model = plain_encoder(model)
         encoder = encoder or profile_of(model)
         trains = train_dataset is not None
@@ -233,7 +233,8 @@ class SoftInfoNCETrainer(Trainer):
     def get_train_dataloader(self) -> EpochDataLoader:
         """Returns global batches of rows; each process's workers collate its share."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
-        return train_loader(self._train_batches(), self._rows, self.plan, self.args, self.train_dataset)
+        batches = self._train_batches()
+        return train_loader(batches, self._rows, self.plan, self.args, self.train_dataset)
 
     def prepare_rows(self) -> None:
         """Fits the estimator, before a checkpoint is loaded, and finds negatives and similar pairs."""
@@ -413,7 +414,7 @@ class SoftInfoNCETrainer(Trainer):
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
-        preflight.check_start(self.model, self.estimator, self.train_dataset, checkpoint, self.state.global_step)
+        preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
         read = (self.args, self.plan, self.encoder, self.model, self.processing_class, self.train_split)
         self.identity = checkpoints.identify(lambda: checkpoints.training_settings(*read), checkpoint)
         check_evaluations(self.args, self.eval_dataset, self.codebase)

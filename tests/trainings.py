@@ -6,6 +6,7 @@ import torch
 
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.training.checkpoints import start_settings, training_settings
 from soft_trainer.training.messages import warnings_of
 
 OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
@@ -46,6 +47,13 @@ def fitted(trainer):
     """Returns the trainer as it is when a training begins."""
     trainer.prepare_rows()
     return trainer
+
+
+def settings_of(trainer):
+    """Returns all settings that a checkpoint of a trainer keeps."""
+    encoder = (trainer.encoder, trainer.model, trainer.processing_class)
+    settings = training_settings(trainer.args, trainer.plan, *encoder, trainer.train_split)
+    return settings | start_settings(trainer.estimator, trainer.model, trainer._weights_before)
 
 
 def warned(trainer) -> list[str]:

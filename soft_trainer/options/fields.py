@@ -186,43 +186,37 @@ DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
 
 # The default is the estimator's attribute, 1 for an estimator without it: `LossSettings` has BM25's defaults instead.
 estimator_default = functools.partial(unset, of_estimator=1.0)
+# Options that choose the weights of the paper.
+weighing = functools.partial(option, group="weights")
+weighing_default = functools.partial(estimator_default, group="weights")
 
 
 @dataclass
 class LossOptions(RefusesRemoved):
     """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
 
-    loss: str | None = unset(
+    loss: str | None = weighing(
+        None,
         f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.",
         choices=LOSSES,
-        group="weights",
         common=True,
     )
-    alpha: float | None = estimator_default(
-        "Weight of the similarity in Eq. 4.", least=0, read_if=EQ4, group="weights"
+    alpha: float | None = weighing_default("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
+    beta: float | None = weighing_default("Constant of Eq. 4.", above=0, read_if=EQ4)
+    temperature: float | None = weighing_default(
+        "Temperature of the softmax of similarities, or of positive_aware weights.", least=0, read_if=WEIGHTS
     )
-    beta: float | None = estimator_default("Constant of Eq. 4.", above=0, read_if=EQ4, group="weights")
-    temperature: float | None = estimator_default(
-        "Temperature of the softmax of similarities, or of positive_aware weights.",
-        least=0,
-        read_if=WEIGHTS,
-        group="weights",
-    )
-    floor: float = option(
-        0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4, group="weights"
-    )
-    weighting: str = option(
+    floor: float = weighing(0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4)
+    weighting: str = weighing(
         "eq4",
         "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive.",
         choices=WEIGHTINGS,
-        group="weights",
         common=True,
     )
-    margin: float | None = estimator_default(
+    margin: float | None = weighing_default(
         "positive_aware: a negative counts fully if it is less similar than the positive by this much.",
         of_estimator=0.0,
         read_if=POSITIVE_AWARE,
-        group="weights",
     )
     distill_weight: float = option(
         0.0,
@@ -232,24 +226,12 @@ class LossOptions(RefusesRemoved):
     distill_temperature: float | None = estimator_default(
         "Temperature of the estimator's softmax in that loss.", above=0, read_if=DISTILLED
     )
-    infonce_weight: float = option(
-        1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL, group="weights"
-    )
-    kl_weight: float = option(
-        0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=KL, group="weights"
-    )
-    cancel: str = option(
-        "none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS, group="weights"
-    )
-    cancel_k: int = option(
-        3, "How many of the most similar negatives top_k cancels.", least=0, read_if=TOP_K, group="weights"
-    )
-    cancel_ratio: float = option(
-        0.5,
-        "ratio cancels negatives above this share of the positive's similarity.",
-        least=0,
-        read_if=RATIO,
-        group="weights",
+    infonce_weight: float = weighing(1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL)
+    kl_weight: float = weighing(0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=KL)
+    cancel: str = weighing("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
+    cancel_k: int = weighing(3, "How many of the most similar negatives top_k cancels.", least=0, read_if=TOP_K)
+    cancel_ratio: float = weighing(
+        0.5, "ratio cancels negatives above this share of the positive's similarity.", least=0, read_if=RATIO
     )
 
 

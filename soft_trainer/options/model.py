@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
@@ -9,6 +10,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.options.removed import RefusesRemoved
 
+# None: the encoder's profile decides. `soft-trainer evaluate` has these options, too.
+of_profile = functools.partial(unset, evaluation=True)
 FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it")
 PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder")
 
@@ -91,29 +94,21 @@ class ModelArguments(LoraOptions, PretrainedOptions):
         least=300,  # the 256 bytes and the special tokens
         read_if=FROM_SCRATCH,
     )
-    profile: str | None = unset(
-        f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.", evaluation=True
+    profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.")
+    pooling: str | None = of_profile(f"One embedding from token vectors: {', '.join(POOLINGS)}.")
+    query_prompt: str | None = of_profile("Text before every query, after special tokens that the encoder needs.")
+    code_prompt: str | None = of_profile("Text before every code, after special tokens that the encoder needs.")
+    include_prompt: bool | None = of_profile("Pool the tokens of prompts and prefixes too. Default: yes.")
+    query_length: int | None = of_profile(
+        "Maximum tokens of a query, special tokens included.", group="model", common=True
     )
-    pooling: str | None = unset(f"One embedding from token vectors: {', '.join(POOLINGS)}.", evaluation=True)
-    query_prompt: str | None = unset(
-        "Text before every query, after special tokens that the encoder needs.", evaluation=True
+    code_length: int | None = of_profile(
+        "Maximum tokens of a code, special tokens included.", group="model", common=True
     )
-    code_prompt: str | None = unset(
-        "Text before every code, after special tokens that the encoder needs.", evaluation=True
+    data_flow_length: int | None = of_profile("Data-flow nodes after the code tokens (GraphCodeBERT).")
+    score_function: str | None = of_profile(f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
+    score_scale: float | None = of_profile("Factor on every score; 20 is usual with cosine.")
+    query_columns: str | None = of_profile(
+        "Columns that may hold the query, comma-separated; the first there is read."
     )
-    include_prompt: bool | None = unset("Pool the tokens of prompts and prefixes too. Default: yes.", evaluation=True)
-    query_length: int | None = unset(
-        "Maximum tokens of a query, special tokens included.", group="model", common=True, evaluation=True
-    )
-    code_length: int | None = unset(
-        "Maximum tokens of a code, special tokens included.", group="model", common=True, evaluation=True
-    )
-    data_flow_length: int | None = unset("Data-flow nodes after the code tokens (GraphCodeBERT).", evaluation=True)
-    score_function: str | None = unset(f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.", evaluation=True)
-    score_scale: float | None = unset("Factor on every score; 20 is usual with cosine.", evaluation=True)
-    query_columns: str | None = unset(
-        "Columns that may hold the query, comma-separated; the first there is read.", evaluation=True
-    )
-    code_columns: str | None = unset(
-        "Columns that may hold the code, comma-separated; the first there is read.", evaluation=True
-    )
+    code_columns: str | None = of_profile("Columns that may hold the code, comma-separated; the first there is read.")

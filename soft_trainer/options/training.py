@@ -32,7 +32,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """`transformers.TrainingArguments` with the options of the loss.
 
     Defaults that differ: batches of 32, 10 epochs, `learning_rate` 2e-5, the last short batch dropped, the model with
-    the best `mrr` counts as best, NaN is never filtered from the log, unused columns stay, buffers are not broadcast.
+    the best `mrr` counts as best, NaN is never filtered from the log, buffers are not broadcast.
     A trainer decides the rest from its encoder, as the command line does (`options/defaults.py`).
 
     Attributes:
@@ -47,7 +47,6 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     save_total_limit: int | None = _default("save_total_limit", 2)
     dataloader_drop_last: bool = _default("dataloader_drop_last", True)
     dataloader_num_workers: int = _default("dataloader_num_workers", -1)  # none on a CPU, up to 4 on a GPU
-    remove_unused_columns: bool = _default("remove_unused_columns", False)
     ddp_broadcast_buffers: bool | None = _default("ddp_broadcast_buffers", False)
     restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
     metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")

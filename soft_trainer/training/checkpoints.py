@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.data.judgments import Split
+from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import MARKER, newest_complete, read_json
@@ -25,6 +26,8 @@ from soft_trainer.options.training import step_options
 # ---- Which training a checkpoint is of ----
 
 FORMAT = 1  # of checkpoints and of the batches of an epoch: a higher one cannot continue a training of a lower one
+# The settings of an adapter, which its weights do not tell.
+ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
 # Arguments of an estimator that leave its similarities as they are, or that its encoder's fingerprint stands for.
 _UNREAD = {"cache_dir", "batch_size", "trust_remote_code", "model_name_or_path"}
 
@@ -58,10 +61,12 @@ def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfi
     profile = dataclasses.asdict(encoder)
     del profile["name"]
     del profile["matryoshka_dims"]  # the option of that name says what is trained
+    adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
     return (
         step_options(args)
         | profile
         | dataclasses.asdict(plan.loss)
+        | {f"the adapter's {name}": getattr(adapter, name, None) for name in ADAPTER}
         | {
             "format": FORMAT,
             "save_only_model": args.save_only_model,

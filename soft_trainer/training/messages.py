@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.options.refused import ignored_options
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
@@ -35,7 +34,7 @@ def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile) -> str:
 
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
     """Returns lines about settings that work, but probably not as intended."""
-    warnings = [*ignored_options(args), *plan.unread(args)]
+    warnings = plan.unread(args)
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosines are too close together for a softmax to learn from: set score_scale, 20 for example"

@@ -14,28 +14,20 @@ from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, saved_adapter
+from soft_trainer.encoders.repository import saved_adapter
 from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, check_codes_have_queries
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
-from soft_trainer.evaluation.retrieval import shorter_metric, shorter_titles
-from soft_trainer.files import read_json
+from soft_trainer.evaluation.retrieval import shorter_metric
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.refused import FALLING
 from soft_trainer.options.removed import refuse_removed
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import nearest
 from soft_trainer.training.building import model_name, pretrained_config
-
-# Arguments of `Trainer.__init__` that are refused, and the alternatives.
-REFUSED_ARGUMENTS = {
-    "compute_loss_func": "choose a loss with args.loss, or override compute_loss",
-    "preprocess_logits_for_metrics": "there are no logits; compute_metrics gets ranks and the top codes",
-}
 
 
 def check_before_loading(
@@ -118,19 +110,13 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         return
     name = metric.removeprefix("eval_")
     names = [*METRICS, *map(shorter_metric, dims)]
-    keys = eval_dataset if isinstance(eval_dataset, Mapping) else ()
-    measured = [f"{prefix}{each}" for prefix in ("", *(f"{key}_" for key in keys)) for each in names]
-    if name == "loss":
-        reads = args.load_best_model_at_end or args.save_strategy == "best" or args.lr_scheduler_type in FALLING
-        if reads:
-            raise UserError(f"metric_for_best_model='loss': evaluation has none, use {measured[0]!r}")
-        return
+    measured = list(names)
+    if isinstance(eval_dataset, Mapping):
+        for key in eval_dataset:
+            measured += [f"{key}_{each}" for each in names]
     if name not in measured:
-        hint = nearest(name, measured, f"use one of {', '.join(measured)}")
+        hint = nearest(name, measured, f"use {names[0]!r} or another of {', '.join(measured)}")
         raise UserError(f"metric_for_best_model={metric!r}: is not measured{hint}")
-    larger = name.endswith((*METRICS, *shorter_titles(measured)))
-    if larger and not args.greater_is_better:
-        raise UserError(f"greater_is_better=False: {name} is better when larger")
 
 
 def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProfile) -> None:
@@ -224,57 +210,26 @@ def check_adapter(model: PreTrainedModel, args) -> None:
         )
 
 
-def check_start(model: PreTrainedModel, estimator, rows, checkpoint: str | None, step: int) -> None:
+def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
     """Refuses a training without rows, or one that cannot continue from a checkpoint.
 
     Args:
         step: the steps that the trainer has trained.
 
     Raises:
-        UserError: no rows; a checkpoint with another adapter, or one to resume from where the estimator needs the
-            encoder as it was before.
+        UserError: no rows, or an estimator that needs the encoder as it was before the training.
     """
     if rows is None:
         raise UserError("train_dataset: training needs rows")
     if checkpoint and step > 0 and isinstance(estimator, InitialModelEstimator):
         raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
-    check_checkpoint(model, checkpoint)
 
 
-def check_checkpoint(model: PreTrainedModel, checkpoint: str | None) -> None:
-    """Refuses to resume a full training with an adapter, the other way round, or an adapter with other settings.
-
-    Raises:
-        UserError: says what differs.
-    """
-    if checkpoint is None:
-        return
-    saved = (Path(checkpoint) / ADAPTER_WEIGHTS).is_file()
-    sharded = any(Path(checkpoint).glob("pytorch_model_fsdp*"))
-    adapted = adapters.has_adapter(model)
-    config = Path(checkpoint) / ADAPTER_CONFIG
-    own = vars(model.peft_config[adapters.active_adapter(model)]) if adapted else {}
-    known = read_json(config) if adapted and config.is_file() else {}
-    # Other settings leave the shapes of the weights as they are. With another rank, alpha differs too, and the message
-    # about the weights names both ranks.
-    checked = ("lora_alpha", "lora_dropout", "use_rslora") if known.get("r") == own.get("r") else ()
-    if saved and not adapted:
-        raise UserError(f"{checkpoint}: holds an adapter; resume it with the same options of LoRA")
-    if adapted and not (saved or sharded):
-        raise UserError(f"{checkpoint}: holds no adapter; resume it without options of LoRA")
-    for name in checked:
-        if name in known and known[name] != own.get(name):
-            raise UserError(
-                f"{checkpoint}: its adapter has {name}={known[name]}, not {own.get(name)}; resume it with the same"
-            )
-
-
-def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -> None:
+def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     """Refuses arguments of a wrong type, and those of `transformers.Trainer` that have no meaning here.
 
     Args:
         model: the encoder, None if `model_init` makes it.
-        encoder: the profile, None for the one that is known from the model.
         arguments: the keyword arguments that `Trainer` would get.
 
     Raises:
@@ -289,10 +244,7 @@ def check_trainer_arguments(model, processing_class, encoder, arguments: dict) -
         raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
     if processing_class is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
-    if not isinstance(encoder, EncoderProfile | None):
-        raise UserError(f"encoder={encoder!r}: must be an EncoderProfile")
-    for name, alternative in REFUSED_ARGUMENTS.items():
-        if arguments.get(name) is not None:
-            raise UserError(f"{name}: has no meaning for SoftInfoNCETrainer; {alternative}")
+    if arguments.get("compute_loss_func") is not None:
+        raise UserError("compute_loss_func: is not called; choose a loss with args.loss, or override compute_loss")
     refuse_removed(arguments)
     add_padding_token(processing_class)

@@ -6,12 +6,13 @@ import signal
 
 import pytest
 import torch
+from trainings import settings_of
 from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
 from soft_trainer.files import MARKER, mark_complete, newest_complete
-from soft_trainer.training.checkpoints import identify, start_settings, training_settings
+from soft_trainer.training.checkpoints import identify
 
 
 @pytest.fixture
@@ -30,13 +31,6 @@ def described(trainer, checkpoint=None):
     trainer._keep_weights()
     trainer.identity = identify(lambda: settings_of(trainer), checkpoint)
     return trainer
-
-
-def settings_of(trainer):
-    """Returns all settings that a checkpoint of a trainer keeps."""
-    encoder = (trainer.encoder, trainer.model, trainer.processing_class)
-    settings = training_settings(trainer.args, trainer.plan, *encoder, trainer.train_split)
-    return settings | start_settings(trainer.estimator, trainer.model, trainer._weights_before)
 
 
 OTHER = {
