@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import compress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,9 @@ def mine_history(
     """
     parser(language)  # refuses an unknown language
     opened = git.open_repository(repository)
+    folder = None
     if source_dir is not None:
         folder = _folder_inside(opened, source_dir)
-    else:
-        folder = None
     with git.reporting_missing_objects(repository):
         order = git.commits_oldest_first(opened)
         if opened.is_shallow:
@@ -102,8 +102,10 @@ def mine_history(
     if missing:
         raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
     relevance = [{"query": row["docstring"], "url": row["url"], "relevance": 1.0} for row in rows["test"]]
+    rows["codebase"] = corpus
     name = _name_of(repository)
-    rows = {split: [{"repo": name, **row} for row in part] for split, part in (rows | {"codebase": corpus}).items()}
+    for split, part in rows.items():
+        rows[split] = [{"repo": name, **row} for row in part]
     return MinedHistory(rows, relevance, splitter.cut, places, counts)
 
 
@@ -147,20 +149,20 @@ def history_language(repository: str | os.PathLike[str]) -> str:
     """Returns the language of most source files in the newest tree; a UserError if there is none to be read."""
     opened = git.open_repository(repository)
     with git.reporting_missing_objects(repository):
-        paths = [path for path, _ in git.tree_files(opened, opened.head.target)]
-    return main_language(paths, repository)
+        return main_language((path for path, _ in git.tree_files(opened, opened.head.target)), repository)
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
-    """Returns the path of `source_dir` in the repository, with `/` at the end."""
+    """Returns the path of `source_dir` in the repository, with `/` at the end; empty for the whole repository."""
     own = Path(source_dir).resolve()
     root = Path(opened.workdir or opened.path).resolve()
-    if own == Path(opened.path).resolve():
+    if own in (root, Path(opened.path).resolve()):
         return ""
-    outside = f"source_dir={source_dir}: is no folder of the repository {root}, whose tree at the cut is read"
     if not own.is_relative_to(root):
-        raise UserError(outside)
-    return "".join(f"{part}/" for part in own.relative_to(root).parts)
+        raise UserError(
+            f"source_dir={source_dir}: is no folder of the repository {root}, whose tree at the cut is read"
+        )
+    return f"{own.relative_to(root).as_posix()}/"
 
 
 _reader = cache(ChangeReader)  # one in each process
@@ -179,19 +181,23 @@ class _Splitter:
         self.language = language
         self.changes = changes
         kept = [place for place, change in enumerate(changes) if change.functions and change.parent]
-        tested, validated = (max(1, math.floor(len(kept) * share)) for share in (TEST_SHARE, VALID_SHARE))
+        tested = max(1, math.floor(len(kept) * TEST_SHARE))
+        validated = max(1, math.floor(len(kept) * VALID_SHARE))
         self.test_start, self.before_test = self._cut(kept, tested, tested + validated)
         older = [place for place in kept if changes[place].commit in self.before_test]
         self.valid_start, self.before_valid = self._cut(older, validated, 0)
-        self.cut, self.train_cut = (changes[place].parent for place in (self.test_start, self.valid_start))
+        self.cut = changes[self.test_start].parent
+        self.train_cut = changes[self.valid_start].parent
         self.urls, self.renamed = self._urls_at_cut()
 
     def _cut(self, kept: list[int], size: int, taken: int) -> tuple[int, set[str]]:
         """Returns the place of the oldest of the newest `size` commits, and the ids of its parent and all before."""
-        reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
-        too_few = f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how"
         if len(kept) <= taken:
-            raise UserError(f"{too_few}; train, valid and test need some each{reasons}")
+            reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
+            raise UserError(
+                f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how; "
+                f"train, valid and test need some each{reasons}"
+            )
         # Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
         # of a commit on an old branch does not know what happened on other branches.
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
@@ -226,11 +232,13 @@ class _Splitter:
         if place >= self.test_start:
             return "test"
         if place >= self.valid_start:
-            name, known = ("valid", self.before_test)
+            split = "valid"
+            known = self.before_test
         else:
-            name, known = ("train", self.before_valid)
+            split = "train"
+            known = self.before_valid
         if self.changes[place].commit in known:
-            return name
+            return split
         return ""
 
     def pairs(self, known: set[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
@@ -245,34 +253,33 @@ class _Splitter:
         seen = {"valid": set().union(*texts[: self.valid_start]), "test": set().union(*texts[: self.test_start])}
         counts: Counter[str] = Counter()
         for place in reversed(range(len(self.changes))):
-            change = self.changes[place]
-            if change.functions:
-                split = self.split(place)
-            else:
-                split = ""
-            if not change.functions:
-                outcome = change.outcome
-            else:
-                outcome = split or "on a branch merged after a cut"
-            if split:
-                pairs = list(zip(self.urls[place], change.functions, strict=True))
-            else:
-                pairs = []
-            if split in seen:
-                pairs = [(url, function) for url, function in pairs if url in known]
-                if change.query.casefold() in seen[split] or change.patch in seen[split]:
-                    outcome = f"{split}: subject or patch occurs before"
-                    pairs = []
-                elif not pairs:
-                    outcome = f"{split}: no function that existed at the cut"
+            split = self.split(place)
+            outcome, pairs = self._pairs_of(place, split, seen, known)
             counts[outcome] += 1
-            query = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
+            query = self.changes[place].query
+            own = {"docstring": query, "docstring_tokens": document_tokens(query)}
             for url, (_, row) in pairs:
-                row = row | query | {"url": url, "partition": split, "source": "history"}
                 part = rows[split]
-                key = (change.query, url)
-                part[key] = part.pop(key, row)  # the newest version, in the place of the oldest
+                row = row | own | {"url": url, "partition": split, "source": "history"}
+                part[query, url] = part.pop((query, url), row)  # the newest version, in the place of the oldest
         return {split: list(part.values()) for split, part in rows.items()}, counts
+
+    def _pairs_of(self, place: int, split: str, seen: dict[str, set[str]], known: set[str]) -> tuple[str, list]:
+        """Returns the outcome of a commit, and the url, name and row of each function that its query finds."""
+        change = self.changes[place]
+        if not change.functions:
+            return change.outcome, []
+        if not split:
+            return "on a branch merged after a cut", []
+        pairs = list(zip(self.urls[place], change.functions, strict=True))
+        if split == "train":
+            return split, pairs
+        if not seen[split].isdisjoint((change.query.casefold(), change.patch)):
+            return f"{split}: subject or patch occurs before", []
+        pairs = [pair for pair in pairs if pair[0] in known]
+        if not pairs:
+            return f"{split}: no function that existed at the cut", []
+        return split, pairs
 
     def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, Function]]:
         """Yields the functions of a commit's tree below a folder that have no syntax error."""
@@ -280,25 +287,28 @@ class _Splitter:
             if not path.startswith(folder) or not is_mined_path(path, self.language):
                 continue
             file = read_functions(self.repository, self.language, oid, path)
-            for name, function in file.functions.items() if file else ():
+            for name, function in file.functions.items():
                 if not function.node.has_error:
                     yield file.row(function, path) | {"url": function_url(renamed.get(path, path), name)}, function
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
         """Returns the functions of the tree at the cut, without documentation, and their places."""
-        found = [(row, function.lines) for row, function in self.tree(self.cut, {}) if not first_broken(row, RULES)]
-        without = {"docstring": "", "docstring_tokens": [], "partition": "codebase"}
-        return [row | without for row, _ in found], {row["url"]: (row["path"], *lines) for row, lines in found}
+        rows = []
+        places = {}
+        for row, function in self.tree(self.cut, {}):
+            if not first_broken(row, RULES):
+                rows.append(row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"})
+                places[row["url"]] = (row["path"], *function.lines)
+        return rows, places
 
     def documented(self, folder: str) -> list[Row]:
         """Returns training rows from the documentation below a folder, as it was at the cut of training."""
-        rows = [
-            row | {"partition": "train", "source": "documentation"}
-            for row, _ in self.tree(self.train_cut, self.renamed, folder)
-            if row["docstring_tokens"] and not first_broken(row, (*CODE_RULES, *DOCUMENT_RULES))
-        ]
+        rows = []
+        for row, _ in self.tree(self.train_cut, self.renamed, folder):
+            if row["docstring_tokens"] and not first_broken(row, (*CODE_RULES, *DOCUMENT_RULES)):
+                rows.append(row | {"partition": "train", "source": "documentation"})
         copies = exact_duplicates(fingerprint(row["code_tokens"]) for row in rows)
-        return [row for row, copy in zip(rows, copies, strict=True) if not copy]
+        return list(compress(rows, ~copies))
 
 
 def _urls(change: Change, paths: dict[str, str]) -> list[str]:

@@ -33,25 +33,19 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
     """Returns the bytes of a regular file, or the reason why they are not read; a link or a pipe is not opened."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return "not a regular file"
-            if status.st_size <= limit:
-                source = file.read(limit + 1)
-            else:
-                source = b""
+            source = file.read(limit + 1)
     except OSError:
         return "unreadable"
-    if status.st_size > limit or len(source) > limit:
+    if len(source) > limit:
         return f"over {limit:,} bytes"
     return source
 
 
-def read_text(
-    root: str | os.PathLike[str], path: str, limit: int = MAX_FILE_BYTES, strict: bool = False
-) -> bytes | str:
+def read_text(root: str | os.PathLike[str], path: str, strict: bool = False) -> bytes | str:
     """Reads a file's text as `readable` returns it; else the reason to skip it."""
-    return readable(read_regular(os.path.join(root, path), limit), path, strict)
+    return readable(read_regular(os.path.join(root, path), MAX_FILE_BYTES), path, strict)
 
 
 def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | str:
@@ -72,10 +66,9 @@ def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | st
     source = source.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"PRIVATE KEY" in source and _PRIVATE_KEY.search(source):  # a plain search is ten times as fast
         return "secret"
+    limit = MAX_MEAN_LINE_BYTES
     if path.lower().endswith(_PROSE):
         limit = _MAX_MEAN_LINE_OF_PROSE
-    else:
-        limit = MAX_MEAN_LINE_BYTES
     if len(source) > limit * (source.count(b"\n") + 10):
         return "minified"
     if strict and is_generated(source):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path, is_test_path
-from soft_trainer.mining.source_files import MAX_FILE_BYTES, SKIPPED_FOLDERS, decoded, read_text
+from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
 # a function, and the MinHash of its code
@@ -55,7 +55,6 @@ def mine(
     language: str,
     num_workers: int | None = None,
     keep: Sequence[str] = (),
-    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> Mined:
     """Mines the documented functions of a source tree.
 
@@ -68,7 +67,6 @@ def mine(
         language: one of `SOURCE_LANGUAGES`.
         num_workers: processes; None means one a CPU core. The result is the same for any number.
         keep: names of rules that are not applied.
-        max_file_bytes: larger files are skipped.
 
     Raises:
         UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
@@ -78,13 +76,16 @@ def mine(
     mined = Mined({}, skipped)
     pairs: list[Candidate] = []
     others: list[Candidate] = []
-    read = partial(_mine_file, source_dir, language, frozenset(keep), max_file_bytes)
+    read = partial(_mine_file, source_dir, language, frozenset(keep))
     for outcome, judged in each_in_order(read, paths, num_workers, "file", 8):
         mined.files[outcome] += 1
-        mined.functions.update(reason for reason, _ in judged if reason)
         for reason, candidate in judged:
+            if not reason:
+                pairs.append(candidate)
+                continue
+            mined.functions[reason] += 1
             if candidate:
-                (others if reason else pairs).append(candidate)
+                others.append(candidate)
     mined.rows = _split(pairs, others, source_dir, mined.functions)
     mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
     return mined
@@ -115,13 +116,14 @@ def mine_to(
 
 def mining_table(counts: Mapping[str, Any]) -> str:
     """Returns the counts of `mine_to` or `mine_history_to` as a Markdown table."""
-    kinds = {kind: numbers for kind, numbers in counts.items() if isinstance(numbers, dict)}
-    rows = [[kind, name, count] for kind, numbers in kinds.items() for name, count in numbers.items()]
+    title = f"mined in {counts['seconds']:.1f} s"
     if "cut" in counts:
-        cut = f", cut at {counts['cut'][:10]}"
-    else:
-        cut = ""
-    return table(["", f"mined in {counts['seconds']:.1f} s{cut}", "count"], rows)
+        title += f", cut at {counts['cut'][:10]}"
+    rows = []
+    for kind, numbers in counts.items():
+        if isinstance(numbers, dict):
+            rows += [[kind, name, count] for name, count in numbers.items()]
+    return table(["", title, "count"], rows)
 
 
 def explained(counts: Counter[str]) -> str:
@@ -162,7 +164,7 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     return identity.fingerprint({path: identity.file_fingerprint(Path(source_dir, path)) for path in paths})
 
 
-def main_language(paths: Sequence[str], place: str | os.PathLike[str]) -> str:
+def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
     """Returns the language that most of the files are in.
 
     Args:
@@ -172,21 +174,27 @@ def main_language(paths: Sequence[str], place: str | os.PathLike[str]) -> str:
     Raises:
         UserError: no source file in a known language.
     """
-    counts = {name: sum(is_mined_path(path, name) for path in paths) for name in SOURCE_LANGUAGES}
-    known = ", ".join(SOURCE_LANGUAGES)
-    if not any(counts.values()):
+    counts = Counter()
+    for path in paths:
+        counts.update(language for language in SOURCE_LANGUAGES if is_mined_path(path, language))
+    if not counts:
+        known = ", ".join(SOURCE_LANGUAGES)
         raise UserError(f"{place}: no source file in one of {known}; choose with --language")
-    return max(counts, key=counts.__getitem__)
+    return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 
 def tree_language(source_dir: str | os.PathLike[str]) -> str:
     """Returns the language of most files below a folder; a UserError if there is none to be read."""
-    root = Path(source_dir)
-    paths = []
+    return main_language(_files(source_dir), source_dir)
+
+
+def _files(root: str | os.PathLike[str]) -> Iterator[str]:
+    """Yields the relative paths of the files, and of the links to folders, outside hidden and foreign folders."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
-        paths += [Path(folder, name).relative_to(root).as_posix() for name in names]
-    return main_language(paths, source_dir)
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        for name in links + names:
+            yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
 
 
 def _source_files(
@@ -194,62 +202,68 @@ def _source_files(
 ) -> tuple[list[str], Counter[str]]:
     """Returns the sorted paths of the language's files, relative to `root`, and counts of others."""
     parser(language)  # refuses an unknown language
-    unknown = sorted(set(keep) - set(RULES))
     if not Path(root).is_dir():
         raise UserError(f"{root}: no such folder; give the root of a source tree")
-    if unknown:
-        raise UserError(f"keep={unknown[:1]}: no such rule; use {', '.join(RULES)}")
+    for rule in keep:
+        if rule not in RULES:
+            raise UserError(f"keep={[rule]}: no such rule; use {', '.join(RULES)}")
     extensions = SOURCE_LANGUAGES[language].extensions
     paths = []
     skipped = Counter()
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
-        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
-        for name in [*links, *(name for name in names if name.endswith(extensions))]:
-            full = os.path.join(folder, name)
-            path = os.path.relpath(full, root).replace(os.sep, "/")
-            mode = os.lstat(full).st_mode
-            if not stat.S_ISREG(mode):
-                skipped["symbolic link" if stat.S_ISLNK(mode) else "not a regular file"] += 1
-            elif decoded(os.fsencode(path)) is None:
-                skipped["name that is not UTF-8"] += 1
-            elif is_test_path(path, language) and "tests" not in keep:
-                skipped["test"] += 1
-            else:
-                paths.append(path)
+    for path in _files(root):
+        full = Path(root, path)
+        if full.is_symlink() and (full.is_dir() or path.endswith(extensions)):
+            skipped["symbolic link"] += 1
+        elif not path.endswith(extensions):
+            continue
+        elif not full.is_file():
+            skipped["not a regular file"] += 1
+        elif decoded(os.fsencode(path)) is None:
+            skipped["name that is not UTF-8"] += 1
+        elif is_test_path(path, language) and "tests" not in keep:
+            skipped["test"] += 1
+        else:
+            paths.append(path)
     if not paths:
         raise UserError(f"{root}: no {language} file to mine ({' '.join(extensions)}){explained(skipped)}")
     return sorted(paths), skipped
 
 
 def _mine_file(
-    root: str | os.PathLike[str], language: str, keep: frozenset[str], max_bytes: int, path: str
+    root: str | os.PathLike[str], language: str, keep: frozenset[str], path: str
 ) -> tuple[str, list[Judged]]:
     """Returns the outcome of a file, and its functions, pairs first."""
-    source = read_text(root, path, max_bytes, strict=True)
-    if isinstance(source, bytes):
-        tree = parse(source, language)
-    else:
-        tree = None
+    source = read_text(root, path, strict=True)
+    if isinstance(source, str):
+        return source, []
+    tree = parse(source, language)
     if tree is None:
-        return source if isinstance(source, str) else "unparseable", []
+        return "unparseable", []
     code_rules = [name for name in CODE_RULES if name not in keep]
     document_rules = [name for name in DOCUMENT_RULES if name not in keep]
     judged = []
     for row, node in functions(tree, source, language, path):
-        dropped = first_broken(row, code_rules) or ("unparseable" if node.has_error else "")
-        reason = dropped or (first_broken(row, document_rules) if row["docstring_tokens"] else "undocumented")
-        judged.append((reason, None if dropped else (row, minhash(row["code_tokens"]))))
+        reason = first_broken(row, code_rules)
+        if not reason and node.has_error:
+            reason = "unparseable"
+        if reason:
+            judged.append((reason, None))
+            continue
+        if row["docstring_tokens"]:
+            reason = first_broken(row, document_rules)
+        else:
+            reason = "undocumented"
+        judged.append((reason, (row, minhash(row["code_tokens"]))))
     return "mined", sorted(judged, key=lambda each: each[0] != "")
 
 
 def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:
     """Returns the candidates that are not duplicates of an earlier one. Counts the others in `dropped`."""
     copies = exact_duplicates(fingerprint(row["code_tokens"]) for row, _ in candidates)
-    candidates = [candidate for candidate, copy in zip(candidates, copies, strict=True) if not copy]
+    candidates = list(compress(candidates, ~copies))
     near = near_duplicates(range(len(candidates)), lambda place: candidates[place][1])
     dropped.update(+Counter(duplicates=int(copies.sum()), near_duplicates=int(near.sum())))
-    return [candidate for candidate, copy in zip(candidates, near, strict=True) if not copy]
+    return list(compress(candidates, ~near))
 
 
 def _split(
@@ -267,16 +281,13 @@ def _split(
             "train, valid and test need one each: give a larger tree"
         )
     split = assign_splits(sizes)
-    rows: dict[str, list[Row]] = {name: [] for name in (*SPLITS, "codebase")}
+    rows: dict[str, list[Row]] = {name: [] for name in SPLITS}
     for row, _ in pairs:
         repo = package(row["path"])
         rows[split[repo]].append({"repo": repo, **row, "partition": split[repo]})
     # The encoder must not have seen a function of the codebase in training.
     others = [other for other in others if split.get(package(other[0]["path"])) != "train"]
-    unseen = [
-        {"repo": package(row["path"]), **row, "partition": "codebase"}
-        for row, _ in _distinct([*pairs, *others], Counter())[len(pairs) :]
-    ]
-    codebase = rows["valid"] + rows["test"] + unseen
-    rows["codebase"] = [{**row, "docstring": "", "docstring_tokens": []} for row in codebase]
-    return rows
+    codebase = rows["valid"] + rows["test"]
+    for row, _ in _distinct([*pairs, *others], Counter())[len(pairs) :]:
+        codebase.append({"repo": package(row["path"]), **row, "partition": "codebase"})
+    return rows | {"codebase": [row | {"docstring": "", "docstring_tokens": []} for row in codebase]}
