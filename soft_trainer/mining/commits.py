@@ -70,16 +70,21 @@ def clean(text: str) -> str:
 def query_of(message: str, body: bool = False) -> str:
     """Returns the query that a commit's message gives: its subject, with `body` its first paragraph too."""
     subject, paragraph = subject_and_body(message)
-    return ". ".join(filter(None, (clean(subject), clean(paragraph) if body else "")))
+    parts = [clean(subject)]
+    if body:
+        parts.append(clean(paragraph))
+    return ". ".join(filter(None, parts))
 
 
 def reason_against(message: str, author: str, committer: str) -> str:
     """Returns the reason to leave a commit out because of its message or its author; empty if there is none."""
     subject, paragraph = subject_and_body(_EMOJI.sub("", message))
-    reasons = {
-        "bot": _BOT.search(author) or _BOT.search(committer),
-        "revert": _REVERT.search(subject) or _REVERTED.search(paragraph),
-        "version bump": _VERSION.search(subject),
-        f"subject under {MIN_WORDS} words": len(_WORD.findall(clean(subject))) < MIN_WORDS,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    if _BOT.search(author) or _BOT.search(committer):
+        return "bot"
+    if _REVERT.search(subject) or _REVERTED.search(paragraph):
+        return "revert"
+    if _VERSION.search(subject):
+        return "version bump"
+    if len(_WORD.findall(clean(subject))) < MIN_WORDS:
+        return f"subject under {MIN_WORDS} words"
+    return ""

@@ -102,10 +102,7 @@ def name_node(node: Node) -> Node | None:
 
 def last_child(node: Node, *kinds: str) -> Node | None:
     """Returns the last named child, if it is one of `kinds`."""
-    if node.named_child_count:
-        last = node.named_child(node.named_child_count - 1)
-    else:
-        last = None
+    last = node.named_child(max(0, node.named_child_count - 1))
     if last is not None and last.type in kinds:
         return last
     return None
@@ -137,10 +134,16 @@ def _text(source: bytes, node: Node) -> str:
 def queries(language: str) -> tuple[Query, Query]:
     """Returns two queries: one captures functions, classes, types and what may enclose them, one comments."""
     table = SOURCE_LANGUAGES[language]
-    wrappers = [*table.wrappers, *(["decorated_definition"] if language == "python" else [])]
-    kinds = {"function": table.functions, "container": table.containers, "type": table.types, "wrapper": wrappers}
-    alternatives = [
-        f"[{' '.join(f'({node})' for node in sorted(nodes))}] @{kind}" for kind, nodes in kinds.items() if nodes
-    ]
+    kinds = {
+        "function": table.functions,
+        "container": table.containers,
+        "type": table.types,
+        "wrapper": table.wrappers,
+    }
+    alternatives = []
+    for kind, types in kinds.items():
+        if types:
+            nodes = ") (".join(sorted(types))
+            alternatives.append(f"[({nodes})] @{kind}")
     grammar = parser(language).language
     return Query(grammar, "\n".join(alternatives)), Query(grammar, table.comments)

@@ -61,6 +61,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         # A string that is a statement is a docstring or serves as a comment.
         comments="(comment) @comment (expression_statement . (string) .) @comment",
         containers=_types("class_definition"),
+        wrappers={"decorated_definition": None},
         style=documentation.PYTHON,
         docstring_in_body=True,
     ),

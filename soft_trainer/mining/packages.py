@@ -29,17 +29,23 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
 
     def name(path: str) -> str:
         parts = _ENDING.sub("", path).split("/")
-        prefixes = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
-        return next((prefix for prefix in prefixes if prefix not in divided), "/".join(parts))
+        for depth in range(1, len(parts)):
+            prefix = "/".join(parts[:depth])
+            if prefix not in divided:
+                return prefix
+        return "/".join(parts)
 
     while True:
         packages: Counter[str] = Counter()
+        divisible = set()
         for path, size in sizes.items():
-            packages[name(path)] += size
-        divisible = {name(path) for path in sizes if name(path) != _ENDING.sub("", path)}
-        largest = max(divisible, key=lambda package: (packages[package], package), default=None)
-        if _balanced(packages) or largest is None:
+            package = name(path)
+            packages[package] += size
+            if package != _ENDING.sub("", path):
+                divisible.add(package)
+        if not divisible or _balanced(packages):
             return name
+        largest = max(divisible, key=lambda package: (packages[package], package))
         if len(packages) > len(SPLITS) and packages[largest] < MIN_HELD_OUT_SHARE * packages.total():
             return name
         divided.add(largest)
@@ -49,9 +55,11 @@ def _balanced(sizes: Counter[str]) -> bool:
     """Returns True if packages of these sizes can be split into about 80, 10 and 10 per cent."""
     if len(sizes) < len(SPLITS):
         return False
-    splits = assign_splits(sizes)
-    train, *held_out = (sum(sizes[package] for package in sizes if splits[package] == split) for split in SPLITS)
-    return train >= MIN_TRAIN_SHARE * sizes.total() and min(held_out) >= MIN_HELD_OUT_SHARE * sizes.total()
+    pairs = Counter()
+    for package, split in assign_splits(sizes).items():
+        pairs[split] += sizes[package]
+    held_out = min(pairs["valid"], pairs["test"])
+    return pairs["train"] >= MIN_TRAIN_SHARE * sizes.total() and held_out >= MIN_HELD_OUT_SHARE * sizes.total()
 
 
 def assign_splits(sizes: Counter[str]) -> dict[str, str]:
@@ -66,11 +74,14 @@ def assign_splits(sizes: Counter[str]) -> dict[str, str]:
     split = {}
     room = dict.fromkeys(("test", "valid"), HELD_OUT_SHARE * sizes.total())
     for package in sorted(sizes, key=lambda package: hashlib.sha256(package.encode()).digest()):
-        split[package] = next((name for name in room if sizes[package] <= room[name]), "train")
-        if split[package] in room:
-            room[split[package]] -= sizes[package]
+        split[package] = "train"
+        for name in room:
+            if sizes[package] <= room[name]:
+                split[package] = name
+                room[name] -= sizes[package]
+                break
     for name in room:
         if name not in split.values():
-            smallest = min((p for p in split if split[p] == "train"), key=lambda p: (sizes[p], p))
-            split[smallest] = name
+            training = [package for package in split if split[package] == "train"]
+            split[min(training, key=lambda package: (sizes[package], package))] = name
     return split

@@ -44,6 +44,7 @@ _MAGIC_METHODS = {
     **dict.fromkeys(_LIKE_JAVASCRIPT, "toString|toLocaleString|valueOf"),
 }
 _TEST_WORDS = {"test", "tests"}
+_SPEC_WORDS = {"spec", "specs"}
 _SPEC_LANGUAGES = {"ruby", *_LIKE_JAVASCRIPT}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 
@@ -75,11 +76,10 @@ def tests(path: str, func_name: str, language: str) -> bool:
 
 def is_test_path(path: str, language: str) -> bool:
     """Returns True if the path looks like a test: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
-    if language in _SPEC_LANGUAGES:
-        words = _TEST_WORDS | {"spec", "specs"}
-    else:
-        words = _TEST_WORDS
-    return not words.isdisjoint(identifier_words(path))
+    words = identifier_words(path)
+    if language in _SPEC_LANGUAGES and not _SPEC_WORDS.isdisjoint(words):
+        return True
+    return not _TEST_WORDS.isdisjoint(words)
 
 
 def is_mined_path(path: str, language: str) -> bool:
@@ -149,4 +149,7 @@ CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 
 def first_broken(row: Row, rules: Iterable[str]) -> str:
     """Returns the first of `rules` that drops `row`, empty if no rule does."""
-    return next((name for name in rules if ROW_RULES[name](*map(row.__getitem__, COLUMNS[name]))), "")
+    for name in rules:
+        if ROW_RULES[name](*map(row.__getitem__, COLUMNS[name])):
+            return name
+    return ""
