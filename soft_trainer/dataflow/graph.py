@@ -70,7 +70,10 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
                 break
         else:
             walks.pop()
-    connected = {token for target, _, sources in flow.edges if sources for token in (target, *sources)}
+    connected = set()
+    for target, _, sources in flow.edges:
+        if sources:
+            connected.update((target, *sources))
     edges = [Edge(*edge) for edge in sorted(flow.edges, key=itemgetter(0)) if edge[0] in connected]
     return DataFlow(source.tokens, edges)
 
@@ -83,7 +86,9 @@ class _Flow:
         self._source = source
         self._states: dict[str, tuple[int, ...]] = {}
         self._merged: dict[tuple[int, str], tuple | set] = {}  # edges of the outermost open loop
-        self._loops = self._work = self._pairs = 0
+        self._loops = 0
+        self._work = 0
+        self._pairs = 0
 
     def walk(self, node: Node) -> Iterator[Node] | None:
         """Reads a token, or returns the nodes below another node in the order of the data flow."""
@@ -110,9 +115,12 @@ class _Flow:
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
         """Gives every target the value of the sources, by one edge (`grouped`) or an edge for each source."""
         self._pairs += len(targets) * len(sources)
-        grouped = grouped or self._pairs > _MAX_PAIRS
+        if grouped or self._pairs > _MAX_PAIRS:
+            parts = [sources]
+        else:
+            parts = [(source,) for source in sources]
         for target in targets:
-            for part in (sources,) if grouped else ((source,) for source in sources):
+            for part in parts:
                 self._record(target, relation, part)
             self._states[self._source.tokens[target]] = (target,)
 
@@ -195,19 +203,22 @@ class _Flow:
 
     def _loop(self, rule: Loop, node: Node) -> Iterator[Node]:
         """Walks a loop. The rule names the start of its second pass."""
-        passes = [node.children, [] if rule.again_after else node.children]
+        first = node.children
+        again = []
+        if not rule.again_after:
+            again = first
         for place, child in enumerate(node.children):
             if child.type == rule.again_after:
+                head = [child]
+                again = first[place + 1 :]
                 update = child.child_by_field_name("update")
                 if update:
-                    first = [part for part in child.children if part != update]
-                else:
-                    first = [child]
-                passes[1] = [*([update] if update else []), *node.children[place + 1 :]]
-                passes[0] = [*node.children[:place], *first, *passes[1]]
+                    head = [part for part in child.children if part != update]
+                    again.insert(0, update)
+                first = [*first[:place], *head, *again]
                 break
         for number in self._passes():
-            yield from passes[number]
+            yield from again if number else first
 
     def _for_each(self, rule: ForEach, node: Node) -> Iterator[Node]:
         """Walks a loop over a collection."""
@@ -215,7 +226,8 @@ class _Flow:
             target = node.child_by_field_name(rule.target)
             origin = node.child_by_field_name(rule.source)
         else:
-            origin, target = (*node.named_children, None, None)[:2]
+            origin = node.named_child(0)
+            target = node.named_child(1)
         if target is None or origin is None:
             yield from node.children
             return

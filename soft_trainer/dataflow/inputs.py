@@ -64,16 +64,28 @@ def graph_features(
 
     nodes = edges[: length - len(ids)]
     node_of = {edge.target: node for node, edge in enumerate(nodes)}
-    ranges = [(starts[edge.target], starts[edge.target + 1]) for edge in nodes]
-    ranges = [(start, end) if end < len(ids) else (0, 0) for start, end in ranges]
-    links = [(node, node_of[token]) for node, edge in enumerate(nodes) for token in edge.sources if token in node_of]
+    node_starts = []
+    node_ends = []
+    edge_targets = []
+    edge_sources = []
+    for node, edge in enumerate(nodes):
+        start = starts[edge.target]
+        end = starts[edge.target + 1]
+        if end >= len(ids):  # truncated
+            start = end = 0
+        node_starts.append(start)
+        node_ends.append(end)
+        for token in edge.sources:
+            if token in node_of:
+                edge_targets.append(node)
+                edge_sources.append(node_of[token])
     return {
         "input_ids": ids + [tokenizer.unk_token_id] * len(nodes),
         "position_ids": [*positions, *([0] * len(nodes))],
-        "node_starts": [start for start, _ in ranges],
-        "node_ends": [end for _, end in ranges],
-        "edge_targets": [target for target, _ in links],
-        "edge_sources": [source for _, source in links],
+        "node_starts": node_starts,
+        "node_ends": node_ends,
+        "edge_targets": edge_targets,
+        "edge_sources": edge_sources,
     }
 
 
@@ -93,19 +105,20 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
         sees the column; `node_mask` BoolTensor[B, L], True on nodes; `node_starts` and `node_ends` LongTensor[B, L],
         the range of each node, 0 elsewhere.
     """
-    lengths = torch.tensor([len(row["input_ids"]) for row in features])
-    codes = lengths - torch.tensor([len(row["node_starts"]) for row in features])
+    lengths = _lengths(features, "input_ids")
+    codes = lengths - _lengths(features, "node_starts")
     place = torch.arange(int(lengths.max()))
     valid = place < lengths[:, None]
     code = place < codes[:, None]
     node = valid & ~code
-    start, end = (_place(features, key, node) for key in ("node_starts", "node_ends"))
+    start = _place(features, "node_starts", node)
+    end = _place(features, "node_ends", node)
     mask = code[:, :, None] & code[:, None, :]
     _join_nodes_to_code(mask, node, start, end)
 
-    counts = torch.tensor([len(row["edge_targets"]) for row in features])
-    batch = torch.arange(len(features)).repeat_interleave(counts)
-    target, origin = (_flat(features, key) + codes[batch] for key in ("edge_targets", "edge_sources"))
+    batch = torch.arange(len(features)).repeat_interleave(_lengths(features, "edge_targets"))
+    target = _flat(features, "edge_targets") + codes[batch]
+    origin = _flat(features, "edge_sources") + codes[batch]
     mask[batch, target, origin] = True
 
     sees_all = ~mask.any(-1)
@@ -145,9 +158,16 @@ def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) 
     batch, row = node.nonzero(as_tuple=True)
     width = (end - start)[node]
     before = width.cumsum(0) - width
-    batch, row, shift = (values.repeat_interleave(width) for values in (batch, row, start[node] - before))
+    batch = batch.repeat_interleave(width)
+    row = row.repeat_interleave(width)
+    shift = (start[node] - before).repeat_interleave(width)
     column = torch.arange(len(shift)) + shift
     mask[batch, row, column] = mask[batch, column, row] = True
+
+
+def _lengths(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
+    """Returns how many numbers each row has in a column, LongTensor[B]."""
+    return torch.tensor([len(row[key]) for row in features])
 
 
 def _flat(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
@@ -168,7 +188,7 @@ def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[
     if len(known) > _MAX_IDS:
         known.clear()
     texts = tokens[:1] + [f"@ {token}" for token in tokens[1:]]
-    new = [text for text in dict.fromkeys(texts) if text not in known]
+    new = list(set(texts) - known.keys())
     if new:
         known.update(zip(new, tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"], strict=True))
     pieces = [known[text] for text in texts]

@@ -52,7 +52,7 @@ def parser(language: str) -> Parser:
 
 
 def _check(language: str, known: tuple[str, ...]) -> None:
-    if language not in known:  # this runs for every code, so the message waits until it is needed
+    if language not in known:
         raise UserError(f"language={language!r}: use one of {', '.join(known)}")
 
 
@@ -128,7 +128,9 @@ def read(code: str, language: str) -> Source:
     """
     _check(language, LANGUAGES)
     rules = RULES[language]
-    return Source(*_parse(_cut_comments(code) if rules.text_comments else code, language), rules)
+    if rules.text_comments:
+        code = _cut_comments(code)
+    return Source(*_parse(code, language), rules)
 
 
 def code_tokens(code: str, language: str) -> list[str]:
