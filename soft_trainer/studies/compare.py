@@ -31,11 +31,16 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
         UserError: the run has no ranks of this split and system.
     """
     path = Path(run)
-    name = f"ranks-{split}-{system}.parquet"
-    if path.is_dir() and not (path / name).is_file():
-        present = ", ".join(sorted(file.name for file in path.glob("ranks-*.parquet"))) or "none"
-        raise UserError(f"{path}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
-    return load_ranks(path / name if path.is_dir() else path)
+    if path.is_dir():
+        path = _ranks_file(path, split, system)
+        if not path.is_file():
+            present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
+            raise UserError(f"{path.parent}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
+    return load_ranks(path)
+
+
+def _ranks_file(run: Path, split: str, system: str) -> Path:
+    return run / f"ranks-{split}-{system}.parquet"
 
 
 # ---- Two systems on the same queries ----
@@ -62,10 +67,12 @@ class Pairing:
     """
 
     def __init__(self, a: Sequence[RankedQueries], b: Sequence[RankedQueries]):
-        self.sides = [[(ranked, _order(ranked, a[0])) for ranked in side] for side in (a, b)]
-        self.by_seed = tuple(
-            np.stack([reciprocal_ranks(ranked.ranks[order]) for ranked, order in side]) for side in self.sides
-        )  # of each side, float64[S, Q]
+        self.sides = []
+        self.by_seed = []  # of each side, float64[S, Q]
+        for runs in (a, b):
+            side = [(ranked, _order(ranked, a[0])) for ranked in runs]
+            self.sides.append(side)
+            self.by_seed.append(np.stack([reciprocal_ranks(ranked.ranks[order]) for ranked, order in side]))
         self.reciprocal = [values.mean(axis=0) for values in self.by_seed]
         self.differences = self.reciprocal[0] - self.reciprocal[1]
 
@@ -73,30 +80,31 @@ class Pairing:
         """Compares the reciprocal ranks of the queries, averaged over seeds."""
         return compare_paired(*self.reciprocal)
 
-    def changes(self, number: int = 10, sign: int = 0) -> list[RankChange]:
-        """Returns the queries that changed most, the largest change first; `sign` 1 takes only gains, -1 losses."""
-        if sign:
-            sizes = self.differences * sign
-        else:
-            sizes = np.abs(self.differences)
-        return [self._change(row) for row in np.argsort(-sizes, kind="stable")[:number] if sizes[row] > 0]
+    def changes(self, number: int = 10) -> list[RankChange]:
+        """Returns the queries that changed most, the largest change first."""
+        sizes = np.abs(self.differences)
+        largest = np.argsort(-sizes, kind="stable")[:number]
+        return [self._change(row) for row in largest[sizes[largest] > 0].tolist()]
 
     def _change(self, row: int) -> RankChange:
-        ranks = tuple(tuple(int(ranked.ranks[order[row]]) for ranked, order in side) for side in self.sides)
-        tops = tuple(ranked.top(int(order[row])) for (ranked, order), *_ in self.sides)
+        ranks = []
+        tops = []
+        for side in self.sides:
+            ranks.append(tuple(int(ranked.ranks[order[row]]) for ranked, order in side))
+            ranked, order = side[0]
+            tops.append(ranked.top(int(order[row])))
         ranked, order = self.sides[0][0]
-        return RankChange(ranked.query(int(order[row])), float(self.differences[row]), ranks, tops)
+        return RankChange(ranked.query(int(order[row])), float(self.differences[row]), tuple(ranks), tuple(tops))
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """Returns the rows of `ranked` in the order of `reference`, int64[Q]; both need the same queries and corpus."""
     files = f"{reference.path} and {ranked.path}"
-    sizes = reference.pool_size, ranked.pool_size
-    unnamed = [side.path for side in (reference, ranked) if side.corpus is None]
-    different_codes = not unnamed and reference.corpus != ranked.corpus
-    if len({*sizes} - {None}) > 1:
+    sizes = [side.pool_size for side in (reference, ranked)]
+    if None not in sizes and sizes[0] != sizes[1]:
         raise UserError(f"{files}: the corpora differ: {sizes[0]} and {sizes[1]} codes")
-    if different_codes:
+    unnamed = [side.path for side in (reference, ranked) if side.corpus is None]
+    if not unnamed and reference.corpus != ranked.corpus:
         raise UserError(f"{files}: the corpora differ: {sizes[0]} codes in each, but not the same")
     if unnamed:
         print_on_main(
@@ -167,8 +175,9 @@ class PooledComparison:
     @property
     def means(self) -> tuple[float, float]:
         """The MRR of each method."""
-        methods = (np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]) for side in (0, 1))
-        return tuple(float(values.mean()) for values in methods)
+        a = np.concatenate([each.reciprocal[0].mean(0) for each in self.sets])
+        b = np.concatenate([each.reciprocal[1].mean(0) for each in self.sets])
+        return float(a.mean()), float(b.mean())
 
     def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
         """Returns the bootstrap interval of the difference, over the seeds and the queries of each set."""
@@ -183,7 +192,8 @@ class PooledComparison:
         """Makes a table with a line for each set, and the difference over all."""
         rows = []
         for each in self.sets:
-            a, b = (values.mean() for values in each.reciprocal)
+            a = each.reciprocal[0].mean()
+            b = each.reciprocal[1].mean()
             rows.append([each.name, *each.differences.shape, a, b, difference_text(a - b, self.interval([each]))])
         a, b = self.means
         rows.append(["all", None, sum(row[2] for row in rows), a, b, difference_text(a - b, self.interval())])
@@ -207,35 +217,44 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
     Raises:
         UserError: a pattern without `*` or without runs, a run without a partner, or one without ranks.
     """
-    folders = [_folders(pattern) for pattern in (a, b)]
-    for one, other, pattern in ((*folders, b), (*folders[::-1], a)):
-        if alone := sorted(one.keys() - other.keys()):
-            raise UserError(f"{one[alone[0]]}: no run of {pattern} is its partner")
+    folders_of_a = _folders(a)
+    folders_of_b = _folders(b)
+    _check_partners(folders_of_a, folders_of_b, b)
+    _check_partners(folders_of_b, folders_of_a, a)
     sets: dict[tuple, list[tuple]] = defaultdict(list)  # queries and corpus -> parts of the name, ranks of a and b
-    for parts in sorted(folders[0]):
-        pair = [side[parts] for side in folders]
-        names = split.split(",")
-        present = [name for name in names if any((run / f"ranks-{name}-{system}.parquet").is_file() for run in pair)]
+    names = split.split(",")
+    for parts in sorted(folders_of_a):
+        runs = (folders_of_a[parts], folders_of_b[parts])
+        present = [name for name in names if any(_ranks_file(run, name, system).is_file() for run in runs)]
         for name in present or names:  # without any, the first is named as missing
-            ours, theirs = (ranks_of(run, name, system) for run in pair)
+            ours, theirs = (ranks_of(run, name, system) for run in runs)
             sets[tuple(sorted(ours.queries)), ours.pool_size, ours.corpus].append(((*parts, name), ours, theirs))
     comparisons = []
     for seeds in sets.values():
-        names, ours, theirs = zip(*seeds, strict=True)
+        labels, ours, theirs = zip(*seeds, strict=True)
         # A set is named by the parts that its seeds share.
-        common = "/".join(parts[0] for parts in zip(*names, strict=True) if len({*parts}) == 1)
+        common = "/".join(parts[0] for parts in zip(*labels, strict=True) if len({*parts}) == 1)
         comparisons.append(SetComparison(common or "all", Pairing(ours, theirs).by_seed))
     return PooledComparison(tuple(comparisons))
 
 
+def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pattern: str) -> None:
+    """Raises UserError if a run has no partner among those of the other pattern."""
+    for parts in sorted(folders.keys() - partners.keys()):
+        raise UserError(f"{folders[parts]}: no run of {pattern} is its partner")
+
+
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
     """Finds the run folders of a pattern by the texts in place of its stars."""
-    parts = pattern.rstrip("/").split("*")  # nothing but a star is a wildcard
-    expression = re.compile("([^/]*)".join(map(re.escape, parts)))
-    matches = {folder: expression.fullmatch(folder) for folder in glob.glob("*".join(map(glob.escape, parts)))}
-    folders = {match.groups(): Path(folder) for folder, match in matches.items() if match and Path(folder).is_dir()}
     if "*" not in pattern:
         raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
+    parts = pattern.rstrip("/").split("*")  # nothing but a star is a wildcard
+    expression = re.compile("([^/]*)".join(map(re.escape, parts)))
+    folders = {}
+    for folder in glob.glob("*".join(map(glob.escape, parts))):
+        match = expression.fullmatch(folder)
+        if match and Path(folder).is_dir():
+            folders[match.groups()] = Path(folder)
     if not folders:
         raise UserError(f"{pattern}: no such folders")
     return folders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,15 @@ def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder
         methods: the `ReportedRun`s of each method.
         differences: a `Difference` for each method that is compared with the baseline.
     """
+    runs = list(chain.from_iterable(methods.values()))
+    logged = set()
+    for run in runs:
+        logged.update(*run.log)
     drawn = {}
     for file, title, name in CURVES:
-        if any(name in entry for runs in methods.values() for run in runs for entry in run.log):
+        if name in logged:
             drawn[title] = save_png(curves(methods, name), folder / f"{file}.png")
-    if any(run.record.get("weights") for runs in methods.values() for run in runs):
+    if any(run.record.get("weights") for run in runs):
         title = "Weights of the negatives of a batch (InfoNCE: all 1)"
         drawn[title] = save_png(weights(methods), folder / "weights.png")
     if differences:
@@ -39,11 +44,12 @@ def curves(methods: Mapping[str, Sequence], name: str):
     """Draws a logged figure by step, with a line for each run."""
     figure, axes = _figure("step", name)
     for number, (method, runs) in enumerate(methods.items()):
-        for place, run in enumerate(runs):
+        label = method  # once in the legend
+        for run in runs:
             points = [(entry["step"], entry[name]) for entry in run.log if name in entry]
             if points:
-                steps, values = zip(*points, strict=True)
-                axes.plot(steps, values, marker=".", **_style(number, method if place == 0 else None))
+                axes.plot(*zip(*points, strict=True), marker=".", **_style(number, label))
+            label = None
     return _with_legend(figure)
 
 

@@ -64,7 +64,9 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
     for root in map(Path, folders):
         if not root.is_dir():
             raise UserError(f"{root}: no such folder")
-        found = {path.parent for name in (RECORD, NUMBERS, "ranks-*.parquet") for path in root.rglob(name)}
+        found = set()
+        for name in (RECORD, NUMBERS, "ranks-*.parquet"):
+            found.update(path.parent for path in root.rglob(name))
         for folder in sorted(found):
             try:
                 runs.setdefault(folder.resolve(), _read_run(folder, root))
@@ -87,11 +89,10 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
     parts = folder.relative_to(root).parts or (folder.resolve().name,)
     if len(parts) > 1 and parts[-1] == str(seed):
         parts = parts[:-1]
+    log = []
     state = folder / "trainer_state.json"
     if state.is_file():
         log = read_json(state)["log_history"]
-    else:
-        log = []
     return ReportedRun(folder, "/".join(parts), seed, record, log)
 
 
@@ -167,16 +168,13 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     for name in names:
         compared[name], problems = compare_with(baseline, methods, name)
         left_out += problems
-    p_values = [randomisation_test(each.comparison.differences.mean(0)) for part in compared.values() for each in part]
-    if p_values:
-        corrected = iter(holm(p_values))
-    else:
-        corrected = iter(())
+    differences = [difference for name in names for difference in compared[name]]
+    p_values = [randomisation_test(each.comparison.differences.mean(0)) for each in differences]
+    p_of = dict(zip(differences, holm(p_values), strict=True))
     parts = ["# Results", f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}."]
     for name in names:
-        p_of = {each.method: next(corrected) for each in compared[name]}
         parts += [f"## MRR on {name}", results_table(name, methods, compared[name], p_of)]
-    if p_values:
+    if differences:
         parts.append(TEST_NOTE)
     output_dir = Path(output_dir)
     try:
@@ -196,7 +194,7 @@ def results_table(
     name: str,
     methods: Mapping[str, Sequence[ReportedRun]],
     differences: Sequence[Difference],
-    p_of: Mapping[str, float],
+    p_of: Mapping[Difference, float],
 ) -> str:
     """Returns a row for each method on an evaluation set, after those of the systems that nobody trained."""
     rows = []
@@ -214,7 +212,7 @@ def results_table(
             difference = by_name[method]
             delta = float(difference.comparison.differences.mean())
             interval = stratified_bootstrap([difference.comparison.differences])
-            row += [difference_text(delta, interval), p_text(p_of[method]), ", ".join(difference.missing)]
+            row += [difference_text(delta, interval), p_text(p_of[difference]), ", ".join(difference.missing)]
         rows.append(row)
     headers = ["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"]
     return table(headers, [row + [None] * (len(headers) - len(row)) for row in rows], floats=".4f")

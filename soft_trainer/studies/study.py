@@ -79,25 +79,28 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; a study has {', '.join(KEYS)}")
-    for name, kind in (("runs", dict), ("seeds", list)):
-        if not content.get(name) or not isinstance(content[name], kind):
-            raise UserError(f"{path}: {name}: a {'mapping' if kind is dict else 'list'} is expected")
-    shared = {**(content.get("options") or {}), **(changes or {})}
+    if not isinstance(content["runs"], dict) or not content["runs"]:
+        raise UserError(f"{path}: runs: a mapping is expected")
+    if not isinstance(content.get("seeds"), list) or not content["seeds"]:
+        raise UserError(f"{path}: seeds: a list is expected")
+    shared = content.get("options") or {}
+    changes = dict(changes or {})
     root = output_dir or content.get("output_dir")
     if not root:
         raise UserError(f"{path}: name an output_dir, where every run has its folder")
-    root = Path(_filled(str(root), shared))
+    root = Path(_filled(str(root), shared | changes))
     runs = []
     own = {name: _with_recipe(options, path.parent) for name, options in content["runs"].items()}
     for seed in content["seeds"]:
+        folders = {name: root / name / str(seed) for name in own}
         for name, (recipe, options) in own.items():
-            options = {**recipe, **(content.get("options") or {}), **options, **(changes or {}), "seed": seed}
-            known = options | {other: root / other / str(seed) for other in content["runs"]}
+            options = recipe | shared | options | changes | {"seed": seed}
+            known = options | folders
             try:
                 options = {key: _filled(value, known) for key, value in options.items()}
             except UserError as error:
                 raise UserError(f"{path}: {name}: {error}") from error
-            runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(root / name / str(seed))}))
+            runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(folders[name])}))
     return Study(root, content.get("launcher") or "accelerate launch", runs)
 
 
@@ -142,8 +145,9 @@ def settings_of(run: PlannedRun) -> dict[str, str]:
     settings = {name: str(value) for name, value in run.options.items() if name != "output_dir"}
     for name in SOURCES:
         for part in str(run.options.get(name) or "").split(","):
-            if Path(part.strip()).exists() and part.strip():
-                settings[f"content of {name}={part.strip()}"] = _content(Path(part.strip()))
+            source = part.strip()
+            if source and Path(source).exists():
+                settings[f"content of {name}={source}"] = _content(Path(source))
     return settings
 
 
@@ -162,8 +166,8 @@ def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
     finished = "training" in (_read(record_path(folder)) or {})
     if made_with is None:
         if finished:
-            return ("changed", ["made without the study"])
-        return ("new", [])
+            return "changed", ["made without the study"]
+        return "new", []
     now = settings_of(run)
     changes = differences(made_with, now)
     changes += [f"{name} is new or gone" for name in sorted(made_with.keys() ^ now.keys())]
@@ -171,7 +175,9 @@ def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
         return "changed", changes
     if finished:
         return "done", []
-    return ("stopped" if newest_complete(folder) else "new"), []
+    if newest_complete(folder):
+        return "stopped", []
+    return "new", []
 
 
 def _read(path: Path) -> dict | None:
