@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -49,8 +50,9 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
     """Returns the options that the result of a run depends on, as JSON holds them."""
     declared = declared_options(model) | declared_options(data) | declared_options(args)
     values = vars(model) | vars(data) | args.to_dict()
-    names = [*(name for name, each in declared.items() if each.results), *OF_TRANSFORMERS]
-    return plain_settings({name: values[name] for name in names})
+    settings = {name: values[name] for name in OF_TRANSFORMERS}
+    settings |= {name: values[name] for name, each in declared.items() if each.results}
+    return plain_settings(settings)
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
@@ -76,12 +78,13 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
     """Flattens `{set: {system: metrics}}` to `SET_METRIC` of the trained encoder and `SET_SYSTEM_METRIC` of others."""
-    return {
-        f"{name}_{metric}" if system == "trained" else f"{name}_{system}_{metric}": value
-        for name, systems in results.items()
-        for system, metrics in systems.items()
-        for metric, value in metrics.items()
-    }
+    flat = {}
+    for name, systems in results.items():
+        for system, metrics in systems.items():
+            prefix = name if system == "trained" else f"{name}_{system}"
+            for metric, value in metrics.items():
+                flat[f"{prefix}_{metric}"] = value
+    return flat
 
 
 class Run:
@@ -126,13 +129,12 @@ class Run:
             lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. For large
                 corpora this takes time, so it belongs after training.
         """
-        # Each corpus is encoded once.
-        corpora = {each.split.corpus._fingerprint: each.split.corpus for each in self.sets}
-        for fingerprint, corpus in corpora.items():
-            codes = self.trainer.embed_rows(corpus, "code")
-            for evaluation_set in self.sets:
-                if evaluation_set.split.corpus._fingerprint != fingerprint:
-                    continue
+        with_corpus = defaultdict(list)  # each corpus is encoded once
+        for evaluation_set in self.sets:
+            with_corpus[evaluation_set.split.corpus._fingerprint].append(evaluation_set)
+        for sets in with_corpus.values():
+            codes = self.trainer.embed_rows(sets[0].split.corpus, "code")
+            for evaluation_set in sets:
                 name = evaluation_set.name
                 queries = self.trainer.embed_rows(evaluation_set.split.queries, "query")
                 output = self.trainer.predict(evaluation_set.split, None, name, codes=codes, queries=queries)
@@ -145,9 +147,10 @@ class Run:
         """Ranks by lexical BM25, and by its sum with the encoder's scores; nothing if the corpus holds no word."""
         profile = self.trainer.encoder
         split = evaluation_set.split
-        # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
-        columns = [column for column in ("code_tokens", "code", *profile.code_columns) if column != "original_string"]
-        columns = columns if profile.data_flow_length else profile.code_columns
+        columns = profile.code_columns
+        if profile.data_flow_length:
+            # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
+            columns = [name for name in ("code_tokens", "code", *columns) if name != "original_string"]
         queries = _words(split.queries, profile.query_columns, "query")
         words = _words(split.corpus, columns, "code")
         rows, targets = answer_pairs(split.judgments)
@@ -186,15 +189,7 @@ class Run:
         if self.results:
             print_on_main(f"\n{metrics_table(self.results)}\n")
         if self.rankings and self.data_args.examples:
-            # The examples are those of test, if it was measured.
-            shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
-            split = shown.split
-            profile = self.trainer.encoder
-            query = text_column(split.queries, profile.query_columns, "query")
-            code = text_column(split.corpus, ("code", *profile.code_columns), "code")
-            text = examples(split, self.rankings[shown.name], self.data_args.examples, query, code)
-            title = f"Queries of {shown.name}, each with its top three functions (=> is the true one)"
-            print_on_main(f"{title}:\n\n{text}\n")
+            self._print_examples()
         print_on_main(f"Written to {self.folder}")
         if checkpoints := list(self.folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
             size = sum(path.stat().st_size for folder in checkpoints for path in folder.rglob("*"))
@@ -205,6 +200,17 @@ class Run:
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             print_on_main(f"Search the same tree: soft-trainer index {source_folder(source)} --model {self.folder}")
 
+    def _print_examples(self) -> None:
+        """Prints queries with their best codes, of test if it was measured."""
+        shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
+        split = shown.split
+        profile = self.trainer.encoder
+        query = text_column(split.queries, profile.query_columns, "query")
+        code = text_column(split.corpus, ("code", *profile.code_columns), "code")
+        text = examples(split, self.rankings[shown.name], self.data_args.examples, query, code)
+        title = f"Queries of {shown.name}, each with its top three functions (=> is the true one)"
+        print_on_main(f"{title}:\n\n{text}\n")
+
     def record(self) -> dict:
         """Returns the record, in the form that `hub.model_card` describes, from which card and report are made."""
         trainer = self.trainer
@@ -212,12 +218,14 @@ class Run:
         model = self.model_args
         data = self.data_args
         callback = trainer.estimator_callback
+        histogram = callback.histogram if callback else None
         named = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
         estimator = {"name": "none"}
         if callback and trainer.plan.loss.needs_similarity:
-            changed = changed_options(data).items()  # named are those that are not the default
             estimator = {"name": data.estimator, "estimator_model": data.estimator_model}
-            estimator |= {name: value for name, value in changed if name.startswith("bm25_")}
+            for name, value in changed_options(data).items():
+                if name.startswith("bm25_"):
+                    estimator[name] = value
         return trainer.describe() | {
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
@@ -227,7 +235,7 @@ class Run:
             "estimator": estimator,
             "results": self.results,
             "statistics": self.statistics,
-            "weights": callback.histogram if callback else None,
+            "weights": histogram,
         }
 
     def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
@@ -246,8 +254,8 @@ class Run:
         if self.on_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"ranks-{name}-{system}.parquet"
-            columns = profile.query_columns, ("code", *profile.code_columns)
-            save_ranks(path, evaluation_set.split, ranking, *columns, output.by_query)
+            code_columns = ("code", *profile.code_columns)
+            save_ranks(path, evaluation_set.split, ranking, profile.query_columns, code_columns, output.by_query)
 
 
 class FollowOtherQueries(TrainerCallback):
@@ -264,10 +272,11 @@ class FollowOtherQueries(TrainerCallback):
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: RunData, languages: list[str]) -> list[EvaluationSet]:
     """Returns valid and test, if they exist and are asked for; with several languages, each against its own codes."""
-    asked = {"valid": args.do_eval, "test": args.do_predict}
     sets = []
-    for name in asked:
-        split = data.evaluated(name, languages) if asked[name] else None
+    for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
+        if not asked:
+            continue
+        split = data.evaluated(name, languages)
         if isinstance(split, Split):
             sets.append(EvaluationSet(name, split))
         elif split is not None:

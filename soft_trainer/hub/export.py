@@ -50,21 +50,26 @@ def export_encoder(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
             _write(model, tokenizer, profile, Path(aside), state_dict, merge)
-            written = {path.relative_to(aside) for path in Path(aside).rglob("*") if path.is_file()}
-            for path in written:
-                (folder / path).parent.mkdir(exist_ok=True)
-                (Path(aside) / path).replace(folder / path)
+            written = set()
+            for path in Path(aside).rglob("*"):
+                if path.is_file():
+                    place = folder / path.relative_to(aside)
+                    place.parent.mkdir(exist_ok=True)
+                    path.replace(place)
+                    written.add(place)
         # AutoModel would load an adapter onto weights that an earlier run left there.
-        for path in {path for pattern in FORMS for path in folder.glob(pattern)} - {folder / path for path in written}:
-            path.unlink()
+        for pattern in FORMS:
+            for path in {*folder.glob(pattern)} - written:
+                path.unlink()
     return folder
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
     # Under the model's own names for its weights, by which Trainer resumes.
     if is_static(model.config):
-        tensors = saved_tensors(model.state_dict() if state_dict is None else state_dict)
-        model.save_pretrained(aside, state_dict=tensors)
+        if state_dict is None:
+            state_dict = model.state_dict()
+        model.save_pretrained(aside, state_dict=saved_tensors(state_dict))
         write_json(aside / "config.json", saved_config(model.config, profile))
     elif not has_adapter(model):
         model.save_pretrained(aside, state_dict=state_dict, save_original_format=False)

@@ -1,6 +1,4 @@
-"""Writes the model card of a run, and adds results to the `model-index` of an existing card.
-
-The card is filled in from the run's record, so that the two cannot disagree.
+"""Writes the model card of a run, from its record, so that the two cannot disagree.
 
 The record is a dict that JSON can hold:
 
@@ -74,14 +72,20 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
 def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     """Fills in the card of the encoder in `folder`: a header that the Hub reads, and text for people."""
     folder = Path(folder)
-    base = record["base_model"]
     results = record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name = record["model_id"] or str(folder)
-    adapter = "merged" if (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file() else None
-    adapter = "adapter" if (folder / ADAPTER_CONFIG).is_file() else adapter
+    adapter = None
+    if (folder / ADAPTER_CONFIG).is_file():
+        adapter = "adapter"
+    elif (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file():
+        adapter = "merged"
+    base = "an encoder with random weights"
+    if record["base_model"]:
+        base = _shown_name(record["base_model"])
     encoder_name, encoder_revision = base_of(folder)  # of an adapter its base, else the folder itself
-    config = read_json(path) if (path := repository_file(encoder_name, "config.json", encoder_revision)) else {}
+    path = repository_file(encoder_name, "config.json", encoder_revision)
+    config = read_json(path) if path else {}
     with_code = "auto_map" in config
     return ModelCard.from_template(
         card_data(record, name, adapter, bool(profile.matryoshka_dims)),
@@ -90,10 +94,10 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         profile=profile,
         adapter=adapter,
         title=name.rsplit("/", 1)[-1],
-        base=_shown_name(base) if base else "an encoder with random weights",
+        base=base,
         unmerged=UNMERGED,
         shown_name=_shown_name,
-        load_arguments=load_arguments(str(folder)) + (", trust_remote_code=True" if with_code else ""),
+        load_arguments=load_arguments(str(folder)) + ", trust_remote_code=True" * with_code,
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
         model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),
@@ -107,61 +111,69 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
     """Builds the YAML header. Names that are not on the Hub stay out of it, because the Hub links them."""
-    base = _hub_name(record["base_model"])
-    dataset = _hub_name(record["dataset"])
-    of_encoder = {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter] + ["matryoshka"] * matryoshka
-    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce", *of_encoder]
-    license = None
-    with suppress(ValueError):  # a card that cannot be read
-        card = repository_file(record["base_model"], "README.md") if record["base_model"] else None
-        license = ModelCard.load(card).data.license if card else None
-    relation = {"base_model_relation": "adapter" if adapter == "adapter" else "finetune"} if base else {}
+    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
+    tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
+    if matryoshka:
+        tags.append("matryoshka")
+    settings = {}
+    if base := _hub_name(record["base_model"]):
+        settings["base_model"] = base
+        settings["base_model_relation"] = "adapter" if adapter == "adapter" else "finetune"
+    if dataset := _hub_name(record["dataset"]):
+        settings["datasets"] = [dataset]
+    if record["base_model"]:
+        with suppress(ValueError):  # a card that cannot be read
+            card = repository_file(record["base_model"], "README.md")
+            settings["license"] = card and ModelCard.load(card).data.license
     return ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         language=["code"],
-        license=license,
-        base_model=base,
-        **relation,
-        datasets=[dataset] if dataset else None,
         tags=[*tags, *record["languages"]],
         model_name=name.rsplit("/", 1)[-1],
         eval_results=_eval_results(record) or None,
+        **settings,
     )
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
     """Lists the metrics of the trained encoder; each name states the size of the corpus."""
-    languages = record["languages"]
-    own_splits = {f"{split}{part}" for split in ("valid", "test") for part in ("", *(f"-{n}" for n in languages))}
+    dataset = record["dataset"]
+    languages = ",".join(record["languages"])
     own = {
-        "dataset_type": _hub_name(record["dataset"]) or "code-search",
-        "dataset_name": f"{record['dataset']} ({','.join(languages)})" if languages else record["dataset"],
-        "dataset_config": ",".join(languages),
+        "dataset_type": _hub_name(dataset) or "code-search",
+        "dataset_name": f"{dataset} ({languages})" if languages else dataset,
+        "dataset_config": languages,
     }
-    return [
-        EvalResult(
-            task_type="text-retrieval",
-            task_name="Code search",
-            # A set of --eval_data_dir is named after its folder.
-            **(own if split in own_splits else {"dataset_type": split, "dataset_name": split}),
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=f"{title} over {int(trained['pool_size']):,} codes",
-            metric_value=round(trained[metric], 4),
-        )
-        for split, systems in record["results"].items()
-        if (trained := systems.get("trained"))
-        for metric, title in (_METRIC_NAMES | shorter_titles(trained)).items()
-        if metric in trained
-    ]
+    results = []
+    for split, systems in record["results"].items():
+        trained = systems.get("trained", {})
+        part, _, language = split.partition("-")
+        named = own
+        if part not in ("valid", "test") or language not in ("", *record["languages"]):
+            named = {"dataset_type": split, "dataset_name": split}  # a set of --eval_data_dir, named after its folder
+        for metric, title in (_METRIC_NAMES | shorter_titles(trained)).items():
+            if metric in trained:
+                result = EvalResult(
+                    task_type="text-retrieval",
+                    task_name="Code search",
+                    dataset_split=split,
+                    metric_type=metric,
+                    metric_name=f"{title} over {int(trained['pool_size']):,} codes",
+                    metric_value=round(trained[metric], 4),
+                    **named,
+                )
+                results.append(result)
+    return results
 
 
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:
     """Writes the MRR on each language's test set to `path`; deletes the file of an earlier run if there is none."""
     dataset = _hub_name(record["dataset"])
     languages = record["languages"] or ["default"]
-    tasks = {"test": languages[0]} if len(languages) == 1 else {f"test-{name}": name for name in languages}
+    tasks = {f"test-{name}": name for name in languages}
+    if len(languages) == 1:
+        tasks = {"test": languages[0]}
     entries = []
     for split, task in tasks.items():
         trained = record["results"].get(split, {}).get("trained")
@@ -185,6 +197,3 @@ def _hub_name(name: str | None) -> str | None:
 def _shown_name(name: str) -> str:
     """Returns an encoder's name for the card: a folder is shown without its path."""
     return f"`{_hub_name(name) or Path(name).name}`"
-
-
-# ---- Results of an existing card ----

@@ -6,10 +6,11 @@ import os
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from datasets import DatasetDict, DatasetInfo, Features
+from datasets import Dataset, DatasetDict, DatasetInfo, Features
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
@@ -73,12 +74,17 @@ def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) 
     folder = Path(folder)
     columns = _features(data)
     with reporting_disk_errors(folder):
-        parts = {split: ({name: row.get(name) for name in columns} for row in rows) for split, rows in data.items()}
-        write_rows(parts, folder)
+        write_rows({split: _in_columns(rows, columns) for split, rows in data.items()}, folder)
         for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
             (folder / name).unlink(missing_ok=True)
         write_text(folder / "README.md", str(data_card(data, arguments)))
     return folder
+
+
+def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
+    """Yields rows with these columns; None where a row lacks one."""
+    for row in rows:
+        yield {name: row.get(name) for name in columns}
 
 
 def _features(data: DatasetDict) -> Features:
@@ -100,7 +106,9 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
     )
     DatasetInfosDict({"default": DatasetInfo(features=_features(data))}).to_dataset_card_data(header)
     split, rows = next(iter(data.items()))
-    repositories = Counter(rows["repo"][:] if "repo" in rows.column_names else [])
+    repositories = Counter()
+    if "repo" in rows.column_names:
+        repositories.update(rows["repo"])
     return DatasetCard.from_template(
         header,
         template_path=str(_TEMPLATE),
@@ -149,8 +157,11 @@ class Publisher:
         busy = not all(push.done() for push in self._pushes)
         if strategy == HubStrategy.END or (busy and not self.args.hub_always_push):
             return
-        copies = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(folder).name}
-        paths = (None, copies[strategy]) if strategy in copies else (None,)
+        paths: list[str | None] = [None]
+        if strategy == HubStrategy.CHECKPOINT:
+            paths.append("last-checkpoint")
+        elif strategy == HubStrategy.ALL_CHECKPOINTS:
+            paths.append(Path(folder).name)
         push = (folder, f"Step {step}", paths)
         try:
             # Training may delete the checkpoint while it is uploaded. The temporary folder is deleted after the push.
@@ -186,7 +197,7 @@ class Publisher:
         except Exception as error:  # no caller reads the error of this thread
             self._fail(error, folder, message, paths)
 
-    def _fail(self, error: BaseException, folder: str | Path, message: str, paths: tuple[str | None, ...]) -> None:
+    def _fail(self, error: BaseException, folder: str | Path, message: str, paths: list[str | None]) -> None:
         """Logs a failed push and records it, to be retried at the end."""
         # The UserError names a command with links that are gone by now, so only its cause is logged.
         cause = reason(error.__cause__ or error)

@@ -29,16 +29,10 @@ NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 MERGED_ADAPTER = "adapter"  # the subfolder for the adapter when the merged encoder is in the folder itself
-TOKENIZER_FILES = (
-    *(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    ),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
-)
+TOKENIZER_FILES = """
+    tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
+    vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
+""".split()
 EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the form that the Hub's leaderboards read
 # All that is pushed of an encoder's folder, as patterns. Logs, ranks and rows beside them show source code that may be
 # private, and so does whatever else a user keeps there.
@@ -191,10 +185,11 @@ def _encoder_files(folder: Path) -> set[Path]:
     """Returns the files of an encoder's folder that others need, and no file that may show rows."""
     from transformers.dynamic_module_utils import get_relative_import_files  # takes seconds, and --help need not wait
 
-    found = {path for pattern in ENCODER_FILES for path in folder.glob(pattern)}
-    for name in ("config.json", "tokenizer_config.json"):
-        known = read_json(folder / name).get("auto_map") if (folder / name).is_file() else None
-        for module in re.findall(r'"(\w+)\.\w+"', json.dumps(known)):
+    found = set()
+    for pattern in ENCODER_FILES:
+        found |= {*folder.glob(pattern)}
+    for path in {folder / "config.json", folder / "tokenizer_config.json"} & found:
+        for module in re.findall(r'"(\w+)\.\w+"', json.dumps(read_json(path).get("auto_map"))):
             code = folder / f"{module}.py"
             if code.is_file():
                 found |= {code, *map(Path, get_relative_import_files(code))}
@@ -207,13 +202,17 @@ def without_paths(value):
         return {key: without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [without_paths(inner) for inner in value]
-    return ABSOLUTE.sub(r"\1\2", value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return ABSOLUTE.sub(r"\1\2", value)
+    return value
 
 
 def named_card(card: str, repo_id: str, revision: str | None) -> str:
     """Returns a card whose snippets load the encoder from this repository."""
     match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
-    return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}") if match else card
+    if match is None:
+        return card
+    return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}")
 
 
 def _is_retryable(error: BaseException) -> bool:
@@ -225,15 +224,20 @@ def _is_retryable(error: BaseException) -> bool:
 
 def later_command(folder: str | Path, hub_model_id: str, private: bool | None = None, **options: str | None) -> str:
     """Returns the command line that pushes `folder` later, quoted for a shell; `options` are those of the command."""
-    command = ["soft-trainer", "push", str(folder), hub_model_id, *(["--private"] if private else [])]
+    command = ["soft-trainer", "push", str(folder), hub_model_id]
+    if private:
+        command.append("--private")
     for name, value in options.items():
-        command += [f"--{name}", value] if value and (name, value) != ("repo_type", "model") else []
+        if value and (name, value) != ("repo_type", "model"):
+            command += [f"--{name}", value]
     return shlex.join(command)
 
 
 def load_arguments(repo_id: str, revision: str | None = None) -> str:
     """Returns, as Python code, the arguments that load a repository or one of its branches."""
-    return f'"{repo_id}"' + (f', revision="{revision}"' if revision else "")
+    if revision:
+        return f'"{repo_id}", revision="{revision}"'
+    return f'"{repo_id}"'
 
 
 def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> None:
@@ -250,9 +254,8 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
-    complaint = f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations"
     if repo_id.count("/") != 1:
-        raise UserError(complaint)
+        raise UserError(f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations")
     if not token:
         raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
     return HfApi(token=token)
@@ -265,7 +268,9 @@ def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: s
     for name, content in contents.items():
         if name.endswith(".safetensors"):
             continue
-        if token.encode() in (content.read_bytes() if isinstance(content, Path) else content):
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        if token.encode() in content:
             raise UserError(f"{folder / name} contains the Hub token: remove it (and revoke it), then push again")
 
 
@@ -280,4 +285,6 @@ def reason(error: Exception) -> str:
         403: "the token may not write there",
         404: "there is no such repository",
     }
-    return f"{known[status]} ({status}: {message})" if status in known else f"the Hub answered {status}: {message}"
+    if status in known:
+        return f"{known[status]} ({status}: {message})"
+    return f"the Hub answered {status}: {message}"
