@@ -46,9 +46,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses like argparse, but names an unknown option before it names a missing one."""
-        words = itertools.takewhile(lambda word: word != "--", args or ())
-        for option in (word.split("=")[0] for word in words if word.startswith("--")):
-            if option not in self._option_string_actions:
+        for word in itertools.takewhile(lambda word: word != "--", args or ()):
+            option = word.split("=")[0]
+            if word.startswith("--") and option not in self._option_string_actions:
                 refuse_removed([option.removeprefix("--")])
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions)}")
         return super().parse_known_args(args, namespace)
@@ -66,10 +66,9 @@ def overview() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     completed = os.environ.get("COMP_LINE", "").split()[1:2]
     for name, line in COMMANDS.items():
+        parents = []
         if [name] == completed:
             parents = [command_parser(name)]
-        else:
-            parents = []
         commands.add_parser(name, help=line, add_help=False, parents=parents)
     return parser
 

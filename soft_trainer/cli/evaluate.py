@@ -63,14 +63,17 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
     """Returns the options of a run that only measures."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
-    given = {options: {name: getattr(arguments, name) for name in names} for options, names in SHARED.items()}
+    def given(kind: type) -> dict[str, object]:
+        return {name: getattr(arguments, name) for name in SHARED[kind]}
+
+    dataset = arguments.dataset_name or CODESEARCHNET
     own = arguments.data_dir or arguments.source_dir or arguments.history
-    alone = arguments.eval_data_dir and not own
-    name = arguments.dataset_name or ("none" if alone else CODESEARCHNET)
+    if arguments.eval_data_dir and not own and not arguments.dataset_name:
+        dataset = "none"
     return (
-        ModelArguments(model_name_or_path=arguments.model, **given[ModelArguments]),
-        DataArguments(dataset_name=name, **given[DataArguments]),
-        SoftInfoNCETrainingArguments(output_dir=folder, do_predict=True, report_to="none", **given[TrainingOptions]),
+        ModelArguments(model_name_or_path=arguments.model, **given(ModelArguments)),
+        DataArguments(dataset_name=dataset, **given(DataArguments)),
+        SoftInfoNCETrainingArguments(output_dir=folder, do_predict=True, report_to="none", **given(TrainingOptions)),
     )
 
 

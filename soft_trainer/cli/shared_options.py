@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterable, Mapping
-from types import NoneType
 from typing import get_args, get_type_hints
 
 TRUE = ("true", "t", "yes", "y", "1")
@@ -22,10 +21,9 @@ def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, It
         hints = get_type_hints(options)
         fields = options.__dataclass_fields__
         for name in names:
-            kind = next(kind for kind in get_args(hints[name]) or (hints[name],) if kind is not NoneType)
-            parser.add_argument(
-                f"--{name}",
-                type=to_bool if kind is bool else kind,
-                default=fields[name].default,
-                help=fields[name].metadata["help"].replace("%", "%%"),
-            )
+            # the first of a union, such as `str | None`
+            kind = (*get_args(hints[name]), hints[name])[0]
+            if kind is bool:
+                kind = to_bool
+            text = fields[name].metadata["help"].replace("%", "%%")
+            parser.add_argument(f"--{name}", type=kind, default=fields[name].default, help=text)

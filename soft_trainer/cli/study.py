@@ -32,10 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     from soft_trainer.options.recipes import recipe_path
     from soft_trainer.studies.study import check_options, plan, read_study, run_all
 
+    changes = {}
     for word in arguments.set:
-        if "=" not in word:
+        name, separator, value = word.partition("=")
+        if not separator:
             raise UserError(f"set {word}: write OPTION=VALUE")
-    changes = dict(word.split("=", 1) for word in arguments.set)
+        changes[name] = value
     study = read_study(recipe_path(arguments.config), changes, arguments.output_dir)
     if arguments.only:
         study = _chosen(study, arguments.only.split(","))
@@ -49,8 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _chosen(study, names: list[str]):
     """Returns the study with the named runs alone."""
-    known = {run.name.split("/")[0] for run in study.runs}
+    chosen = []
+    known = set()
+    for run in study.runs:
+        name = run.name.split("/")[0]
+        known.add(name)
+        if name in names:
+            chosen.append(run)
     for name in names:
         if name not in known:
             raise UserError(f"only={name}: no such run{nearest(name, known)}")
-    return dataclasses.replace(study, runs=[run for run in study.runs if run.name.split("/")[0] in names])
+    return dataclasses.replace(study, runs=chosen)

@@ -163,23 +163,28 @@ class SoftInfoNCELoss(nn.Module):
             return self.similarity_fct(queries, codes) * self.scale
 
     def _block_loss(self, queries: Tensor, codes: Tensor, columns: Columns, block: slice = slice(None)) -> Tensor:
-        """Returns the part of a block of queries in this process's loss, against the codes Tensor[N, d]."""
-        positives, negatives, also = (
-            None if values is None else values[block].to(queries.device)
-            for values in (columns.positives, columns.negatives, columns.also)
-        )
+        """Returns the loss of one block of this process's queries, against the codes Tensor[N, d]."""
+
+        def part(values: Tensor | None) -> Tensor | None:
+            if values is None:
+                return None
+            return values[block].to(queries.device)
+
+        positives = part(columns.positives)
+        negatives = part(columns.negatives)
         inputs = {}
         if self.loss_settings.needs_similarity:
             rows = columns.rows[block], columns.code_rows
             inputs = self.loss_settings.weigh(self.estimator, *rows, positives, negatives)
-        loss = self.loss_settings(self._scores(queries, codes), positives, negatives=negatives, also=also, **inputs)
+        scores = self._scores(queries, codes)
+        loss = self.loss_settings(scores, positives, negatives=negatives, also=part(columns.also), **inputs)
         # Gradients are averaged over processes: with this factor they are those of one process on the global batch.
         return loss * (len(queries) * len(columns.sizes) / sum(columns.sizes))
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that have an effect, for the model card."""
         return {
-            "estimator": None if self.estimator is None else _name(self.estimator),
+            "estimator": _name(self.estimator),
             **effective_options(LossOptions, Values(self.loss_settings)),
             "duplicates": self.options.duplicates,
             "scale": self.scale,
@@ -242,8 +247,11 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that have an effect, for the model card."""
-        size = ("mini_batch_size", "mini_batch_num_tokens")[self.mini_batch_num_tokens is not None]
-        return super().get_config_dict() | {size: getattr(self, size)}
+        if self.mini_batch_num_tokens is None:
+            size = {"mini_batch_size": self.mini_batch_size}
+        else:
+            size = {"mini_batch_num_tokens": self.mini_batch_num_tokens}
+        return super().get_config_dict() | size
 
 
 class SentenceTransformerEstimator(Estimator):
@@ -270,7 +278,9 @@ class SentenceTransformerEstimator(Estimator):
     @property
     def score_scale(self) -> float:
         """The factor on the model's similarities: 20 on cosines, 1 on others."""
-        return COSINE_SCALE if self.model is None or self.model.similarity_fn_name == "cosine" else 1.0
+        if self.model is None or self.model.similarity_fn_name == "cosine":
+            return COSINE_SCALE
+        return 1.0
 
     @property
     def positive_temperature(self) -> float:
@@ -300,12 +310,9 @@ def _own_estimator(estimator, model: SentenceTransformer):
     """Returns a copy of the estimator, which one loss fits; it may take the model in training."""
     if estimator is None:
         return None
+    if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "similarity"):
+        raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {estimator!r}")
     estimator = copy.copy(estimator)
-    methods = (getattr(estimator, name, None) for name in ("fit", "similarity"))
-    is_class = isinstance(estimator, type)
-    if is_class or not all(map(callable, methods)):
-        given = f"the class {estimator.__name__}" if is_class else repr(estimator)
-        raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {given}")
     if isinstance(estimator, InitialModelEstimator):
         raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
     if isinstance(estimator, SentenceTransformerEstimator) and estimator.model is None:
@@ -313,8 +320,10 @@ def _own_estimator(estimator, model: SentenceTransformer):
     return estimator
 
 
-def _name(estimator) -> str:
+def _name(estimator) -> str | None:
     """Returns the name of an estimator's class, with the column that BM25 scores against."""
+    if estimator is None:
+        return None
     name = type(estimator).__name__
     if isinstance(estimator, BM25Estimator) and estimator.document_column != estimator.column:
         return f"{name}(document_column={estimator.document_column!r})"

@@ -30,19 +30,18 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     Raises:
         UserError: anything but one `Dataset` of texts without labels and scores.
     """
-    kind = type(train_dataset).__name__
-    columns = getattr(train_dataset, "column_names", ())
-    taken = next((name for name in LABEL_COLUMNS if name in columns), None)
     if not isinstance(train_dataset, Dataset):
+        kind = type(train_dataset).__name__
         raise UserError(
             f"with_rows: one datasets.Dataset is expected, not {kind}: call it for each of a dict, and collect the "
             "rows of a stream first"
         )
-    if taken:
-        raise UserError(
-            f"with_rows: the data set has a column {taken!r} already; the loss takes hashes of texts in its place: "
-            f"train_dataset.remove_columns({taken!r})"
-        )
+    for name in LABEL_COLUMNS:
+        if name in train_dataset.column_names:
+            raise UserError(
+                f"with_rows: the data set has a column {name!r} already; the loss takes hashes of texts in its place: "
+                f"train_dataset.remove_columns({name!r})"
+            )
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
 
 
@@ -100,8 +99,8 @@ class LabelledRows:
 
 def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
     """Returns a hash of each row's texts, int64[n] from 0 to 2**63 - 1."""
-    hashes = [xxhash.xxh3_64_intdigest("\0".join(texts).encode()) >> 1 for texts in zip(*columns, strict=True)]
-    return np.array(hashes, dtype=np.int64)
+    hashes = [xxhash.xxh3_64_intdigest("\0".join(texts).encode()) for texts in zip(*columns, strict=True)]
+    return (np.array(hashes, dtype=np.uint64) >> 1).astype(np.int64)
 
 
 def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:

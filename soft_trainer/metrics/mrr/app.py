@@ -13,7 +13,9 @@ def compute(ranks: str, pool_size: float, max_rank: float | None) -> dict:
     try:
         predictions = [int(rank) for rank in ranks.replace(",", " ").split()]
         pools = [int(pool_size)] * len(predictions)
-        return METRIC.compute(predictions=predictions, references=pools, max_rank=int(max_rank) if max_rank else None)
+        if max_rank:
+            max_rank = int(max_rank)
+        return METRIC.compute(predictions=predictions, references=pools, max_rank=max_rank or None)
     except (ValueError, TypeError) as error:
         raise gradio.Error(str(error)) from None
 

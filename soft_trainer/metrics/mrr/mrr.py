@@ -67,8 +67,10 @@ class MRR(evaluate.Metric):
         pairs = list(zip(predictions, references, strict=True))
         pools = references
         if isinstance(references[0], str):
-            found = [(list(ids), right) for ids, right in pairs]
-            ranks = [ids.index(right) + 1 if right in ids else np.inf for ids, right in found]
+            ranks = []
+            for given, right in pairs:
+                ids = list(given)
+                ranks.append(ids.index(right) + 1 if right in ids else np.inf)
             pools = [pool_size]
         elif np.ndim(predictions[0]):
             ranks = []
@@ -87,7 +89,9 @@ class MRR(evaluate.Metric):
                     corpus = f"references[{row}] is {pool}, the number of codes in the corpus. Rank 1 is best."
                     raise ValueError(f"predictions[{row}] is rank {rank}, but {corpus}")
         ranks = np.asarray(ranks, dtype=np.float64)
-        counted = ranks <= (np.inf if max_rank is None else max_rank)
+        if max_rank is None:
+            max_rank = np.inf
+        counted = ranks <= max_rank
         if len(set(pools)) == 1:
             size = pools[0]
         else:
